@@ -73,6 +73,66 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 2.5,
 }
 
+_GATED_DELTA: dict[str, Any] = {
+    **_COMMON,
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_GATED_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
+
+_SELECTIVE: dict[str, Any] = {  # of models without attention
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "time_step_limit": [0.0, 1.5],
+}
+
+_GRANITE_HYBRID: dict[str, Any] = {
+    **_COMMON,
+    **_MAMBA2,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 80,
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.5,
+}
+
+_NEMOTRON_H: dict[str, Any] = {
+    **_COMMON,
+    "pad_token_id": None,
+    "head_dim": 24,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "time_step_min": 0.2,
+    "use_mamba_kernels": False,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_COMMON, "num_hidden_layers": 2}),
     "llama3": ("Llama", {**_COMMON, "num_hidden_layers": 2, "rope_parameters": _LLAMA3_ROPE, "head_dim": 32}),
@@ -273,6 +333,148 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "qwen3_next": ("Qwen3Next", {**_GATED_DELTA, **_GATED_EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5", _GATED_DELTA),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        {**{name: value for name, value in _GATED_DELTA.items() if name != "intermediate_size"}, **_GATED_EXPERTS},
+    ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "falcon_h1": (
+        "FalconH1",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_rms_norm": False,
+            "mamba_chunk_size": 16,
+            "time_step_limit": [0.0, 1.5],
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 2.0,
+            "mlp_multipliers": [0.9, 0.6],
+            "key_multiplier": 0.7,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.75,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.6,
+        },
+    ),
+    "jamba": (
+        "Jamba",
+        {
+            **_COMMON,
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "attn_layer_period": 4,
+            "attn_layer_offset": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "mamba": ("Mamba", {**_SELECTIVE, "tie_word_embeddings": False}),
+    "falcon_mamba": ("FalconMamba", {**_SELECTIVE, "use_bias": True, "mixer_rms_eps": 1e-3}),
+    "mamba2": (
+        "Mamba2",
+        {
+            **_SELECTIVE,
+            "state_size": 16,
+            "num_heads": 8,
+            "head_dim": 16,
+            "n_groups": 2,
+            "use_bias": True,
+            "time_step_limit": [0.25, 1.5],
+            "chunk_size": 16,
+        },
+    ),
+    "bamba": (
+        "Bamba",
+        {
+            **_COMMON,
+            **_MAMBA2,
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "granite_hybrid_moe": (
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {**_NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+    ),
+    "nemotron_h_moe": (
+        "NemotronH",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "moe_latent_size": 32,
+        },
+    ),
+    "zamba2": (
+        "Zamba2",
+        {
+            **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"},
+            "pad_token_id": None,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
+            "chunk_size": 16,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "use_mem_rope": True,
+            "n_mamba_heads": 8,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 16,
+            "time_step_min": 0.4,
+            "use_mamba_kernels": False,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -294,8 +496,17 @@ EMBEDDED = {
     "gemma4_moe": 1 / 8,
     "bloom": 4.0,
 }  # these make their embeddings larger, or norm them
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+SPREAD = {"zamba2": 0.1}  # of layers' matrices, where norms of sums that no residual joins would make roundings large
+CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
+ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
+# Families with mixers that one device runs alone, and that are not trained
+RECURRENT = (
+    *("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
+    *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),
+    *("nemotron_h", "nemotron_h_moe"),
+)
+DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # Classes that transformers lacks: config → model
 OWN: dict[str, Callable[[dict[str, Any]], Oracle]] = {"Deepseek": deepseek_oracle.DeepseekForCausalLM}
@@ -307,13 +518,16 @@ def build(family: str, **changes: Any) -> Oracle:
     model = _empty(kind, {**values, **changes}).eval()
     generator = torch.Generator().manual_seed(sum(family.encode()))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # a buffer, of digits that half precisions hold
+        if name.endswith(("e_score_correction_bias", "expert_bias")):  # a buffer, of digits that half precisions hold
             tensor.copy_(torch.randint(-32, 33, tensor.shape, generator=generator) / 64)
         if name.endswith("layer_scalar"):
             tensor.fill_(0.75 + 0.5 * torch.rand((), generator=generator))
     for name, parameter in model.named_parameters():
         mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0  # a norm's weight
-        std = 0.3 if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
+        if family in ZERO_CENTRED:
+            mean = float(name.endswith("linear_attn.norm.weight"))  # the only norm without an offset
+        mean = -2.0 if name.endswith("A_log") else mean  # states that remember for some twenty tokens
+        std = SPREAD.get(family, 0.3) if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():

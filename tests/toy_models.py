@@ -62,7 +62,8 @@ class GatedSumSpec:
 
 
 def gated_sum(gate_TW: Tensor, value_TW: Tensor, start_R1: list[int], before_RW: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums [T, W] of rows that begin at start_R1, and those after each row's last token [R, W]."""
+    """The sums [T, W] of rows that begin at start_R1, and those after each row's last token [R, W]. The sum after a
+    token is its own state."""
     sums_TW, after_RW = torch.zeros_like(value_TW), before_RW.clone()
     for row in range(len(before_RW)):
         for token in range(start_R1[row], start_R1[row + 1]):
@@ -82,7 +83,10 @@ class GatedSum(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         y_TW, residual_TM = self.gate_value.normed(norm, x_TM, residual_TM)
         gate_TW, value_TW = y_TW.float().chunk(2, dim=-1)
-        sums_TW, after_RW = gated_sum(gate_TW, value_TW, state.turns.start_R1.tolist(), state.load())
+        turns = state.turns
+        sums_TW, after_RW = gated_sum(gate_TW, value_TW, turns.start_R1.tolist(), state.load())
+        rows = turns.marks_R.nonzero().flatten()
+        state.keep(turns.marked_R[rows], sums_TW[turns.start_R1[rows] + turns.marks_R[rows] - 1])
         state.store(after_RW)
         return self.out(sums_TW.to(x_TM.dtype)), residual_TM
 
@@ -104,20 +108,29 @@ def with_sums(spec: ModelSpec, layers: str) -> ModelSpec:
 
 
 @contextmanager
-def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
-    """An engine for a tiny llama's shape with other layers, and weights that depend on nothing else."""
+def toy_model(llama: Path, layers: str) -> Iterator[None]:
+    """What is loaded from a tiny llama's folder meanwhile has its shape and these layers."""
     config = read_model_config(llama)
     model = replace(config, spec=with_sums(config.spec, layers))
     kinds.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
     parts.MIXERS.register("gated_sum", "tests.toy_models:no_ops")
-    with (
-        patch.object(choices, "read_model_config", lambda folder: model),
-        rig(llama, load_format="dummy", **settings) as own,
-    ):
-        generator = torch.Generator().manual_seed(0)
-        with torch.inference_mode():
-            for name, parameter in own.runner.decoder.named_parameters():
-                parameter.normal_(generator=generator).mul_(SPREAD).add_(1.0 if "norm" in name else 0.0)
+    with patch.object(choices, "read_model_config", lambda folder: model):
+        yield
+
+
+@torch.inference_mode()
+def fill(decoder: Decoder) -> None:
+    """Give it weights that depend on nothing else."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in decoder.named_parameters():
+        parameter.normal_(generator=generator).mul_(SPREAD).add_(1.0 if "norm" in name else 0.0)
+
+
+@contextmanager
+def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
+    """An engine for a tiny llama's shape with other layers."""
+    with toy_model(llama, layers), rig(llama, load_format="dummy", **settings) as own:
+        fill(own.runner.decoder)
         yield own
 
 
@@ -126,7 +139,11 @@ class Whole(DenseCausal):
 
     def __init__(self, tokens: int) -> None:
         super().__init__(1)
-        self.turns = SimpleNamespace(start_R1=torch.tensor([0, tokens]))
+        self.turns = SimpleNamespace(
+            start_R1=torch.tensor([0, tokens]), marks_R=torch.zeros(1, dtype=torch.int64), marked_R=torch.zeros(1)
+        )
+
+    def keep(self, blocks: Tensor, states: Tensor) -> None: ...
 
     def load(self) -> Tensor:
         return torch.zeros(1, 48)

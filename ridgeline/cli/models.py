@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.model_spec import AttentionSpec, ModelSpec, attention_of
 
 
 def models(
@@ -41,7 +43,7 @@ def describe(model: str) -> dict[str, object]:
     config = read_model_config(resolve_model(model))
     spec, device = config.spec, choose_device("auto")
     dtype, why = choose_dtype("auto", config.dtype, device)
-    first = spec.layers[0].attention
+    attentions = [found for layer in spec.layers if (found := attention_of(layer.mixer)) is not None]
     return {
         "architecture": spec.architecture,
         "parameters": count_parameters(spec),
@@ -50,15 +52,29 @@ def describe(model: str) -> dict[str, object]:
         "runs in": f"{dtype} on this machine's {device}: {why}",
         "layers": len(spec.layers),
         "hidden size": spec.hidden_size,
-        "heads": f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide",
+        **describe_mixers(spec, attentions, config.dtype),
         "vocabulary": spec.vocab_size,
         "context": spec.max_position_embeddings,
         "KV bytes per token": sum(
             state.token_bytes(config.dtype) for layer in spec.layers for state in layer.mixer.states
         ),
-        "windows": sorted({layer.attention.window for layer in spec.layers if layer.attention.window is not None}),
+        "windows": sorted({each.window for each in attentions if each.window is not None}),
         "end-of-sequence ids": list(config.eos_token_ids),
     }
+
+
+def describe_mixers(spec: ModelSpec, attentions: Sequence[AttentionSpec], dtype: str) -> dict[str, object]:
+    """Return the heads of attention, and the other mixers with the bytes that a request's states have in all layers."""
+    found: dict[str, object] = {}
+    if attentions:
+        first = attentions[0]
+        found["heads"] = f"{first.num_heads} query, {first.num_kv_heads} key/value, {first.head_dim} wide"
+    kinds = Counter(layer.mixer.kind for layer in spec.layers)
+    if set(kinds) != {"attention"}:
+        found["mixers"] = ", ".join(f"{count} of the kind {kind}" for kind, count in kinds.items())
+        states = (state for layer in spec.layers for state in layer.mixer.states if state.exact)
+        found["state bytes of a request"] = sum(state.unit_bytes(1, dtype) for state in states)
+    return found
 
 
 def describe_experts(spec: ModelSpec) -> dict[str, object]:
@@ -69,7 +85,7 @@ def describe_experts(spec: ModelSpec) -> dict[str, object]:
     if not found:
         return {}
     products = [each for layer in spec.layers for each in layer.products(spec.hidden_size).values()]
-    idle = sum((each.copies - each.used) * each.outputs * (each.inputs + each.bias) for each in products)
+    idle = sum(max(0, each.copies - each.used) * each.outputs * (each.inputs + each.bias) for each in products)
     counts = sorted({(each.routing.top_k, each.routing.experts) for each in found})
     shared = " and a shared one" if any(each.shared for each in found) else ""
     return {

@@ -23,6 +23,7 @@ from ridgeline.compression.schemes import MakeConfig
 from ridgeline.layers.attention import Attention
 from ridgeline.layers.decoder import Layer
 from ridgeline.layers.experts import Experts
+from ridgeline.layers.gated_delta import GatedDelta
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mlp import MLP, GatedMLP
 from ridgeline.layers.norm import Norm
@@ -92,9 +93,10 @@ def _within(matrix: Matrix, weight: Tensor) -> bool:
 
 def folds(layer: Layer, dtype: torch.dtype) -> Iterator[Fold]:
     """Yield the places of a layer. `dtype` is that of the files, to which a divided norm is rounded."""
+    if isinstance(layer.mixer, Attention | GatedDelta) and layer.mixer_norm is not None:
+        first = layer.mixer.qkv if isinstance(layer.mixer, Attention) else layer.mixer.delta_in
+        yield _behind_norm(layer.mixer_norm, [_weight(first)], dtype)
     if isinstance(layer.mixer, Attention):
-        if layer.mixer_norm is not None:
-            yield _behind_norm(layer.mixer_norm, [_weight(layer.mixer.qkv)], dtype)
         yield from _values(layer.mixer)
     yield from _feed_forward(layer.feed_forward, layer.feed_forward_norm, dtype)
 

@@ -20,6 +20,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.weights.loader import stored_view
+from ridgeline.weights.rows import in_their_order
 
 _SUFFIX = ".weight"
 
@@ -68,7 +69,7 @@ def split(matrix: Matrix, weight_OI: Tensor) -> list[tuple[str, Tensor]]:
 
 def stored_rows(source: Source, rows: int) -> Tensor:
     """Return which of our rows each row of the checkpoint's tensor is."""
-    return stored_view(torch.arange(rows)[:, None], source).reshape(-1)
+    return in_their_order(stored_view(torch.arange(rows)[:, None], source), source).reshape(-1)
 
 
 def matrices(decoder: Decoder, weights: WeightMap) -> Iterator[tuple[int, Matrix]]:

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import DenseCausal, DenseStates
 
 
 @torch.no_grad()
 def logprobs(decoder: Decoder, tokens_T1: Tensor, state: DenseCausal | None = None) -> Tensor:
     """Return the log-probabilities of what follows each token of a window but the last, float32 [T, V]."""
-    positions_T = torch.arange(len(tokens_T1) - 1, device=tokens_T1.device)
-    hidden = decoder(tokens_T1[:-1], positions_T, state or DenseCausal(1))
+    length, dtype, device = len(tokens_T1) - 1, decoder.embed.weight.dtype, tokens_T1.device
+    states = state or DenseStates(decoder.spec, 1, length, dtype, device)
+    hidden = decoder(tokens_T1[:-1], torch.arange(length, device=device), states)
     return decoder.logits(hidden).float().log_softmax(1)
 
 

@@ -47,7 +47,7 @@ class RopeSpec:
 class Product(NamedTuple):
     """A matrix product of a layer.
 
-    copies: how many matrices of this shape there are (experts).
+    copies: how many matrices of this shape there are (experts). 0: an earlier layer holds the one that is used.
     used: how many of them a token is multiplied with.
     """
 
@@ -117,6 +117,7 @@ class AttentionSpec:
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
     v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
     values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
+    output_gate: what is attended is multiplied by the sigmoid of one more projection, which is as wide.
     kv_format: how keys and values are cached.
     """
 
@@ -136,6 +137,7 @@ class AttentionSpec:
     sinks: bool = False
     v_norm: bool = False
     values_are_keys: bool = False
+    output_gate: bool = False
     kv_format: KVFormat = field(default_factory=KVFormat)
 
     @property
@@ -159,7 +161,7 @@ class AttentionSpec:
 
     @property
     def scratch(self) -> int:
-        return self.q_size + sum(self.projected)
+        return self.q_size * (2 if self.output_gate else 1) + sum(self.projected)
 
     def products(self, width: int) -> Products:
         return {
@@ -169,8 +171,10 @@ class AttentionSpec:
 
     @property
     def projected(self) -> tuple[int, ...]:
-        """The widths of the parts of the fused projection: queries, keys, and values unless they are the keys."""
-        return (self.q_size, self.kv_size) if self.values_are_keys else (self.q_size, self.kv_size, self.kv_size)
+        """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, and
+        values unless they are the keys."""
+        queries = self.q_size * (2 if self.output_gate else 1)
+        return (queries, self.kv_size) if self.values_are_keys else (queries, self.kv_size, self.kv_size)
 
     @property
     def q_size(self) -> int:
@@ -181,15 +185,25 @@ class AttentionSpec:
         return self.num_kv_heads * self.head_dim
 
 
+def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
+    """Return the attention that a mixer is or has as its part `attention`; None if it has none."""
+    found = mixer if isinstance(mixer, AttentionSpec) else getattr(mixer, "attention", None)
+    return found if isinstance(found, AttentionSpec) else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLPSpec:
-    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`."""
+    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
+
+    multipliers: those of gate(x) and of the output, in a gated one.
+    """
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
     gated: bool = True
     bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
 
     @property
     def scratch(self) -> int:
@@ -230,6 +244,7 @@ class LayerSpec:
     parallel: the feed-forward sees the same x as the mixer.
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
+    embedded: the mixer's last argument is the tokens as they were embedded.
     """
 
     mixer: MixerSpec
@@ -239,13 +254,14 @@ class LayerSpec:
     parallel: bool = False
     residual_multiplier: float = 1.0
     scalar: bool = False
+    embedded: bool = False
 
     @property
     def attention(self) -> AttentionSpec:
-        """The mixer, for callers that need its heads. Raises InvalidConfig if it is not attention."""
-        if not isinstance(self.mixer, AttentionSpec):
+        """The layer's attention, for callers that need its heads. Raises InvalidConfig if it has none."""
+        if (found := attention_of(self.mixer)) is None:
             raise InvalidConfig(f"this needs layers of attention, and one has a mixer of the kind {self.mixer.kind!r}.")
-        return self.mixer
+        return found
 
     @property
     def mlp(self) -> MLPSpec:
@@ -336,15 +352,22 @@ class ModelSpec:
 
 
 def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
-    mixer = layer.mixer
-    if not isinstance(mixer, AttentionSpec) or mixer.kv_format.dtype == wanted.dtype:
+    attention = attention_of(layer.mixer)
+    if attention is None or attention.kv_format.dtype == wanted.dtype:
         return layer
-    if wanted.quantized and mixer.head_dim % 2:
+    if wanted.quantized and attention.head_dim % 2:
         raise InvalidConfig(
             f"kv_cache_dtype {wanted.dtype} needs heads of even width, and this model's have "
-            f"{mixer.head_dim}; use auto."
+            f"{attention.head_dim}; use auto."
         )
-    return replace(layer, mixer=replace(mixer, kv_format=wanted))
+    return with_attention(layer, replace(attention, kv_format=wanted))
+
+
+def with_attention(layer: LayerSpec, attention: AttentionSpec) -> LayerSpec:
+    """Return the layer with another attention in place of its own."""
+    if isinstance(layer.mixer, AttentionSpec):
+        return replace(layer, mixer=attention)
+    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +375,10 @@ class Source:
     """A checkpoint tensor that becomes a parameter of the decoder, or a part of one.
 
     transpose: it is stored as [in, out] (GPT-2's Conv1D), or as a stack of such, and we keep [out, in].
-    heads: it is stored head by head, so many heads, each with its rows of q, k and v. We keep all of q, then k, then v.
+    heads: it is stored head by head, so many heads, each with its rows of several projections. We keep all rows of the
+        first projection, then all of the second, and so on.
+    shares: the rows of each of these projections in a head, as they are stored. Their ratios count.
+    backwards: we keep the last projection first.
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
@@ -364,6 +390,8 @@ class Source:
     name: str
     transpose: bool = False
     heads: int | None = None
+    shares: tuple[int, ...] = (1, 1, 1)
+    backwards: bool = False
     interleaved: int | None = None
     alternating: bool = False
     complete: bool = False

@@ -90,6 +90,9 @@ class Rows:
     prefixes: rows that share blocks, each row in one group at most. They are a hint to read these blocks together; more
         rows than these may share blocks.
     guided: pairs among the sampling rows that take their token together.
+    marks_R: after how many of its tokens a row's state is stored as well, in a block of its own, so that others can
+        begin there; 0: it has no such mark. Where groups keep states that every token replaces, that block stands in
+        the row's table, in the column of the last token before the mark. None: no row has a mark.
     """
 
     slots_R: np.ndarray
@@ -102,6 +105,7 @@ class Rows:
     num_logprobs: int
     prefixes: tuple[PrefixGroup, ...] = ()
     guided: tuple[Guided, ...] = ()
+    marks_R: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.slots_R)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
+from ridgeline.core.model_spec import Absent, AttentionSpec, LayerSpec, MLPSpec, ModelSpec
 from ridgeline.core.together import DP, TP
 
 EXPERTS = f"enable_expert_parallel with {TP}"
@@ -54,11 +54,12 @@ def part_of(
     Raises InvalidConfig if the shape does not divide.
     """
     if sources > 1:
-        return with_experts_of_a_rank(
-            model, sources, placement, sources=sources, named=f"enable_expert_parallel with {DP}"
-        )
+        apart = f"enable_expert_parallel with {DP}"
+        check_mixers(model, f"{apart} {sources}")
+        return with_experts_of_a_rank(model, sources, placement, sources=sources, named=apart)
     if tp == 1:
         return model
+    check_mixers(model, f"{named} {tp}")
     if whole_experts:
         model = with_experts_of_a_rank(model, tp, placement)
     ranks = Ranks(tp, named)
@@ -103,8 +104,19 @@ def with_cached_experts(model: ModelSpec, slots: int) -> ModelSpec:
     return replace(model, layers=tuple(map(part, model.layers)))
 
 
+def check_mixers(model: ModelSpec, asked: str) -> None:
+    """Raise InvalidConfig if a layer has a mixer that no ranks divide yet. asked: the division that is wanted."""
+    for layer in model.layers:
+        if not isinstance(layer.mixer, (AttentionSpec, Absent)):
+            raise InvalidConfig(
+                f"{asked}: layers with a mixer of the kind {layer.mixer.kind!r} run on one device yet; leave it out."
+            )
+
+
 def check_experts(model: ModelSpec, ranks: int, named: str = EXPERTS) -> None:
     """Raise InvalidConfig if so many ranks cannot divide the experts of every mixture equally."""
+    if ranks > 1:
+        check_mixers(model, f"{named} {ranks}")
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if ranks > 1 and not mixtures:
         raise InvalidConfig(f"{named} {ranks} is to divide experts, and the model has none; leave it out.")

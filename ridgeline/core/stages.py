@@ -29,7 +29,7 @@ def check_stages(model: ModelSpec, stages: int) -> None:
     if any(state.exact for layer in model.layers for state in layer.mixer.states):
         raise InvalidConfig(
             "stages of a pipeline cut prompts anywhere, and the model has layers whose state holds one number of "
-            "tokens only; use tensor_parallel_size."
+            "tokens only; leave pipeline_parallel_size out."
         )
 
 

@@ -27,8 +27,9 @@ class StateSpec:
     """The state of one layer. A subclass is hashable data; layers with equal specs share a block table.
 
     kind: names the class that serves it, see `worker/state`.
-    exact: a block holds the state after one number of tokens, that of the last write to it. Otherwise a block holds
-        something of each of its tokens, so it also serves any smaller number of them.
+    exact: a block holds the state after one number of tokens, that of the last write to it, and a request takes its
+        block along as it goes on. Otherwise a block holds something of each of its tokens, so it also serves any
+        smaller number of them.
     """
 
     kind: ClassVar[str]
@@ -50,11 +51,6 @@ class StateSpec:
     def first_needed(self, position: int) -> int:
         """Return the smallest position whose state a token at `position` or later can still need."""
         return 0 if self.span is None else max(0, position - self.span + 1)
-
-    def written(self, held: int, end: int) -> range:
-        """Return the range of a request's first `end` blocks that must have memory, for a step that ends in the last of
-        them. The request's table already has `held` blocks."""
-        return range(held, end)
 
     def blocks_needed(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
         """Return how many blocks a request of `num_tokens` needs to run in steps of `max_chunk` tokens (with a window,
@@ -107,9 +103,10 @@ class StatePart(NamedTuple):
 class RecurrentSpec(StateSpec):
     """A state of constant size that every token replaces by the next.
 
-    The block in which a step ends holds the state after the step's last token. A step goes from the block of the last
-    token before it to the block of its own last token, and the blocks between have no memory. So a block becomes a
-    point at which a request can resume only if some step ended with that block's last token.
+    The entry of a request's table in which a step ends names the block of the state after the step's last token. A step
+    goes from the entry of the last token before it to that of its own last token, and these usually name the same
+    block. The entries between have no memory, unless the row has a mark there (`Rows.marks_R`). So a boundary of blocks
+    is a point at which a request can resume only where a state was kept on purpose.
 
     parts: the tensors that make up a request's state, one behind the other in memory.
     """
@@ -125,10 +122,6 @@ class RecurrentSpec(StateSpec):
     def unit_bytes(self, block_size: int, dtype: str) -> int:
         return sum(part.num_bytes(dtype) for part in self.parts)
 
-    def written(self, held: int, end: int) -> range:
-        return range(end - 1, end)
-
     def blocks_needed(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """Return 2, for the block that a step starts from and the block that it ends in, or 1 if the request has only
-        one."""
-        return min(-(-num_tokens // block_size), 2)
+        """Return 1: a request takes its block along."""
+        return min(num_tokens, 1)

@@ -14,7 +14,12 @@ from ridgeline.engine.slots import SlotTable
 
 
 def build_rows(
-    seqs: list[Sequence], kinds_R: np.ndarray, num_tokens_R: np.ndarray, num_logits_R: np.ndarray, tokens_each: int
+    seqs: list[Sequence],
+    kinds_R: np.ndarray,
+    num_tokens_R: np.ndarray,
+    num_logits_R: np.ndarray,
+    tokens_each: int,
+    marks_R: np.ndarray | None = None,
 ) -> Rows:
     """Rows of running sequences, as a struct of arrays. A guided request's two sample together or not at all. Only
     chunks can have a prompt to score."""
@@ -33,6 +38,7 @@ def build_rows(
         features=features,
         num_logprobs=max([seq.num_logprobs for seq in seqs], default=0),
         guided=_guided(seqs, num_logits_R) if features & Feature.GUIDANCE else (),
+        marks_R=marks_R,
     )
 
 
@@ -78,6 +84,8 @@ class Draft:
         self.standing = NOBODY
         self.published: list[bytes] = []  # hashes of the prompt blocks this plan will write
         self.copying: list[Sequence] = []  # those that take over the beginning of another's block
+        self.chunks: list[tuple[Sequence, int, int]] = []  # rows of known tokens: their first, and their end
+        self.marks: dict[Sequence, int] = {}  # after how many of its tokens a row's state is stored as well
         self._seqs: list[Sequence] = []
         self._num_tokens: list[int] = []
         self._num_logits: list[int] = []
@@ -117,6 +125,7 @@ class Draft:
             np.array(self._num_tokens, np.int32),
             np.array(self._num_logits, np.int32),
             tokens_each=int(max(self._num_tokens) == 1),  # longer ones are chunks
+            marks_R=np.array([self.marks.get(seq, 0) for seq in self._seqs], np.int32) if self.marks else None,
         )
 
 
@@ -133,6 +142,7 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
         features=a.features | b.features,
         num_logprobs=max(a.num_logprobs, b.num_logprobs),
         prefixes=a.prefixes,  # the standing rows come first; no others have any
+        marks_R=None if b.marks_R is None else np.concatenate([np.zeros(len(a), np.int32), b.marks_R]),
         guided=a.guided + tuple(Guided(row + len(a), by + len(a), scale) for row, by, scale in b.guided),
     )
 

@@ -30,7 +30,11 @@ class Running:
     def __init__(self, config: EngineConfig, layout: CacheLayout, tokens_each: int) -> None:
         self.each = tokens_each
         self.cache = CacheManager(
-            layout, prefix_caching=config.enable_prefix_caching, max_chunk=config.max_num_batched_tokens
+            layout,
+            prefix_caching=config.enable_prefix_caching,
+            max_chunk=config.max_num_batched_tokens,
+            state_share=config.state_cache_share,
+            state_interval=config.state_checkpoint_interval,
         )
         self.slots = SlotTable(config.max_num_seqs)
         self.prefilling: dict[Sequence, None] = {}
@@ -94,9 +98,9 @@ class Running:
         del self.decoding[seq]
         self._standing = None
 
-    def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False) -> None:
+    def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False, resumes: bool = False) -> None:
         """Take a running request off its slots and blocks. Plans up to plan_id may still name it. stopped: the device
-        has ended it, so they do nothing for it."""
+        has ended it, so they do nothing for it. resumes: it will go on."""
         self.departures += 1
         self.prefilling.pop(seq, None)
         self._companions -= len(seq.members) - 1
@@ -106,7 +110,8 @@ class Running:
                 self.end_decoding(member)
             member.last_plan = plan_id
             ahead = int(self.slots.kv_len[member.slot])
-            self.cache.release(member, plan_id, member.written if stopped and member is seq else ahead)
+            kv_len = member.written if stopped and member is seq else ahead
+            self.cache.release(member, plan_id, kv_len, resumes=resumes)
             self.deltas.append(Release(member.slot))
             self.slots.release(member)
 
@@ -114,8 +119,9 @@ class Running:
 
     def extend(self, seq: Sequence, num_tokens: int, plans: int, plan_id: int) -> bool:
         """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest."""
-        self.deltas += self.cache.let_go(seq, self.certain(seq, plans), plan_id)
-        changes = self.cache.extend(seq, int(self.slots.kv_len[seq.slot]) + num_tokens)
+        self.deltas += self.cache.tables.let_go(seq, self.certain(seq, plans), plan_id)
+        start = int(self.slots.kv_len[seq.slot])
+        changes = self.cache.tables.extend(seq, start, start + num_tokens)
         if changes is None:
             return False
         self.deltas += changes

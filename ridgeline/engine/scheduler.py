@@ -114,7 +114,9 @@ class Scheduler:
         cache, pool = self.cache, self.cache.pool
         pages_used = pool.num_pages - pool.free_pages
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions)
+        groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
+        counts = cache.checkpoints.counts if cache.checkpoints.groups else None
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return what is known so far of an unfinished request."""
@@ -192,9 +194,10 @@ class Scheduler:
         full += [seq for seq in self.running.due(self._retired) if kv_len[seq.slot] >= capacity[seq.slot]]
         if not full:
             return
-        for seq in full if self.cache.windowed else ():
-            self.running.deltas += self.cache.let_go(seq, self.running.certain(seq, len(self.in_flight)), self._plan_id)
-        changes = self.cache.add_block(full) if self.running.each <= self.cache.block_size else None
+        for seq in full if self.cache.tables.windowed else ():
+            certain = self.running.certain(seq, len(self.in_flight))
+            self.running.deltas += self.cache.tables.let_go(seq, certain, self._plan_id)
+        changes = self.cache.tables.add_block(full) if self.running.each <= self.cache.block_size else None
         if changes is not None:
             self.running.deltas += changes
             capacity[[seq.slot for seq in full]] += self.cache.block_size
@@ -248,7 +251,7 @@ class Scheduler:
             draft.budget = self._itl.prompt_tokens(self.slots.kv_len[draft.columns], start, draft.budget)
         while draft.budget > 0 and (under_way or waiting is not None):
             if waiting is not None and not (under_way and under_way[0].order < waiting.order):
-                admitted = self._admit(waiting)
+                admitted = not self._waits(draft, waiting) and self._admit(waiting)
                 if admitted and not self._add_chunk(draft, waiting):
                     return
                 waiting = self._waiting.head() if admitted else None
@@ -266,6 +269,15 @@ class Scheduler:
             self._waiting.refuse(seq, *room)
             return False
         return True
+
+    def _waits(self, draft: Draft, seq: Sequence) -> bool:
+        """Return whether a request should let this plan pass, once, because the next one finds more of its beginning
+        in the cache."""
+        if seq.has_waited or not draft.chunks:
+            return False
+        found = [self.cache.comes_with(member, draft.chunks) for member in seq.members]
+        seq.has_waited = any(found)
+        return seq.has_waited
 
     def _run_a_suspect(self, draft: Draft) -> None:
         if self.in_flight:
@@ -290,7 +302,7 @@ class Scheduler:
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
-        smaller = [WINDOW_CHUNK] if self.cache.windowed and draft.budget > WINDOW_CHUNK else []
+        smaller = [WINDOW_CHUNK] if self.cache.tables.windowed and draft.budget > WINDOW_CHUNK else []
         for most in (draft.budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
             if chunks and all(self._extend(member, count) for member, count in chunks):
@@ -303,12 +315,11 @@ class Scheduler:
         """Return how many tokens of which sequence come next. Two keep their last tokens until both can have theirs."""
         starts = [int(self.slots.kv_len[member.slot]) for member in members]
         ends = [len(member.tokens) for member in members]
-        whole = sum(ends) - sum(starts) <= budget and ends == list(map(self.cache.chunk_end, starts, ends))
-        if len(members) > 1 and not whole:
+        if len(members) > 1 and sum(ends) - sum(starts) > budget:
             ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
         for member, start, end in zip(members, starts, ends, strict=True):
-            count = self.cache.chunk_end(start, min(end, start + budget)) - start
+            count = self.cache.chunk_end(member, start, min(end, start + budget)) - start
             budget -= count
             if count:
                 chunks.append((member, count))
@@ -325,6 +336,7 @@ class Scheduler:
         if seq.source:
             draft.copying.append(seq)
         draft.published += self.cache.publish_chunk(seq, start, end)
+        draft.chunks.append((seq, start, end))
         if complete:
             self.running.prefilling.pop(seq.leader, None)
             if end < columns.last_kv_len[slot]:
@@ -333,8 +345,18 @@ class Scheduler:
     def _extend(self, seq: Sequence, num_tokens: int) -> bool:
         return self.running.extend(seq, num_tokens, len(self.in_flight), self._plan_id)
 
+    def _keep_states(self, draft: Draft) -> None:
+        """Choose where prompts leave states behind, now that nobody can join the plan any more."""
+        for seq, start, end in draft.chunks:
+            mark, changes, published = self.cache.keep_state(seq, start, end, reserve=self.running.num_seqs)
+            if mark:
+                draft.marks[seq] = mark
+            self.running.deltas += changes
+            draft.published += published
+
     def _submit(self, draft: Draft) -> StepPlan:
         self._plan_id += 1
+        self._keep_states(draft)
         seqs, rows, spans = draft.assemble()
         plan = StepPlan(
             id=self._plan_id,
@@ -365,6 +387,7 @@ class Scheduler:
             self._pace.went_well()
             self._itl.note(record.plan, result.elapsed)
             events = self._results.accept(record, result, self._plan_id)
+            self.cache.published.settle(self._retired)
         events.events.extend(self._results.unsent)
         self._results.unsent.clear()
         return events
@@ -381,7 +404,7 @@ class Scheduler:
     # ---- leaving ----------------------------------------------------------------------------------------------
 
     def _preempt(self, seq: Sequence, reason: Preemption) -> None:
-        self.running.leave(seq, self._plan_id)
+        self.running.leave(seq, self._plan_id, resumes=reason is not Preemption.RECOVERY)
         for member in seq.members:
             member.preemptions[reason] += 1
         self.preemptions[reason] += 1
@@ -413,8 +436,9 @@ class Scheduler:
         """Once nothing is in flight, start over from what retired plans left. False while plans still drain."""
         if self.in_flight:
             return False
+        self.cache.published.settle_nothing()
         for node_hashes in self._recovery.start_over():
-            self.cache.unpublish(node_hashes)
+            self.cache.published.unpublish(node_hashes)
         self._preempt_all(Preemption.RECOVERY)
         self.running.deltas.clear()
         self._retired = self._plan_id

@@ -8,6 +8,7 @@ from enum import Enum
 
 from ridgeline.core.plan import features_of
 from ridgeline.core.request import Preemption, Request, RequestStats
+from ridgeline.engine.cache.checkpoints import Checkpoint
 
 
 class Status(Enum):
@@ -26,7 +27,9 @@ class Sequence:
     leading blocks the prefix index has been told of. passed: per cache group, leading blocks that were let go.
     source: per cache group the block that its first plan will copy, held until then; empty if there is none.
     has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
-    scores were once no numbers. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be
+    scores were once no numbers. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many
+    tokens it left a state that is published when these are known. has_waited: it let a plan pass for a state that the
+    plan leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be
     planned again before that plan has retired, since a late token may still arrive. companion: of a guided request,
     the sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its
     leader is known as a request, whose status, order and times stand for both.
@@ -38,14 +41,17 @@ class Sequence:
         "arrival",
         "blocks",
         "cached_tokens",
+        "checkpoint",
         "companion",
         "distrusted",
         "features",
         "first_token",
         "generation",
         "has_emitted",
+        "has_waited",
         "hashes",
         "id",
+        "keeps_at",
         "last_plan",
         "num_logprobs",
         "order",
@@ -78,6 +84,9 @@ class Sequence:
         self.passed = [0] * num_groups
         self.source: list[int] = []
         self.has_emitted = False
+        self.checkpoint: Checkpoint | None = None
+        self.keeps_at = 0
+        self.has_waited = False
         self.private = False
         self.distrusted = False
         self.cached_tokens = 0
@@ -119,6 +128,11 @@ class Sequence:
     def written(self) -> int:
         """Tokens whose keys are in its blocks for certain: a token comes from a plan that wrote all before it."""
         return len(self.tokens) - 1 if self.has_emitted else 0
+
+    @property
+    def reached(self) -> int:
+        """The tokens before the last state on its way that the cache keeps."""
+        return 0 if self.checkpoint is None else self.checkpoint.length
 
     @property
     def may_skip(self) -> int:

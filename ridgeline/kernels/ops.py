@@ -9,20 +9,26 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.activation.op import ACTIVATION, GATED_ACTIVATION
 from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
 from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
+from ridgeline.kernels.causal_conv.op import CAUSAL_CONV
 from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
 from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
+from ridgeline.kernels.gated_delta.op import GATED_DELTA
+from ridgeline.kernels.gated_norm.op import GATED_NORM
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
+from ridgeline.kernels.output_gate.op import OUTPUT_GATE
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
+from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
+from ridgeline.kernels.ssd.op import SSD
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 
@@ -59,6 +65,12 @@ class Ops:
     partial_attention = PARTIAL_ATTENTION
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
+    output_gate = OUTPUT_GATE
+    causal_conv = CAUSAL_CONV
+    gated_delta = GATED_DELTA
+    gated_norm = GATED_NORM
+    selective_scan = SELECTIVE_SCAN
+    ssd = SSD
     sample = SAMPLE
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS

@@ -15,7 +15,10 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +39,19 @@ class Chunks:
     length_C: Tensor
     row_C: Tensor
     of_R1: Tensor
+
+
+class Row(NamedTuple):
+    """One row with tokens, as numbers of the host. Tokens `start` to `end` - 1 are its own; the other fields are as in
+    `Turns`."""
+
+    start: int
+    end: int
+    reads: int
+    writes: int
+    fresh: bool
+    mark: int
+    marked: int
 
 
 @dataclass(frozen=True)
@@ -64,26 +80,38 @@ class Turns:
     marked_R: Tensor
     num_tokens: int
     tokens_each: int
-    _chunks: dict[int, Chunks] = field(default_factory=dict)
+    _chunks: dict[tuple[int, bool], Chunks] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
         return len(self.reads_R)
 
-    def chunks(self, size: int) -> Chunks:
-        """Return the rows cut into chunks of `size` tokens, the last one of a row and of those up to its mark being
-        shorter. It is computed once for all layers, and the host does not wait for it."""
-        if size not in self._chunks:
-            self._chunks[size] = self._cut(size)
-        return self._chunks[size]
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows that have tokens. The host waits for them, so this is for references and CPUs."""
+        start = self.start_R1.tolist()
+        columns = (self.reads_R, self.writes_R, self.fresh_R, self.marks_R, self.marked_R)
+        for row in zip(start[:-1], start[1:], *(column.tolist() for column in columns), strict=True):
+            if row[0] < row[1]:
+                yield Row(*row)
 
-    def _cut(self, size: int) -> Chunks:
+    def chunks(self, size: int, at_marks: bool = True) -> Chunks:
+        """Return the rows cut into chunks of `size` tokens, the last one of a row and of those up to its mark being
+        shorter. It is computed once for all layers, and the host does not wait for it.
+
+        at_marks: False: a mark does not end a chunk.
+        """
+        if (size, at_marks) not in self._chunks:
+            self._chunks[size, at_marks] = self._cut(size, at_marks)
+        return self._chunks[size, at_marks]
+
+    def _cut(self, size: int, at_marks: bool) -> Chunks:
         # Each row is two pieces, before its mark and behind it
-        lengths_R, marks_R = self.start_R1.diff(), self.marks_R
+        lengths_R = self.start_R1.diff()
+        marks_R = self.marks_R if at_marks else torch.zeros_like(self.marks_R)
         piece_P = torch.stack((marks_R, lengths_R - marks_R), dim=1).flatten()
         counts_P = (piece_P + size - 1) // size
         before_P = counts_P.cumsum(0) - counts_P
-        most = -(-self.num_tokens // size) + 2 * self.num_rows
+        most = -(-self.num_tokens // size) + (2 if at_marks else 1) * self.num_rows
         index_C = torch.arange(most, device=piece_P.device)
         piece_C = torch.searchsorted(before_P + counts_P, index_C, right=True)
         exists_C = piece_C < len(piece_P)
@@ -103,15 +131,39 @@ class Turns:
 
 def rows_of(lengths: list[int], block_of: list[int], device: torch.device, fresh: bool = False) -> Turns:
     """Return turns in which each row of so many tokens reads and writes one block, for tests and benchmarks."""
-    start = torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0).int()
     blocks_R = torch.tensor(block_of, dtype=torch.int64, device=device)
+    every = tuple(range(len(lengths))) if fresh else ()
+    return replace(turns_of(lengths, device, fresh=every), reads_R=blocks_R, writes_R=blocks_R)
+
+
+def turns_of(
+    lengths: Sequence[int],
+    device: torch.device,
+    marks: Sequence[int] = (),
+    fresh: Sequence[int] = (),
+    padding: int = 0,
+) -> Turns:
+    """Return turns for tests and benchmarks: rows of so many tokens, which read and write blocks of their own. Of two
+    neighbours one writes the block that it reads and one another. Rows without tokens write to the null block. The ids
+    are below 3 · rows + 2, and the largest of these is in no row.
+
+    marks: of each row; (): no row has one.
+    fresh: the rows whose state begins with zeros.
+    padding: tokens behind those of the last row.
+    """
+    rows = len(lengths)
+    marks = marks or [0] * rows
+
+    def tensor(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
     return Turns(
-        start,
-        blocks_R,
-        blocks_R,
-        torch.full((len(lengths),), fresh, device=device),
-        torch.zeros(len(lengths), dtype=torch.int32, device=device),
-        torch.zeros(len(lengths), dtype=torch.int64, device=device),
-        sum(lengths),
-        lengths[0] if len(set(lengths)) == 1 else 0,
+        tensor([0, *accumulate(lengths)], torch.int32),
+        tensor([1 + 3 * row for row in range(rows)]),
+        tensor([1 + 3 * row + row % 2 if lengths[row] else 0 for row in range(rows)]),
+        tensor([row in fresh for row in range(rows)], torch.bool),
+        tensor(marks, torch.int32),
+        tensor([3 + 3 * row if marks[row] else 0 for row in range(rows)]),
+        sum(lengths) + padding,
+        lengths[0] if len(set(lengths)) == 1 and not padding else 0,
     )

@@ -6,7 +6,7 @@ Legend:
     H  query heads
     G  key/value heads
     D  head width
-    X  (H + 2 G) D, columns of the fused projection; (H + G) D if values are the keys' projection
+    X  (H + 2 G) D, columns of the fused projection, behind those of gates; (H + G) D if values are the keys' projection
 """
 
 from __future__ import annotations
@@ -34,20 +34,25 @@ class Attends(Protocol):
         H * D], or `room` if the result was rounded there."""
 
 
-class Attention(nn.Module):
-    """Causal grouped-query attention with one fused projection to q, k and v."""
+class AttentionBehind(nn.Module):
+    """Causal grouped-query attention behind its fused projection to q, k and v, and to gates if there are any.
+
+    multiplier: that of its output.
+    """
 
     slopes_H: Tensor | None
     sinks: nn.Parameter | None
     kv_scales: nn.Parameter | None
     saturated_1: Tensor | None
 
-    def __init__(self, spec: AttentionSpec, width: int, build: Build) -> None:
+    def __init__(self, spec: AttentionSpec, width: int, build: Build, multiplier: float = 1.0) -> None:
         super().__init__()
         self.spec = spec
         self.ops = build.ops
-        self.qkv = Linear(width, spec.projected, spec.qkv_bias, build.within("qkv"), pending=build.pending)
-        self.out = Linear(spec.q_size, (width,), spec.out_bias, build.within("out"), over=build.sums)
+        self.out = Linear(
+            spec.q_size, (width,), spec.out_bias, build.within("out"), over=build.sums,
+            multipliers=((width, multiplier),),
+        )  # fmt: skip
         self.tp = build.mesh.tp
         norms = [Norm(norm, norm_width, build) for norm, norm_width in spec.norms]
         self.q_norm: Norm | None = norms[0] if norms else None
@@ -61,15 +66,19 @@ class Attention(nn.Module):
         slopes_H = self._slopes().to(build.device) if spec.alibi else None
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
-    def forward(
-        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Attends
-    ) -> tuple[Tensor, Tensor]:
-        """Return (what attention adds to the residual, the residual before it): [T, M] each."""
-        qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
-        if self.spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
-            q_TX, k_TX, v_TX = qkv_TX.split(self.qkv.parts, dim=-1)
+    def mixed(self, qkv_TX: Tensor, positions_T: Tensor, state: Attends) -> Tensor:
+        """Return what attention makes of its projection: [T, M]."""
+        spec, gate_TX = self.spec, None
+        if spec.output_gate:
+            gate_TX, qkv_TX = qkv_TX.tensor_split((spec.q_size,), dim=-1)
+        if spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
+            q_TX, k_TX, v_TX = qkv_TX.tensor_split((spec.q_size, spec.q_size + spec.kv_size), dim=-1)
             qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
-        return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX)))), residual_TM
+        if gate_TX is None:
+            return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX))))
+        attended_TX = state.attend(qkv_TX, positions_T, self.heads)
+        assert isinstance(attended_TX, Tensor)  # without room nothing is rounded
+        return self.out(self.ops.output_gate(attended_TX, gate_TX))
 
     def _slopes(self) -> Tensor:
         heads = self.spec.num_heads
@@ -85,6 +94,21 @@ class Attention(nn.Module):
             return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
         return Heads(self.spec, self.ops, *norms, angles, *kept)
+
+
+class Attention(AttentionBehind):
+    """Causal grouped-query attention with its projection. inputs: what it reads is so wide (default: as the model)."""
+
+    def __init__(self, spec: AttentionSpec, width: int, build: Build, inputs: int | None = None) -> None:
+        super().__init__(spec, width, build)
+        self.qkv = Linear(inputs or width, spec.projected, spec.qkv_bias, build.within("qkv"), pending=build.pending)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Attends
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what attention adds to the residual, the residual before it): [T, M] each."""
+        qkv_TX, residual_TM = self.qkv.normed(norm, x_TM, residual_TM)
+        return self.mixed(qkv_TX, positions_T, state), residual_TM
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

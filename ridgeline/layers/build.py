@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from ridgeline.layers.rotary import Rotary
 from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.quantization.scheme import Scheme, SchemeOf
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,19 @@ class Build:
     sums: Axis = ALONE
     pending: Axis = ALONE
     _rotaries: dict[RopeSpec, Rotary] = field(default_factory=dict)
+    _shared: dict[Hashable, nn.Module] = field(default_factory=dict)
 
     def rotary(self, spec: RopeSpec) -> Rotary:
         """Return the one module that all layers with this rotation share."""
         if spec not in self._rotaries:
             self._rotaries[spec] = Rotary(spec, self.positions, self.rotary_rows, self.device)
         return self._rotaries[spec]
+
+    def shared(self, key: Hashable, make: Callable[[], M]) -> M:
+        """Return the one module that all layers with this key share. The first of them makes it."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return cast("M", self._shared[key])
 
     def within(self, name: str) -> Build:
         """Return the build for a part of the module, which keeps that part as an attribute called `name`."""

@@ -25,6 +25,7 @@ from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.layers.recurrent import DecayRate
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.token_parts import TokenParts
@@ -66,11 +67,21 @@ class Layer(nn.Module):
             self.scalar.requires_grad_(False)  # a constant of the checkpoint, which transformers does not train either
 
     def forward(
-        self, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Any, live_T: Tensor | None
+        self,
+        x_TM: Tensor,
+        residual_TM: Tensor | None,
+        positions_T: Tensor,
+        state: Any,
+        live_T: Tensor | None,
+        embedded_TM: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (what this layer adds to the residual, the residual before it), or (the residual after it, None)."""
+        """Return (what this layer adds to the residual, the residual before it), or (the residual after it, None).
+
+        embedded_TM: the input of the first layer, for layers whose spec asks for it.
+        """
         if self.mixer is not None:
-            x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state)
+            also = (embedded_TM,) if self.spec.embedded else ()
+            x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state, *also)
             x_TM = self._added(x_TM, self.mixer_post_norm)
         if self.feed_forward is None:
             pass
@@ -190,7 +201,7 @@ class Decoder(nn.Module):
         trained."""
         self.requires_grad_(False)
         for module in self.modules():
-            if isinstance(module, (Linear, ExpertStack, Experts)):
+            if isinstance(module, (Linear, ExpertStack, Experts, DecayRate)):
                 module.prepare()
 
     @property
@@ -215,9 +226,9 @@ class Decoder(nn.Module):
         before_TM: what the stage before has handed on.
         """
         x_TM = self.embedded(token_ids_T, positions_T) if before_TM is None else before_TM
-        residual_TM: Tensor | None = None
+        embedded_TM, residual_TM = x_TM, None
         for index, layer in enumerate(self.layers):
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T)
+            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
         return Hidden(x_TM, residual_TM)

@@ -1,4 +1,4 @@
-"""Attention over whole sequences at once, without a cache. Training and tests give it to the decoder as a state.
+"""Mixers over whole sequences at once, without a cache. Training and tests give these to the decoder as its states.
 
 Legend:
     T  tokens of all sequences, B * S
@@ -12,12 +12,17 @@ Legend:
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.state_spec import RecurrentSpec, StateSpec
 from ridgeline.kernels.attention.op import softmax_with_sinks
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.turns import Turns, rows_of
 from ridgeline.layers.heads import Heads
 
 
@@ -82,3 +87,37 @@ def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
     """Return bool [length, length], True where a query (row) may see a key (column)."""
     causal_SS = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return causal_SS if window is None else causal_SS.triu(1 - window)
+
+
+class FreshRows(NamedTuple):
+    """The state of one recurrent layer for rows that begin with zeros, a `layers.recurrent.Recurs`."""
+
+    parts: tuple[Tensor, ...]
+    turns: Turns
+
+
+class DenseStates:
+    """The states of all layers of a model with mixers of any kind, without memory between calls: T is `batch` sequences
+    of `length` tokens, run from their beginning. Recurrent ops have no gradients, so it is not for training."""
+
+    live_T: Tensor | None = None
+
+    def __init__(self, model: ModelSpec, batch: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._model, self._dtype, self._device = model, dtype, device
+        self._attention = DenseCausal(batch)
+        self._turns = rows_of([length] * batch, list(range(1, batch + 1)), device, fresh=True)
+
+    def __getitem__(self, layer: int) -> Any:
+        found = tuple(self._state(spec) for spec in self._model.layers[layer].mixer.states)
+        return found[0] if len(found) == 1 else found or None
+
+    def _state(self, spec: StateSpec) -> DenseCausal | FreshRows:
+        if not isinstance(spec, RecurrentSpec):
+            return self._attention
+        dtypes = (self._dtype if part.dtype is None else getattr(torch, part.dtype) for part in spec.parts)
+        blocks = 1 + self._turns.num_rows
+        parts = (
+            torch.zeros(blocks, *part.shape, dtype=dtype, device=self._device)
+            for part, dtype in zip(spec.parts, dtypes, strict=True)
+        )
+        return FreshRows(tuple(parts), self._turns)

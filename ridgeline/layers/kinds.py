@@ -8,8 +8,20 @@ from ridgeline.core.model_spec import FeedForwardSpec, MixerSpec
 from ridgeline.core.registry import Registry
 from ridgeline.layers.build import Build
 
-# Modules are made from (spec, model width, build) and called with (norm, x, residual, positions, the layer's state)
-MIXERS = Registry("mixer", {"attention": "ridgeline.layers.attention:Attention"})
+# Modules are made from (spec, model width, build) and called with (norm, x, residual, positions, the layer's state),
+# and with the embedded tokens if the layer asks for them
+MIXERS = Registry(
+    "mixer",
+    {
+        "attention": "ridgeline.layers.attention:Attention",
+        "short_conv": "ridgeline.layers.short_conv:ShortConv",
+        "mamba": "ridgeline.layers.mamba:Mamba",
+        "mamba2": "ridgeline.layers.mamba2:Mamba2",
+        "side_by_side": "ridgeline.layers.side_by_side:SideBySide",
+        "shared_block": "ridgeline.layers.shared_block:BehindSharedBlock",
+        "gated_delta": "ridgeline.layers.gated_delta:GatedDelta",
+    },
+)
 
 # Modules are made from (spec, model width, build) and called with (norm, x, residual, live), where `live` tells which
 # tokens belong to a request

@@ -19,6 +19,7 @@ from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.token_parts import TokenParts
 from ridgeline.quantization.held import Filling, empty, joined, settled
+from ridgeline.quantization.multiplied import MultipliedWeight, Multipliers, factors
 from ridgeline.quantization.scheme import PlainWeight, TakesRounded, Weight
 
 
@@ -29,6 +30,8 @@ class Linear(nn.Module):
     tied: the parameter of another module, to be used as the weight if that is plain numbers.
     over: the ranks that divide the inputs between them, so that their outputs are added up.
     pending: the ranks over which the input of `normed` is still to be added up.
+    multipliers: the numbers that multiply the outputs, and how many of these each has. `prepare` multiplies the weight
+        by them, if that is plain numbers.
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrix: the form that multiplies.
@@ -48,6 +51,7 @@ class Linear(nn.Module):
         tied: nn.Parameter | None = None,
         over: Axis = ALONE,
         pending: Axis = ALONE,
+        multipliers: Multipliers = (),
     ) -> None:
         super().__init__()
         self.parts, self.over, self.pending = parts, over, pending
@@ -60,7 +64,8 @@ class Linear(nn.Module):
         if not held:
             self.weight = weight = tied if tied is not None else build.parameter(sum(parts), inputs)
         self.bias = build.parameter(sum(parts)) if bias else None
-        self.matrix = joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight)
+        self._factor_O = factors(multipliers, build.device)
+        self.multiply_with(joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight))
 
     def prepare(self) -> None:
         """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied
@@ -68,13 +73,25 @@ class Linear(nn.Module):
         if self.over.rank > 0:
             self.bias = None  # added up, it must count once
         if self.fillings:
-            self.matrix, self.fillings = settled(self.matrix, self.dtype), ()
+            inner = self.matrix.inner if isinstance(self.matrix, MultipliedWeight) else self.matrix
+            self.multiply_with(settled(inner, self.dtype))
+            self.fillings = ()
         if self.weight is None:
             return
+        if self._factor_O is not None:
+            with torch.no_grad():
+                self.weight.mul_(self._factor_O[:, None])
+                if self.bias is not None:
+                    self.bias.mul_(self._factor_O)
+            self._factor_O = None
         loaded = PlainWeight(self.ops, self.weight)
         self.matrix = self.scheme.prepare(loaded)
         if self.matrix is not loaded:
             self.weight = None
+
+    def multiply_with(self, matrix: Weight) -> None:
+        """Let this form of the weight multiply. It is the checkpoint's, without multipliers."""
+        self.matrix = matrix if self._factor_O is None else MultipliedWeight(self.ops, matrix, self._factor_O)
 
     @property
     def prepared_bytes(self) -> int:

@@ -22,9 +22,14 @@ class GatedMLP(nn.Module):
     def __init__(self, spec: MLPSpec, width: int, build: Build) -> None:
         super().__init__()
         self.kind = spec.activation
-        both = (spec.intermediate_size, spec.intermediate_size)
-        self.gate_up = Linear(width, both, spec.bias, build.within("gate_up"), pending=build.pending)
-        self.down = Linear(spec.intermediate_size, (width,), spec.bias, build.within("down"), over=build.sums)
+        size, (gated, output) = spec.intermediate_size, spec.multipliers
+        self.gate_up = Linear(
+            width, (size, size), spec.bias, build.within("gate_up"), pending=build.pending,
+            multipliers=((size, gated), (size, 1.0)),
+        )  # fmt: skip
+        self.down = Linear(
+            size, (width,), spec.bias, build.within("down"), over=build.sums, multipliers=((width, output),)
+        )
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, live_T: Tensor | None = None

@@ -5,8 +5,9 @@ A missing entry takes the default that Hugging Face gives it. The architecture f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from ridgeline.core.config import DTYPES
@@ -30,6 +31,7 @@ MAX_COUNTS = {  # things that are built one by one: some ten times as many as an
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 4096),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 4096),
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), 1000),
+    **dict.fromkeys(("mamba_expand", "expand"), 256),  # a factor of a width
 }
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -96,6 +98,18 @@ class Config:
             raise wrong(name, value, f"a list of {count} numbers")
         return tuple(Config({name: item}).number(name) for item in value)
 
+    def bounds(self, name: str) -> tuple[float, float]:
+        """Return two numbers, a lower bound of at least 0 and an upper one above it. The upper one may be infinite,
+        which transformers writes in words. Without an entry they bound nothing."""
+        value = self._values.get(name)
+        found = [_infinite(each) for each in value] if isinstance(value, (list, tuple)) else [0.0, inf]
+        good = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in found)
+        if (value is not None and not isinstance(value, (list, tuple))) or not good or len(found) != 2:
+            raise wrong(name, value, "a list of two numbers")
+        if not 0 <= found[0] < found[1]:
+            raise wrong(name, value, "a number of at least 0 and a larger one")
+        return float(found[0]), float(found[1])
+
     def activation(self, name: str) -> Activation:
         value = self._required(name)
         if not isinstance(value, str) or value not in ACTIVATIONS:
@@ -109,13 +123,13 @@ class Config:
             raise wrong(name, value, "an object")
         return Config(value)
 
-    def layer_types(self, num_layers: int) -> list[str] | None:
-        """Return one of LAYER_TYPES for each layer, or None if the checkpoint does not say."""
+    def layer_types(self, num_layers: int, kinds: Sequence[str] = LAYER_TYPES) -> list[str] | None:
+        """Return one of `kinds` for each layer, or None if the checkpoint does not say."""
         types = self._values.get("layer_types")
         if types is None:
             return None
-        if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
-            raise wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(LAYER_TYPES)}")
+        if not isinstance(types, list) or len(types) != num_layers or any(kind not in kinds for kind in types):
+            raise wrong("layer_types", types, f"{num_layers} entries, each {' or '.join(kinds)}")
         return types
 
     def refuse(self, name: str, why: str) -> None:
@@ -128,6 +142,10 @@ class Config:
         if value is None:
             raise ModelLoadError(f"config.json has no {name}; the model cannot be built without it.")
         return value
+
+
+def _infinite(value: Any) -> Any:
+    return inf if value == {"__float__": "Infinity"} else value
 
 
 def wrong(name: str, value: object, want: str) -> ModelLoadError:

@@ -37,8 +37,8 @@ class Llama:
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        """Return the weight map, with biases and query/key norms if the spec has them, but without feed-forwards of
-        other kinds."""
+        """Return the weight map, with biases and query/key norms if the spec has them, but without mixers and
+        feed-forwards of other kinds."""
         names: WeightMap = {
             "embed.weight": (Source(name="model.embed_tokens.weight"),),
             "final_norm.weight": (Source(name="model.norm.weight"),),
@@ -112,17 +112,18 @@ def _layer_weights(index: int, layer: LayerSpec) -> WeightMap:
     names: WeightMap = {
         f"{ours}.{norm}.weight": (Source(name=f"{theirs}.{name}.weight"),) for norm, name in NORMS[layer.norms].items()
     }
-    if layer.attention.qk_norm is not None:
-        for which in ("q_norm", "k_norm"):
-            names[f"{ours}.mixer.{which}.weight"] = (Source(name=f"{theirs}.self_attn.{which}.weight"),)
 
     def fused(name: str, parts: str, bias: bool) -> None:
         for kind in ("weight", "bias") if bias else ("weight",):
             names[f"{ours}.{name}.{kind}"] = tuple(Source(name=f"{theirs}.{part}.{kind}") for part in parts.split())
 
-    parts = "q_proj k_proj" if layer.attention.values_are_keys else "q_proj k_proj v_proj"
-    fused("mixer.qkv", " ".join(f"self_attn.{part}" for part in parts.split()), layer.attention.qkv_bias)
-    fused("mixer.out", "self_attn.o_proj", layer.attention.out_bias)
+    if isinstance(layer.mixer, AttentionSpec):
+        if layer.mixer.qk_norm is not None:
+            fused("mixer.q_norm", "self_attn.q_norm", False)
+            fused("mixer.k_norm", "self_attn.k_norm", False)
+        parts = "q_proj k_proj" if layer.mixer.values_are_keys else "q_proj k_proj v_proj"
+        fused("mixer.qkv", " ".join(f"self_attn.{part}" for part in parts.split()), layer.mixer.qkv_bias)
+        fused("mixer.out", "self_attn.o_proj", layer.mixer.out_bias)
     if isinstance(layer.feed_forward, MLPSpec):
         fused("feed_forward.gate_up", "mlp.gate_proj mlp.up_proj", layer.mlp.bias)
         fused("feed_forward.down", "mlp.down_proj", layer.mlp.bias)

@@ -139,7 +139,13 @@ def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 
 def _block_bytes(spec: StateSpec, block_size: int, kv_dtype: str) -> float:
     """Return the bytes of one layer's block, with what grows held in `kv_dtype`."""
     a_token = _token_bytes(spec, kv_dtype)
-    return block_size * a_token if a_token else spec.unit_bytes(block_size, "float32")
+    return block_size * a_token if a_token else spec.unit_bytes(block_size, _activations(kv_dtype))
+
+
+def _activations(kv_dtype: str) -> str:
+    """Return the dtype of the activations of a model with such a cache: the cache's own, unless that has fewer bits."""
+    name = dtype_name(kv_dtype)
+    return name if ITEM_BYTES[name] >= 2 else "bfloat16"
 
 
 def _token_bytes(spec: StateSpec, kv_dtype: str) -> float:

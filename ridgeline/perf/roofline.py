@@ -13,7 +13,7 @@ import numpy as np
 
 from ridgeline.core.cost import Cost, OpCost, StepShape
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ABSENT, AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, attention_of
 from ridgeline.kernels.attention.cost import visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
@@ -33,7 +33,32 @@ from ridgeline.perf.parts import (
 from ridgeline.perf.precision import Precision, precision
 
 EXPERTS = ("grouped_gate_up", "grouped_down")
-PRODUCTS = ("qkv", "out", "gate_up", "up", "down", "shared.gate_up", "shared.up", "shared.down", *EXPERTS)
+PRODUCTS = (
+    "qkv",
+    "conv_in",
+    "delta_in",
+    "mamba_in",
+    "select",
+    "dt",
+    "out",
+    "gate_up",
+    "up",
+    "down",
+    "latent_in",
+    "latent_out",
+    "both_in",
+    "attention.out",
+    "mamba.out",
+    *(f"block.{name}" for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+    *(f"{name}_adapter.{part}" for name in ("qkv", "mlp") for part in ("down", "up.0", "up.1", "up.2")),
+    "link",
+    "shared.gate_up",
+    "shared.up",
+    "shared.down",
+    *EXPERTS,
+)
+VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
+BY_ROW = ("gated_delta",)  # ops whose FLOPs depend on the length of each row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
@@ -52,7 +77,7 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    if model.layers[0].norms != "after":
+    if model.layers[0].norms != "after" and model.layers[0].mixer is not ABSENT:
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
         found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))
@@ -109,6 +134,8 @@ def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = Tru
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
+    if name in VECTOR and "float32" in hardware.matrix:
+        return hardware.rate("float32")
     usual = p.product_rate if name in PRODUCTS else p.other_rate
     held = p.rate_of(name, usual)
     return hardware.rate(held if held in hardware.matrix else usual)  # where it has no such units, weights are widened
@@ -132,14 +159,14 @@ def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str | Precision) ->
 
 
 class Roofline:
-    """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since all ops but attention
-    are linear in two numbers, or for experts in three.
+    """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since most ops are linear in
+    the numbers of tokens and of rows, or of sampled rows, and experts in one number more.
 
     expert_devices: as in `step_ops`.
 
     Legend:
         R  rows
-        K  ops whose cost is a line in the number of tokens (or of sampled rows)
+        K  ops whose cost is linear in the numbers of tokens (or of sampled rows) and of rows
     """
 
     def __init__(
@@ -151,10 +178,13 @@ class Roofline:
         expert_devices: int = 1,
     ) -> None:
         p = precision(dtype)
-        one, two = (step_ops(model, StepShape([n], [n], n), dtype=dtype, kv_dtype=kv_dtype) for n in (1, 2))
-        pairs = [pair for pair in zip(one, two, strict=True) if pair[0].name not in ("attention", *EXPERTS)]
-        self._per_token = _Lines([pair for pair in pairs if pair[0].name not in SAMPLED], hardware, p)
-        self._per_sample = _Lines([pair for pair in pairs if pair[0].name in SAMPLED], hardware, p)
+        one, two, apart = (
+            step_ops(model, StepShape(new, new, sum(new)), dtype=dtype, kv_dtype=kv_dtype) for new in ([1], [2], [1, 1])
+        )
+        others = ("attention", *EXPERTS, *BY_ROW)
+        probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in others]
+        self._per_token = _Lines([each for each in probes if each[0].name not in SAMPLED], hardware, p)
+        self._per_sample = _Lines([each for each in probes if each[0].name in SAMPLED], hardware, p)
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)
         self._expert_devices = expert_devices
         self._experts = [
@@ -162,7 +192,14 @@ class Roofline:
             for spec, times in feed_forwards.items()
             if isinstance(spec, ExpertsSpec)
         ]
-        attention = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionSpec)]
+        self._hardware, self._precision, self._kv_dtype = hardware, p, kv_dtype
+        probe = StepShape([1], [1], 1)
+        self._rowwise = {
+            mixer: times
+            for mixer, times in Counter(layer.mixer for layer in model.layers if layer.mixer is not ABSENT).items()
+            if any(name in BY_ROW for name, _ in MIXERS[mixer.kind](mixer, probe, 1, p, kv_dtype))
+        }
+        attention = [found for layer in model.layers if (found := attention_of(layer.mixer)) is not None]
         mixers = Counter(
             (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype)) for m in attention
         )
@@ -180,7 +217,9 @@ class Roofline:
         """Return the least seconds that the step needs."""
         new_R, length_R = np.asarray(shape.num_tokens_R, np.float64), np.asarray(shape.kv_len_R, np.float64)
         tokens = float(new_R.sum())
-        total = self._per_token.seconds(tokens) + self._per_sample.seconds(shape.num_sampled)
+        total = sum(self._by_row(shape, int(tokens)))
+        total += self._per_token.seconds(tokens, int(np.count_nonzero(new_R)))
+        total += self._per_sample.seconds(shape.num_sampled)
         for window, per_token, per_key, per_pair in self._attention:
             pairs, keys = visible(new_R, length_R, window, shape.shared)
             total += max(per_token * tokens + per_key * keys, per_pair * pairs)
@@ -189,21 +228,31 @@ class Roofline:
             total += sum(experts.seconds(tokens, reach) for experts in self._experts)
         return total
 
+    def _by_row(self, shape: StepShape, tokens: int) -> Iterator[float]:
+        """Yield the limits of the ops that are not linear."""
+        hardware, p = self._hardware, self._precision
+        for mixer, times in self._rowwise.items():
+            for name, cost in MIXERS[mixer.kind](mixer, shape, tokens, p, self._kv_dtype):
+                if name in BY_ROW:
+                    yield times * seconds(cost, hardware, op_rate(name, hardware, p))
+
 
 class _Lines:
-    """Ops whose bytes and FLOPs are a + b·n. They are made from the ops' costs at n = 1 and n = 2."""
+    """Ops whose bytes are a + b·n + c·rows, and whose FLOPs are d·n. They are made from the ops' costs for one token,
+    for two in a row, and for two in a row each."""
 
-    def __init__(self, pairs: list[tuple[OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
-        rates = [op_rate(one.name, hardware, p) for one, _ in pairs]
-        slope_K = [one.count * (two.cost.bytes - one.cost.bytes) / hardware.bandwidth for one, two in pairs]
-        start_K = [one.count * one.cost.bytes / hardware.bandwidth for one, _ in pairs]
-        flops_K = [one.count * one.cost.flops / rate for (one, _), rate in zip(pairs, rates, strict=True)]
-        self._slope_K, self._flops_K = np.array(slope_K), np.array(flops_K)
-        self._fixed_K = np.array(start_K) - self._slope_K
+    def __init__(self, probes: list[tuple[OpCost, OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
+        rates = [op_rate(one.name, hardware, p) for one, _, _ in probes]
+        bytes_K3 = np.array([[one.count * each.cost.bytes for each in (one, two, apart)] for one, two, apart in probes])
+        one_K, two_K, apart_K = bytes_K3.T / hardware.bandwidth
+        flops_K = [one.count * one.cost.flops / rate for (one, _, _), rate in zip(probes, rates, strict=True)]
+        self._slope_K, self._row_K, self._flops_K = two_K - one_K, apart_K - two_K, np.array(flops_K)
+        self._fixed_K = one_K - self._slope_K - self._row_K
 
-    def seconds(self, n: float) -> float:
+    def seconds(self, n: float, rows: float = 0) -> float:
         """Return the sum of the ops' limits. For n = 0 nothing runs, and no weight is read."""
-        return float(np.maximum(self._fixed_K + self._slope_K * n, self._flops_K * n).sum()) if n else 0.0
+        bytes_K = self._fixed_K + self._slope_K * n + self._row_K * rows
+        return float(np.maximum(bytes_K, self._flops_K * n).sum()) if n else 0.0
 
 
 class _Experts:

@@ -76,6 +76,7 @@ class SentRows(Message, frozen=True):
     num_logprobs: int
     prefixes: tuple[PrefixGroup, ...]
     guided: tuple[Guided, ...]
+    marks: np.ndarray | None
 
 
 class SentPlan(Message, frozen=True, tag="plan"):
@@ -264,6 +265,7 @@ def _sent_rows(rows: Rows) -> SentRows:
         rows.num_logprobs,
         rows.prefixes,
         rows.guided,
+        rows.marks_R,
     )
 
 
@@ -279,6 +281,7 @@ def _rows(sent: SentRows) -> Rows:
         num_logprobs=sent.num_logprobs,
         prefixes=sent.prefixes,
         guided=sent.guided,
+        marks_R=sent.marks,
     )
 
 

@@ -211,7 +211,14 @@ def _rows_of(rows: Rows, cut: Cut) -> Rows:
             for row, negative, scale in rows.guided
             if row in index and ends_R[index[row]]
         ),
+        marks_R=None if rows.marks_R is None else _marks_of(rows.marks_R, cut),
     )
+
+
+def _marks_of(marks_R: np.ndarray, cut: Cut) -> np.ndarray:
+    """Return the marks inside pieces. A piece that ends at a mark stores its state there anyway."""
+    inside_R = (cut.starts_R < marks_R[cut.rows_R]) & (marks_R[cut.rows_R] < cut.ends_R)
+    return np.where(inside_R, marks_R[cut.rows_R] - cut.starts_R, 0).astype(marks_R.dtype)
 
 
 def _spans_of(plan: StepPlan, cut: Cut) -> tuple[Span, ...]:

@@ -107,7 +107,7 @@ def whole_decoder(decoder: Decoder) -> Decoder:
 
 
 def own_sources(weights: WeightMap, decoder: Decoder, whole: Decoder) -> WeightMap:
-    """Return the map with the heads that a rank has."""
+    """Return the map with the heads that a rank has, where these have dimensions of their own."""
     found = {}
     for parameter, sources in weights.items():
         owner, all_of_it = (each.get_submodule(parameter.rpartition(".")[0]) for each in (decoder, whole))
@@ -124,8 +124,7 @@ def own_sources(weights: WeightMap, decoder: Decoder, whole: Decoder) -> WeightM
 
 
 def _share(source: Source, part: int, whole: int) -> Source:
-    heads, interleaved = (None if n is None else n * part // whole for n in (source.heads, source.interleaved))
-    return replace(source, heads=heads, interleaved=interleaved)
+    return source if source.interleaved is None else replace(source, interleaved=source.interleaved * part // whole)
 
 
 def check_divided(decoder: Decoder, whole: Decoder) -> None:

@@ -49,6 +49,7 @@ from ridgeline.weights.quantized.plan import (
     targets,
     widened,
 )
+from ridgeline.weights.rows import in_our_order, in_their_order
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]
@@ -229,20 +230,24 @@ def _places(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored
     for parameter, sources in weights.items():
         if parameter.removesuffix(".weight") in kept:
             continue
-        parts = fused_parts(decoder.get_submodule(parameter.rpartition(".")[0]), sources)
-        for name, view in checkpoint_views(decoder, {parameter: sources}).items():
-            yield from _plain_places(plain[name], view.tensor, parts, quantized=name in pieces)
+        owner, views = (
+            decoder.get_submodule(parameter.rpartition(".")[0]),
+            checkpoint_views(decoder, {parameter: sources}),
+        )
+        for source in sources:
+            parts, view = fused_parts(owner, sources, source), views[source.name].tensor
+            yield from _plain_places(plain[source.name], view, source, parts, quantized=source.name in pieces)
     yield from kv_scale_places(decoder, weights, stored)
 
 
 def _plain_places(
-    stored: StoredTensor, view: Tensor, parts: Sequence[int] | None, *, quantized: bool
+    stored: StoredTensor, view: Tensor, source: Source, parts: Sequence[int] | None, *, quantized: bool
 ) -> Iterator[Place]:
     """Yield a parameter's part. Stacks of quantized experts are read one by one, since all of them would take much
     memory before they are copied."""
     if not quantized or stored.part is None:
-        sliced = stored.sliced if list(view.shape) == stored.shape else None
-        yield Place(view, lambda: stored.read().view(view.shape), sliced, parts)
+        sliced = stored.sliced if list(view.shape) == stored.shape and source.heads is None else None
+        yield Place(view, lambda: in_our_order(stored.read().view(view.shape), source), sliced, parts)
         return
     for index, one in enumerate(view):
         yield Place(one, partial(_part, stored.part, index, one.shape), parts=parts)
@@ -309,9 +314,13 @@ def _divided_modules(decoder: Decoder) -> set[str]:
 def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tensor]:
     """Return contiguous copies under the checkpoint's names and shapes, on the decoder's device: the inverse of
     loading."""
+    views = checkpoint_views(decoder, weight_map)
     stored = {
-        name: view.tensor.detach().clone(memory_format=torch.contiguous_format).view(view.shape)
-        for name, view in checkpoint_views(decoder, weight_map).items()
+        source.name: in_their_order(
+            views[source.name].tensor.detach().clone(memory_format=torch.contiguous_format), source
+        ).view(views[source.name].shape)
+        for sources in weight_map.values()
+        for source in sources
     }
     for parameter, sources in weight_map.items():
         if offset := missing_offset(decoder, parameter, sources[0]):
@@ -320,7 +329,8 @@ def export_checkpoint(decoder: Decoder, weight_map: WeightMap) -> dict[str, Tens
 
 
 class View(NamedTuple):
-    """The part of a parameter that a checkpoint's tensor fills, as `stored_view`, and the shape of that tensor."""
+    """The part of a parameter that a checkpoint's tensor fills, as `stored_view`, and the shape of that tensor. Rows
+    that are stored head by head are in our order here (`weights.rows`)."""
 
     tensor: Tensor
     shape: list[int]
@@ -348,10 +358,8 @@ def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Se
 
 
 def stored_view(part: Tensor, source: Source) -> Tensor:
-    """Return our part of a parameter in the order of the checkpoint's tensor. Where that is another order of heads or
-    pairs, they have dimensions of their own."""
-    if source.heads is not None:  # [q | k | v by head, …] seen as [head, q | k | v, …]
-        return part.unflatten(0, (3, source.heads, -1)).transpose(0, 1)
+    """Return our part of a parameter in the order of the checkpoint's tensor, unless that is stored head by head
+    (`weights.rows`). Where that is another order of pairs, they have dimensions of their own."""
     if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
         return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
     if source.alternating:  # [stack, gate | up, …] seen as [stack, …, pair, gate | up]
@@ -367,9 +375,10 @@ def stored_shape(part: Tensor, source: Source) -> list[int]:
 
 def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder: Path, spec: ModelSpec) -> WeightMap:
     """Return the map with a GGUF file's names and orders, or without the base model's prefix ("model.", "transformer.")
-    if the checkpoint was saved without it."""
+    if the checkpoint was saved without it, and with experts together if the checkpoint holds them so."""
     if is_gguf(folder):
         return gguf_weights(read_gguf(folder), weight_map, spec)
+    weight_map = {name: _together(sources, stored) for name, sources in weight_map.items()}
     prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
     if any(name.startswith(prefix) for name in stored):
         return weight_map
@@ -377,6 +386,16 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
         parameter: tuple(replace(source, name=source.name.removeprefix(prefix)) for source in sources)
         for parameter, sources in weight_map.items()
     }
+
+
+def _together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) -> tuple[Source, ...]:
+    """Return the one tensor that holds all of a layer's experts, gates above ups, if the checkpoint has it instead of
+    the experts' own."""
+    layer, found, part = sources[0].name.partition(".experts.0.")
+    if not found or sources[0].name in stored:
+        return sources
+    name = f"{layer}.experts.{'gate_up_proj' if part.startswith('gate_proj.') else part.partition('.')[0]}"
+    return (Source(name=name, stacked=True),) if name in stored else sources
 
 
 def check_checkpoint(decoder: Decoder, views: Mapping[str, View], stored: Stored, folder: Path, pieces: Pieces) -> None:

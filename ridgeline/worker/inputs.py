@@ -43,6 +43,7 @@ class DeviceInputs:
     start_R1: the first token of each row, then the number of tokens.
     samples_R: True for rows that emit a token.
     override_T: the span's token, or -1 for the slot's last token.
+    marks_R: after how many of its tokens a row's state is stored as well (`Rows.marks_R`).
     prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py; None without
         `cascade`.
 
@@ -61,9 +62,10 @@ class DeviceInputs:
     ) -> None:
         num_rows, num_tokens, self.tokens_each = shape
         self.num_rows, self.num_tokens, self._dummy_slot = num_rows, num_tokens, dummy_slot
-        self._sizes = (num_rows, num_rows + 1, -(-num_rows // 4), num_tokens, 4 * num_rows if cascade else 0)
+        self._sizes = (num_rows, num_rows + 1, -(-num_rows // 4), num_tokens, num_rows, 4 * num_rows if cascade else 0)
         self._packed = torch.empty(sum(self._sizes), dtype=torch.int32, device=device)
-        self.slots_R, self.start_R1, samples, self.override_T, prefix = self._packed.split(self._sizes)
+        parts = self._packed.split(self._sizes)
+        self.slots_R, self.start_R1, samples, self.override_T, self.marks_R, prefix = parts
         self.prefix_4R = prefix.view(4, num_rows) if cascade else None
         self.samples_R = samples.view(torch.bool)[:num_rows]
         self._rows: Rows | None = None  # the rows that are loaded, if no spans are
@@ -87,7 +89,8 @@ class DeviceInputs:
     def _pack(self, plan: StepPlan | None, packed: np.ndarray) -> None:
         packed.fill(0)
         starts = (0, *accumulate(self._sizes))
-        slots_R, start_R1, samples, override_T, prefix = (packed[start:end] for start, end in pairwise(starts))
+        parts = (packed[start:end] for start, end in pairwise(starts))
+        slots_R, start_R1, samples, override_T, marks_R, prefix = parts
         rows = 0 if plan is None else len(plan.rows)
         slots_R[rows:] = self._dummy_slot
         override_T.fill(-1)
@@ -98,6 +101,8 @@ class DeviceInputs:
             samples.view(np.bool_)[:rows] = plan.rows.num_logits_R > 0
             for row, token_ids in plan.spans:
                 override_T[start_R1[row] : start_R1[row] + len(token_ids)] = token_ids
+            if plan.rows.marks_R is not None:
+                marks_R[:rows] = plan.rows.marks_R
             if len(prefix):
                 _write_prefixes(plan.rows.prefixes, prefix.reshape(4, self.num_rows))
         each = self.tokens_each

@@ -159,6 +159,7 @@ class Segments:
             last_R=last_R,
             num_tokens=inputs.num_tokens,
             tokens_each=inputs.tokens_each,
+            marks_R=inputs.marks_R,
             prefix_4R=inputs.prefix_4R,
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,

@@ -164,7 +164,9 @@ def test_the_command_writes_what_it_says(source: Path, tmp_path: Path) -> None:
 # Factors
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "neox", "mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "gemma2", "neox", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_next"]
+)
 def test_factors_change_no_output(family: str, tiny_model: object) -> None:
     """They move between a layer's weights; only float32's rounding tells."""
     decoder = load(tiny_model(family))  # type: ignore[operator]
@@ -315,6 +317,8 @@ def test_a_gpu_makes_what_a_cpu_makes(scheme: str, source: Path, tmp_path: Path)
     )
     for name, each in theirs.outcome.made.items():
         got, want = ours.outcome.made[name].form.dequantized().cpu(), each.form.dequantized()
-        assert ((got - want).abs() > 1e-6).float().mean() < 0.05, "more than a few weights lie between two numbers"
+        moved = ((got - want).abs() > 1e-6).float().mean()
+        # E4M3's numbers lie close together near zero, where another order of summation moves more of them
+        assert moved < (0.15 if scheme == "fp8" else 0.05), "more than a few weights lie between two numbers"
     folders.write(ours, tmp_path / "made", progress=silent)
     assert load(tmp_path / "made")

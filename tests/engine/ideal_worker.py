@@ -200,13 +200,14 @@ class IdealWorker:
         return StepResult(plan_id=plan.id, error="a fault was asked for")
 
     def _scribble(self, plan: StepPlan) -> StepResult:
-        for _, slot, positions, _ in self._rows(plan):
+        for row, slot, positions, _ in self._rows(plan):
             for position in positions:
                 for cell in self._cells(slot, position):
                     self.memory[cell] = (-7, -7, -7)
             for g in self._exact:
-                for cell in self._cells(slot, positions[-1], (g,)):
-                    self.memory[cell] = (-7, -7, -7)
+                for position in {positions[-1], positions[self._mark(plan, row) - 1]}:
+                    for cell in self._cells(slot, position, (g,)):
+                        self.memory[cell] = (-7, -7, -7)
         return self._fail(plan)
 
     def _fold(self, plan: StepPlan) -> None:
@@ -255,6 +256,7 @@ class IdealWorker:
         alike = len(counts) == 1 and (counts == {1} or kinds == {RowKind.VERIFY})
         if rows.tokens_each != (counts.pop() if alike else 0):
             raise Violation(f"rows of {rows.num_tokens_R} tokens are said to bring {rows.tokens_each} each")
+        self._check_marks(plan)
         for row, slot_id in enumerate(rows.slots_R.tolist()):
             slot = self.slots.get(slot_id)
             if slot is None or slot.form.generation != rows.generations_R[row]:
@@ -265,6 +267,34 @@ class IdealWorker:
                 raise Violation(f"kv_bound is {plan.kv_bound_R[row]}, the row ends at {bound}")
             if plan.expected is not None and rows.kinds_R[row] != RowKind.VERIFY:
                 self._compare(slot, plan.expected[slot_id])
+
+    def _mark(self, plan: StepPlan, row: int) -> int:
+        return 0 if plan.rows.marks_R is None else int(plan.rows.marks_R[row])
+
+    def _check_marks(self, plan: StepPlan) -> None:
+        """Marks lie inside their rows, behind a block that is full and neither read nor written to by any row."""
+        touched: dict[Cell, int] = {}
+        for row, slot, positions, _ in self._rows(plan):
+            mark, start = self._mark(plan, row), positions[0]
+            if mark and not (0 < mark < len(positions) and (start + mark) % self.layout.block_size == 0):
+                raise Violation(f"row {row} runs {len(positions)} tokens from {start} and has a mark at {mark}")
+            for g in self._exact:
+                ends = {start - 1, positions[-1]} - {-1}
+                own = {cell for position in ends for cell in self._cells(slot, position, (g,))}
+                kept = set(self._cells(slot, start + mark - 1, (g,))) if mark else set()
+                if own & kept:
+                    raise Violation(f"row {row} keeps a state where it needs another")
+                for cell in own | kept:
+                    if touched.setdefault(cell, row) != row and self._writes(plan, cell) > 0:
+                        raise Violation(f"a state that row {row} or row {touched[cell]} writes is not its own")
+
+    def _writes(self, plan: StepPlan, cell: Cell) -> int:
+        """How many rows write a state to the cell."""
+        count = 0
+        for row, slot, positions, _ in self._rows(plan):
+            ends = {positions[-1]} | ({positions[0] + mark - 1} if (mark := self._mark(plan, row)) else set())
+            count += any(cell in self._cells(slot, position, self._exact) for position in ends)
+        return count
 
     def _compare(self, slot: Slot, form: Assign) -> None:
         if not slot.stopped and slot.kv_len != form.kv_len:
@@ -297,8 +327,9 @@ class IdealWorker:
                 continue
             if len(tokens) != len(positions) or min(tokens) < 0:
                 raise Violation(f"row {row} runs {len(positions)} tokens and is given {tokens}")
+            stored = {positions[-1], positions[self._mark(step.plan, row) - 1]}
             for position, token in zip(positions, tokens, strict=True):
-                self._write(row, slot, position, position == positions[-1], token, broken, written, states)
+                self._write(row, slot, position, position in stored, token, broken, written, states)
         for row, slot, positions, _ in self._rows(step.plan):
             if row in step.chances:
                 continue
@@ -312,13 +343,14 @@ class IdealWorker:
         row: int,
         slot: Slot,
         position: int,
-        last: bool,
+        stored: bool,
         token: int,
         broken: bool,
         written: dict[Cell, int],
         states: States,
     ) -> None:
-        """One token of a row, into every group. states: those of exact groups, which are stored after the last."""
+        """One token of a row, into every group. states: those of exact groups, which are stored at
+        marks and after the last."""
         for g in range(len(self.layout.groups)):
             exact = g in self._exact
             if not position:
@@ -330,7 +362,7 @@ class IdealWorker:
             after = NAN if broken or before == NAN else digest(before, token)
             if exact:
                 states[row, g, position] = after
-                if not last:
+                if not stored:
                     continue
             for cell in self._cells(slot, position, (g,)):
                 if cell in written:

@@ -22,6 +22,7 @@ from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Op
 from ridgeline.kernels.ops import OPS
+from ridgeline.kernels.output_gate import op as output_gate
 from ridgeline.kernels.rotary import op as rotary
 
 CPU = torch.device("cpu")
@@ -71,12 +72,18 @@ def exact_rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tupl
 def exact_activation(x: Tensor, kind: str) -> Tensor:
     if kind == "silu":
         return F.silu(x)
+    if kind == "relu2":
+        return F.relu(x) ** 2
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
 def exact_gated_activation(x: Tensor, kind: str) -> Tensor:
     gate, up = x.tensor_split(2, dim=-1)
     return exact_activation(gate, kind) * up
+
+
+def exact_output_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-gate))
 
 
 class Subject(NamedTuple):
@@ -102,6 +109,7 @@ SUBJECTS = [
         Subject(activation.GATED_ACTIVATION, case, case.inputs, exact_gated_activation, 16 * 16)
         for case in activation.CASES
     ),
+    *(Subject(output_gate.OUTPUT_GATE, case, case.inputs, exact_output_gate, 16 * 16) for case in output_gate.CASES),
 ]
 
 IMPLEMENTED = [

@@ -16,6 +16,7 @@ from torch import Tensor
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.output_gate import op as output_gate
 from ridgeline.kernels.rotary import op as rotary
 
 pytest.importorskip("triton")
@@ -141,7 +142,7 @@ def test_norms(case: norm.Case, dtype: torch.dtype, layer: bool, views: bool, de
         ),
     ],
 )
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
@@ -153,7 +154,17 @@ def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated
     assert_close(run(strided(x), kind), op.reference(x, kind), 4, slack=256 if gated else 16)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", output_gate.CASES, ids=str)
+def test_output_gates(case: output_gate.Case, dtype: torch.dtype, device: str) -> None:
+    op, inputs = output_gate.OUTPUT_GATE, case.inputs(dtype, torch.device(device))
+    poisoned((case.tokens, case.width), device=device, dtype=dtype)
+    run = op.choose(Platform.of(torch.device(device)), "triton")
+    assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu2"])
 def test_activations_hold_at_the_ends_of_the_range(kind: str) -> None:
     x = torch.tensor([[-1e4, -100.0, -20.0, -0.0, 0.0, 20.0, 100.0, 1e4]])
     ours = activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(x, kind)

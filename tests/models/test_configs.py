@@ -11,7 +11,9 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from ridgeline.core.delta_spec import GatedDeltaSpec
 from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import RopeSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
@@ -20,6 +22,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.experts import COUNTS
 from ridgeline.weights.loader import checkpoint_views
 from tests import tiny_models
+from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -650,6 +653,289 @@ MINIMAX_M2: dict[str, Any] = {  # without its fp8
     "vocab_size": 200064,
 }
 
+LFM2_1_2B: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "block_norm_eps": 1e-05,
+    "bos_token_id": 1,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "eos_token_id": 7,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "model_type": "lfm2",
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pad_token_id": 0,
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65536,
+}
+
+LFM2_8B_A1B: dict[str, Any] = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "bos_token_id": 1,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "dtype": "bfloat16",
+    "eos_token_id": 7,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+    "max_position_embeddings": 128000,
+    "model_type": "lfm2_moe",
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "pad_token_id": 0,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 1.0,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
+
+JAMBA_MINI: dict[str, Any] = {
+    "architectures": ["JambaForCausalLM"],
+    "attn_layer_offset": 4,
+    "attn_layer_period": 8,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 519],
+    "expert_layer_offset": 1,
+    "expert_layer_period": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 256,
+    "mamba_expand": 2,
+    "mamba_proj_bias": False,
+    "max_position_embeddings": 262144,
+    "model_type": "jamba",
+    "num_attention_heads": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "output_router_logits": False,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-06,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65536,
+}
+
+FALCON_H1_7B: dict[str, Any] = {  # with the multipliers of the 0.5B
+    "architectures": ["FalconH1ForCausalLM"],
+    "attention_bias": False,
+    "attention_in_multiplier": 1.0,
+    "attention_out_multiplier": 0.9375,
+    "bos_token_id": 1,
+    "embedding_multiplier": 5.656854249492381,
+    "eos_token_id": 11,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "key_multiplier": 0.39062499999999994,
+    "lm_head_multiplier": 0.0390625,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 128,
+    "mamba_d_ssm": 3072,
+    "mamba_d_state": 256,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 24,
+    "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": False,
+    "max_position_embeddings": 262144,
+    "mlp_bias": False,
+    "mlp_multipliers": [0.8838834764831845, 0.5859375],
+    "model_type": "falcon_h1",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 44,
+    "num_key_value_heads": 2,
+    "projectors_bias": False,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000000000.0,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    "ssm_out_multiplier": 0.23570226039551587,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 130048,
+}
+
+ZAMBA2_2_7B: dict[str, Any] = {
+    "adapter_rank": 128,
+    "add_bias_linear": False,
+    "architectures": ["Zamba2ForCausalLM"],
+    "attention_head_dim": 160,
+    "attention_hidden_size": 5120,
+    "bos_token_id": 1,
+    "chunk_size": 256,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "layers_block_type": ["hybrid" if layer in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "mamba" for layer in range(54)],
+    "mamba_d_conv": 4,
+    "mamba_d_state": 64,
+    "mamba_expand": 2,
+    "mamba_headdim": 64,
+    "mamba_ngroups": 1,
+    "max_position_embeddings": 4096,
+    "model_type": "zamba2",
+    "n_mamba_heads": 80,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 54,
+    "num_key_value_heads": 32,
+    "num_mem_blocks": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000,
+    "time_step_floor": 0.0001,
+    "time_step_limit": None,
+    "time_step_max": 0.1,
+    "time_step_min": 0.001,
+    "torch_dtype": "bfloat16",
+    "use_conv_bias": True,
+    "use_long_context": False,
+    "use_mem_rope": False,
+    "use_shared_attention_adapter": False,
+    "vocab_size": 32000,
+}
+
+QWEN3_NEXT_80B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+
+_QWEN3_5_TEXT: dict[str, Any] = {
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "vocab_size": 248320,
+}
+QWEN3_5_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "text_config": _QWEN3_5_TEXT,
+    "tie_word_embeddings": False,
+    "vision_config": {"model_type": "qwen3_5_vision", "depth": 1},
+}
+QWEN3_5_9B: dict[str, Any] = {
+    **_QWEN3_5_TEXT,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+    "linear_num_value_heads": 32,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+}
+QWEN3_5_35B_A3B: dict[str, Any] = {
+    **{name: value for name, value in _QWEN3_5_TEXT.items() if name != "intermediate_size"},
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "hidden_size": 2048,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+    "linear_num_value_heads": 32,
+    "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+}
+QWEN3_5_35B_A3B_MULTIMODAL: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": {name: value for name, value in QWEN3_5_35B_A3B.items() if name != "architectures"},
+    "vision_config": {"model_type": "qwen3_5_moe_vision", "depth": 1},
+}
+
 PUBLISHED = {
     "llama": LLAMA_3_1_8B,
     "qwen3": QWEN3_0_6B,
@@ -676,6 +962,17 @@ PUBLISHED = {
     "granite_moe_shared": GRANITE_MOE_SHARED,
     "glm4_moe": GLM_4_5_AIR,
     "minimax_m2": MINIMAX_M2,
+    "qwen3_next": QWEN3_NEXT_80B_A3B,
+    "qwen3_5": QWEN3_5_9B,
+    "qwen3_5_multimodal": QWEN3_5_27B,
+    "qwen3_5_moe": QWEN3_5_35B_A3B,
+    "qwen3_5_moe_multimodal": QWEN3_5_35B_A3B_MULTIMODAL,
+    "lfm2": LFM2_1_2B,
+    "lfm2_moe": LFM2_8B_A1B,
+    "jamba": JAMBA_MINI,
+    "falcon_h1": FALCON_H1_7B,
+    "zamba2": ZAMBA2_2_7B,
+    **SELECTIVE,
 }
 
 
@@ -961,6 +1258,92 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func to 'softmax'; it must be sigmoid"),
     ("minimax_m2", {"attn_type_list": [0, 1] * 31}, "attn_type_list to .*; it must be 1 .* for each layer"),
     ("minimax_m2", {"shared_intermediate_size": 64}, "shared_intermediate_size to 64.*no shared expert"),
+    ("qwen3_next", {"linear_num_value_heads": 24}, "linear_num_value_heads to 24; it must be a multiple of the 16"),
+    ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim to 1; it must be a whole number of at least"),
+    ("qwen3_next", {"linear_conv_kernel_dim": 5000}, "linear_conv_kernel_dim to 5000; it must be at most 1024"),
+    ("qwen3_next", {"linear_key_head_dim": 2**14, "linear_value_head_dim": 2**14}, "less, since a state has at most"),
+    ("qwen3_next", {"linear_key_head_dim": None}, "no linear_key_head_dim"),
+    ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act to 'gelu'; it must be silu"),
+    ("qwen3_next", {"layer_types": ["linear_attention", "sliding_attention"] * 24}, "each linear_attention or full_at"),
+    ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval to 0; it must be a whole number"),
+    ("qwen3_next", {"num_key_value_heads": 3}, "16 attention heads and 3 key/value heads"),
+    ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate to False; it must be true"),
+    ("qwen3_5", {"layer_types": ["linear_attention"]}, "layer_types to .*; it must be 32 entries"),
+    ("qwen3_5_moe", {"num_experts_per_tok": 257}, "num_experts_per_tok to 257; it must be at most the 256"),
+    ("qwen3_5_moe_multimodal", {"text_config": None}, "no text_config"),
+    ("qwen3_5_multimodal", {"text_config": "qwen3_5_text"}, "text_config to 'qwen3_5_text'; it must be an object"),
+    ("lfm2", {"conv_L_cache": 1}, "conv_L_cache to 1; it must be a whole number of at least 2"),
+    ("lfm2", {"conv_L_cache": 4096}, "conv_L_cache to 4096; it must be at most 1024"),
+    ("lfm2", {"full_attn_idxs": "2"}, "full_attn_idxs to '2'; it must be a list of the numbers of layers"),
+    ("lfm2", {"num_key_value_heads": 5}, "num_key_value_heads to 5; it must be a divisor of the 32"),
+    ("lfm2", {"layer_types": ["sliding_attention"] * 16}, "16 entries, each full_attention or conv"),
+    ("lfm2", {"block_multiple_of": 0}, "block_multiple_of to 0; it must be a whole number"),
+    ("jamba", {"mamba_d_conv": 1}, "mamba_d_conv to 1; it must be a whole number of at least 2"),
+    ("jamba", {"mamba_dt_rank": "many"}, "mamba_dt_rank to 'many'; it must be a whole number"),
+    ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset to 8; it must be below the 8 of attn_layer_period"),
+    ("jamba", {"expert_layer_period": 0}, "expert_layer_period to 0; it must be a whole number of at least 1"),
+    ("jamba", {"hidden_act": "gelu"}, "hidden_act to 'gelu'; it must be silu"),
+    ("jamba", {"num_key_value_heads": 5}, "num_key_value_heads to 5; it must be a divisor of the 32"),
+    ("falcon_h1", {"attention_bias": True}, "attention_bias to True.*share has no biases"),
+    ("falcon_h1", {"mamba_n_heads": 23}, "mamba_n_heads to 23; it must be a divisor of the 3072 columns"),
+    ("falcon_h1", {"mamba_n_groups": 5}, "mamba_n_groups to 5; it must be a divisor of the 24 of mamba_n_heads"),
+    ("falcon_h1", {"mamba_d_head": 64}, "mamba_d_head to 64; it must be the 128 columns"),
+    ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers to .*; it must be a list of 5 numbers"),
+    ("falcon_h1", {"mlp_multipliers": [1.0, "x"]}, "mlp_multipliers to 'x'; it must be a number above 0"),
+    ("falcon_h1", {"time_step_limit": [1.0, 0.5]}, "time_step_limit to .*; it must be a number of at least 0 and a l"),
+    ("falcon_h1", {"time_step_limit": ["0", None]}, "time_step_limit to .*; it must be a list of two numbers"),
+    ("zamba2", {"layers_block_type": ["hybrid"]}, "layers_block_type to .*; it must be 54 entries, each mamba or"),
+    ("zamba2", {"num_hidden_layers": 53}, "layers_block_type to .*; it must be 53 entries"),
+    ("zamba2", {"num_attention_heads": 33}, "33 attention heads and 32 key/value heads in blocks of width 5120"),
+    ("zamba2", {"n_mamba_heads": 81}, "n_mamba_heads to 81; it must be a divisor of the 5120 columns"),
+    ("zamba2", {"mamba_ngroups": 3}, "mamba_ngroups to 3; it must be a divisor of the 80 of n_mamba_heads"),
+    ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings to False; it must be true, without which"),
+    ("zamba2", {"num_mem_blocks": 0}, "num_mem_blocks to 0; it must be a whole number of at least 1"),
+    (
+        "zamba2",
+        {"use_shared_attention_adapter": True, "num_key_value_heads": 8},
+        "num_key_value_heads to 8; it must be the 32 of num_attention_heads, since q and k have adapters",
+    ),
+    ("mamba", {"conv_kernel": 1}, "conv_kernel to 1; it must be a whole number of at least 2"),
+    ("mamba", {"hidden_act": "gelu"}, "hidden_act to 'gelu'; it must be silu"),
+    ("mamba", {"expand": 1.5, "intermediate_size": None}, "expand to 1.5; it must be a whole number"),
+    ("falcon_mamba", {"time_step_rank": "much"}, "time_step_rank to 'much'; it must be a whole number"),
+    ("falcon_mamba", {"mixer_rms_eps": 0}, "mixer_rms_eps to 0; it must be a number above 0"),
+    ("mamba2", {"num_heads": 81}, "num_heads to 81; it must be a divisor of the 5120 columns"),
+    ("mamba2", {"head_dim": 32}, "head_dim to 32; it must be the 64 columns"),
+    ("mamba2", {"n_groups": 3}, "n_groups to 3; it must be a divisor of the 80 of num_heads"),
+    (
+        "mamba2",
+        {"time_step_limit": [1, 0]},
+        "time_step_limit to .*; it must be a number of at least 0 and a larger one",
+    ),
+    (
+        "bamba",
+        {"attn_layer_indices": [9, 32]},
+        "attn_layer_indices to .*; it must be a list of numbers of layers, from 0",
+    ),
+    ("bamba", {"attn_layer_indices": "9"}, "attn_layer_indices to '9'; it must be a list of numbers"),
+    ("bamba", {"mamba_d_conv": 5000}, "mamba_d_conv to 5000; it must be at most 1024"),
+    ("granite_hybrid", {"layer_types": ["mamba"]}, "40 entries, each mamba or attention or"),
+    (
+        "granite_hybrid",
+        {"position_embedding_type": "alibi"},
+        "position_embedding_type to 'alibi'; it must be rope, nope",
+    ),
+    ("granite_hybrid", {"num_local_experts": -1}, "num_local_experts to -1; it must be a whole number of at least 0"),
+    ("nemotron_h", {"hybrid_override_pattern": None}, "no layers_block_type"),
+    ("nemotron_h", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern to 'M-X'; it must be 1 to 1000 layers"),
+    (
+        "nemotron_h",
+        {"layers_block_type": ["mamba", "conv"]},
+        "layers_block_type to .*; it must be 1 to 1000 layers, each",
+    ),
+    ("nemotron_h", {"layers_block_type": []}, "layers_block_type to .*; it must be 1 to 1000 layers"),
+    ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act to 'silu'; it must be relu2"),
+    ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act to 'gelu'; it must be silu"),
+    ("nemotron_h_moe", {"mlp_bias": True}, "mlp_bias to True.*mixtures of experts have no biases"),
+    ("lfm2_moe", {"layer_types": None}, "no layer_types"),
+    ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers to -1; it must be a whole number"),
     ("qwen3_moe", {"num_hidden_layers": 1000, "num_experts": 4096}, "4096000 experts in all layers; at most 262144"),
     ("qwen3_moe", {"moe_intermediate_size": 2**24, "hidden_size": 2**24}, "experts of 16777216 x 16777216 in a layer"),
 ]
@@ -991,6 +1374,32 @@ def test_layers_that_draft_are_counted_by_the_config() -> None:
     assert model_config(GLM_4_5_AIR).spec.unused == ("model.layers.46.",)
     assert model_config(MINIMAX_M2).spec.unused == tuple(f"model.layers.{layer}." for layer in (62, 63, 64))
     assert model_config({**GLM_4_5_AIR, "num_nextn_predict_layers": 0}).spec.unused == ()
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_absent_entries_of_gated_delta_rules_take_transformers_defaults(kind: str) -> None:
+    """All that say how wide something is, where attention is, and how it rotates."""
+    absent = ("linear_", "head_dim", "layer_types", "full_attention_interval", "rope_", "partial_rotary_factor")
+    absent += ("num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "shared_expert", "moe_")
+    config = {name: value for name, value in PUBLISHED[kind].items() if not name.startswith(absent)}
+    config |= {"rope_theta": 5e6} if kind == "qwen3_next" else {}
+    ours, oracle = model_config(config).spec, transformers.AutoConfig.for_model(**config)
+    kinds = {"gated_delta": "linear_attention", "attention": "full_attention"}
+    assert [kinds[layer.mixer.kind] for layer in ours.layers] == oracle.layer_types
+    delta, attention = ours.layers[0].mixer, ours.layers[3].attention
+    assert isinstance(delta, GatedDeltaSpec)
+    assert (delta.key_heads, delta.value_heads) == (oracle.linear_num_key_heads, oracle.linear_num_value_heads)
+    assert (delta.key_dim, delta.value_dim) == (oracle.linear_key_head_dim, oracle.linear_value_head_dim)
+    assert (delta.length, delta.norm.eps) == (oracle.linear_conv_kernel_dim, oracle.rms_norm_eps)
+    assert (attention.num_kv_heads, attention.head_dim) == (oracle.num_key_value_heads, oracle.head_dim)
+    assert attention.rope is not None
+    assert attention.rope.theta == oracle.rope_parameters["rope_theta"]
+    assert attention.rope.rotary_dim == oracle.head_dim * oracle.rope_parameters["partial_rotary_factor"]
+    assert ours.max_position_embeddings == oracle.max_position_embeddings
+    if isinstance(mixture := ours.layers[0].feed_forward, ExpertsSpec):
+        assert mixture.intermediate_size == oracle.moe_intermediate_size
+        assert mixture.shared is not None
+        assert mixture.shared.intermediate_size == oracle.shared_expert_intermediate_size
 
 
 def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import DenseStates
 from ridgeline.models.config import ModelConfig
 from ridgeline.weights.loader import load_weights, read_model_config
 
@@ -38,5 +38,6 @@ def dense_logits(decoder: Decoder, ids_BS: Tensor) -> Tensor:
     """[B, S, V] logits of every position of B sequences."""
     batch, length = ids_BS.shape
     positions_T = torch.arange(length).repeat(batch)
-    hidden_TM = decoder(ids_BS.flatten(), positions_T, DenseCausal(batch))
+    states = DenseStates(decoder.spec, batch, length, decoder.embed.weight.dtype, CPU)
+    hidden_TM = decoder(ids_BS.flatten(), positions_T, states)
     return decoder.logits(hidden_TM).unflatten(0, (batch, length))

@@ -8,9 +8,14 @@ With a single group a page is a block. A page is fresh (no group owns it), busy 
     spare     nobody refers to it, but the prefix index knows its content
     open      nobody refers to it and its content is worthless
 
-Blocks are taken from the open ones, then fresh pages, then the idle page freed longest ago; only when these do not
+Blocks are taken from the open ones, then fresh pages, then the idle page that is worth least; only when these do not
 suffice are spare blocks given up, since their pages help no other group. So a group grows by a page only when every
 block it could reuse is in use, and `can_take` can count instead of search.
+
+An idle page's rank is the clock at the time when it became idle and what its content is worth. The clock goes to the
+rank of every page that is given up, so what was used lately outlives what was not, by as much as it is worth more
+(GreedyDual: Young 1994; with sizes: Cao and Irani 1997; all pages have the same size here). Where all are worth the
+same, the page goes first that was freed longest ago.
 
 *Freed is not yet free*: a freed block may be reused at once by the compute stream, where the write comes after every
 earlier read, but any other reader or writer (copy to host, disk, network) must wait until the last plan that named
@@ -23,6 +28,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.engine.cache.idle import Idle, IdlePages
 
 
 class _Block:
@@ -34,16 +40,31 @@ class _Block:
 
 
 class BlockPool:
-    """`on_evict(group, block)` is called when a cached block's content is about to be given up."""
+    """`on_evict(group, block)` is called when a cached block's content is about to be given up.
 
-    def __init__(self, layout: CacheLayout, on_evict: Callable[[int, int], None] = lambda group, block: None) -> None:
+    worth: what the cached blocks of one of the group's pages are worth, in the tokens that must run again without them.
+    most_states: how many idle pages the groups whose states are exact may have. Beyond them the least is given up.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        on_evict: Callable[[int, int], None] = lambda group, block: None,
+        worth: Callable[[int, Sequence[int]], float] = lambda group, blocks: 0.0,
+        most_states: int | None = None,
+    ) -> None:
         groups = range(len(layout.groups))
         self.layout = layout
         self._on_evict = on_evict
         self._per_page = [layout.blocks_per_page(g) for g in groups]
         self._fresh = list(range(layout.num_pages - 1, 0, -1))  # page 0 holds the null block
         self._busy: dict[int, int] = {}  # page some group owns → its held blocks
-        self._idle: OrderedDict[int, int] = OrderedDict()  # idle page → its group, the one freed longest ago first
+        self._idle: dict[int, int] = {}  # idle page → its group
+        tokens, states = IdlePages(), IdlePages()
+        self._ranked = tokens, states
+        self._ranked_of = [states if group.spec.exact else tokens for group in layout.groups]
+        self._worth, self._most_states = worth, layout.num_pages if most_states is None else most_states
+        self._clock, self._order = 0.0, 0
         self._blocks: list[dict[int, _Block]] = [{} for _ in groups]
         self._open: list[OrderedDict[int, None]] = [OrderedDict() for _ in groups]
         self._spare: list[OrderedDict[int, None]] = [OrderedDict() for _ in groups]
@@ -73,6 +94,19 @@ class BlockPool:
                 free_pages += whole
                 unheld[g] += count - whole * self._per_page[g]  # a free page's other blocks are no group's any more
         return self._pages_for(wanted, unheld) <= free_pages
+
+    def is_worth(self, group: int, worth: float) -> bool:
+        """Return whether a block of so much worth should be taken: there is memory to spare, or what would be given up
+        for it is worth less."""
+        if self._open[group] or self._fresh:
+            return True
+        least = self._least()
+        return least is not None and least.rank <= self._clock + worth
+
+    @property
+    def idle_states(self) -> int:
+        """Idle pages of groups whose states are exact."""
+        return len(self._ranked[1])
 
     def refs(self, group: int, block: int) -> int:
         found = self._blocks[group].get(block)
@@ -178,23 +212,39 @@ class BlockPool:
         for block in self._blocks_of(group, page):
             del self._unheld(group, block)[block]
         self._idle[page] = group
+        cached = [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
+        self._order += 1
+        self._ranked_of[group].add(Idle(self._clock + self._worth(group, cached), self._order, page))
         self._dissolve_if_worthless(group, page)
+        states = self._ranked[1]
+        while len(states) > self._most_states and (least := states.least()) is not None:
+            self._give_up(least)
 
     def _wake(self, group: int, page: int) -> None:
         """A block of an idle page is about to be held."""
         if self._idle.pop(page, None) is not None:
+            self._ranked_of[group].discard(page)
             for block in self._blocks_of(group, page):
                 self._unheld(group, block)[block] = None
 
     def _evict(self) -> int:
-        """Give up the content of the page that has been idle longest."""
-        page, group = next(iter(self._idle.items()))
+        """Give up the content of the idle page that is worth least."""
+        least = self._least()
+        assert least is not None
+        self._give_up(least)
+        return self._fresh.pop()
+
+    def _least(self) -> Idle | None:
+        return min(filter(None, (pages.least() for pages in self._ranked)), default=None)
+
+    def _give_up(self, idle: Idle) -> None:
+        page, group = idle.page, self._idle[idle.page]
+        self._clock = max(self._clock, idle.rank)
         for block in self._blocks_of(group, page):
             if self._blocks[group][block].cached:
                 self._on_evict(group, block)
                 self._blocks[group][block].cached = False
         self._dissolve_if_worthless(group, page)
-        return self._fresh.pop()
 
     def _dissolve_if_worthless(self, group: int, page: int) -> None:
         """Return an idle page without cached blocks to the common stock."""
@@ -205,6 +255,7 @@ class BlockPool:
             del self._blocks[group][block]
         del self._busy[page]
         del self._idle[page]
+        self._ranked_of[group].discard(page)
         self._fresh.append(page)
 
     def _blocks_of(self, group: int, page: int) -> list[int]:

@@ -61,6 +61,10 @@ class PrefixIndex:
     def get(self, node_hash: Hash) -> Node | None:
         return self._nodes.get(node_hash)
 
+    def hash_of(self, group: int, block: int) -> Hash | None:
+        """Return the hash under which a block can be matched."""
+        return self._hash_of[group].get(block)
+
     def children(self, node_hash: Hash) -> frozenset[Hash]:
         """Cached continuations of a prefix (a root hash works too). Looks at every node: no step asks for them, and
         links kept up to date were a sixth of what publishing costs.
@@ -106,6 +110,9 @@ class PrefixIndex:
             del self._nodes[node_hash]
 
     # ---- ends -------------------------------------------------------------------------------------------------
+
+    def has_ends(self, parent: Hash) -> bool:
+        return parent in self._ends
 
     def is_covered(self, parent: Hash, tokens: Tokens) -> bool:
         """Return whether an end after `parent` begins with these tokens."""

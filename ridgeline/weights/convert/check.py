@@ -121,19 +121,25 @@ def _pairs(
     ours: Sequence[Source], theirs: Sequence[Source], stored: Mapping[str, StoredTensor], read: Read
 ) -> Iterator[tuple[Source, Source, StoredTensor]]:
     """Yield the tensors of our checkpoints with those of this one. One of theirs may hold what ours hold expert by
-    expert."""
+    expert, and its fused projections below one another."""
     if ours[0].stacked is theirs[0].stacked:
         yield from ((mine, other, stored[other.name]) for mine, other in zip(ours, theirs, strict=True))
         return
+    parts = len(ours) // stored[theirs[0].name].shape[0]
     for number, mine in enumerate(ours):
-        expert, part = divmod(number, len(theirs))
-        name = theirs[part].name
-        one = StoredTensor(stored[name].shape[1:], stored[name].dtype, partial(_of_stack, read, name, expert))
-        yield mine, theirs[part], one
+        expert, part = divmod(number, parts)
+        other = theirs[part * len(theirs) // parts]
+        _, rows, *rest = stored[other.name].shape
+        rows = rows * len(theirs) // parts
+        within = slice(part * rows, (part + 1) * rows) if len(theirs) < parts else slice(None)
+        one = StoredTensor(
+            [rows, *rest], stored[other.name].dtype, partial(_of_stack, read, other.name, (expert, within))
+        )
+        yield mine, other, one
 
 
-def _of_stack(read: Read, name: str, expert: int) -> Tensor:
-    return read(name)[expert]
+def _of_stack(read: Read, name: str, within: tuple[int, slice]) -> Tensor:
+    return read(name)[within]
 
 
 def check_copies(model: OpenModel, report: Report) -> None:

@@ -23,6 +23,7 @@ from ridgeline.weights.gguf_names import gguf_config
 from ridgeline.weights.loader import stored_shape, stored_view
 from ridgeline.weights.mxfp4 import MXFP4
 from ridgeline.weights.quantized.config import SIDE_FILES, without_quantization
+from ridgeline.weights.rows import in_our_order, in_their_order
 
 Progress = Callable[[str, float], None]
 WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
@@ -111,10 +112,11 @@ def _made(tensor: OpenTensor, dtype: torch.dtype, shape: list[int], report: Repo
         return _cast(values, dtype, tensor.theirs.name).reshape(shape)
     part = torch.empty(tensor.part.shape, dtype=values.dtype)
     view = stored_view(part, tensor.theirs)
-    view.copy_(values.view(view.shape))
+    view.copy_(in_our_order(values.view(view.shape), tensor.theirs))
     if tensor.offset:
         part = part - tensor.offset
-    return stored_view(_cast(part, dtype, tensor.theirs.name), tensor.ours).reshape(shape)
+    made = stored_view(_cast(part, dtype, tensor.theirs.name), tensor.ours)
+    return in_their_order(made, tensor.ours).reshape(shape)
 
 
 def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:

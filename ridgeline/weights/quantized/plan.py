@@ -20,6 +20,7 @@ from ridgeline.quantization.held import WHOLE, Filling
 from ridgeline.weights.checkpoint import PLAIN, StoredTensor
 from ridgeline.weights.divided import Place
 from ridgeline.weights.quantized.piece import Method, Piece, Stored
+from ridgeline.weights.rows import divides_heads, in_our_order, our_shares
 
 Pieces = Mapping[str, Piece]  # the name of a source → how it is stored
 Forms = Mapping[str, HeldMatrix]  # by the names of the decoder's modules
@@ -45,7 +46,7 @@ def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, store
             shape = (len(owner.weight), rows, owner.inputs) if source.stacked else (rows, owner.inputs)
             piece = None if plain else method.piece(source.name.removesuffix(".weight"), shape, stored)
             if piece is not None:
-                _check_order(module, source, piece)
+                _check_order(module, source, rows, piece)
                 found[source.name] = piece
     return found
 
@@ -71,9 +72,11 @@ def _rows(owner: Any, sources: Sequence[Source]) -> Sequence[int]:
     return owner.parts if len(sources) == len(owner.parts) else (sum(owner.parts),)
 
 
-def _check_order(module: str, source: Source, piece: Piece) -> None:
+def _check_order(module: str, source: Source, rows: int, piece: Piece) -> None:
     how = piece.held.format
-    if isinstance(how, Fp8Format) and how.block and (source.heads or source.interleaved or source.alternating):
+    if not isinstance(how, Fp8Format) or not how.block:
+        return
+    if source.interleaved or source.alternating or not (source.heads is None or divides_heads(source, rows, BLOCK)):
         raise ModelLoadError(f"{source.name} has its rows in another order than {module}, which blocks of FP8 cross.")
 
 
@@ -144,7 +147,6 @@ def targets(
     assert isinstance(module, (Linear, ExpertStack))
     for filling in module.fillings:
         own = [replace(source, transpose=False) for source in _own(filling.parts, len(module.parts), sources)]
-        fused = fused_parts(module, sources)
         for field, tensor in filling.tensors.items():
             if field in WHOLE:
                 whole = partial(_shared, field, own, pieces, stored, tensor.shape)
@@ -152,18 +154,20 @@ def targets(
                 continue
             for source, part in zip(own, _split(filling, field, len(own)), strict=True):
                 place = view(part, source)
-                read = partial(_read, pieces.get(source.name), field, source.name, stored, place.shape)
+                read = partial(_read, pieces.get(source.name), field, source, stored, place.shape)
                 how = None if filling.held is None else filling.held.format
                 planes = how.planes() if field == "code_OB" and isinstance(how, CodedFormat) else ()
-                yield Place(place, read, partial(_own_planes, read, planes) if len(planes) > 1 else None, fused)
+                sliced = partial(_own_planes, read, planes) if len(planes) > 1 else None
+                yield Place(place, read, sliced, fused_parts(module, sources, source))
 
 
-def fused_parts(owner: nn.Module, sources: Sequence[Source]) -> Sequence[int] | None:
-    """Return the sizes of the projections that one tensor of the files holds below one another, if there are
-    several."""
+def fused_parts(owner: nn.Module, sources: Sequence[Source], source: Source) -> Sequence[int] | None:
+    """Return the sizes, or their ratios, of the projections that one of a module's tensors in the files holds, in our
+    order of rows below one another, if there are several."""
+    if source.heads is not None:
+        return our_shares(source)
     parts: Sequence[int] = getattr(owner, "parts", ())
-    below = len(sources) == 1 and sources[0].heads is None and not sources[0].alternating
-    return parts if below and len(parts) > 1 else None
+    return parts if len(sources) == 1 and len(parts) > 1 and not source.alternating else None
 
 
 def _own(parts: Mapping[int, int], count: int, sources: Sequence[Source]) -> list[Source]:
@@ -182,10 +186,10 @@ def _split(filling: Filling, field: str, count: int) -> Sequence[Tensor]:
     return [part[expert] for expert in range(len(experts[0])) for part in experts]
 
 
-def _read(piece: Piece | None, field: str, name: str, stored: Stored, shape: torch.Size) -> Tensor:
+def _read(piece: Piece | None, field: str, source: Source, stored: Stored, shape: torch.Size) -> Tensor:
     if piece is None:
-        return stored[name].read().view(shape)
-    return piece.read[field](lambda each: stored[each].read()).reshape(shape)
+        return in_our_order(stored[source.name].read().view(shape), source)
+    return in_our_order(piece.read[field](lambda each: stored[each].read()).reshape(shape), source)
 
 
 def _shared(field: str, sources: Sequence[Source], pieces: Pieces, stored: Stored, shape: torch.Size) -> Tensor:

@@ -51,15 +51,19 @@ class Recurrent:
         before_R = rows.kv_len_R - rows.start_R1.diff()  # tokens before the step; below 1 for stopped rows
         column_R = (before_R - 1).clamp(min=0) // size
         writes_R = torch.where(rows.kv_len_R > 0, place_T[rows.last_R] // size, NULL_BLOCK)
-        reads_R = block_table_SC[rows.slots_R.long(), column_R].long()
-        none_R = torch.zeros_like(rows.kv_len_R)
+        slots_R = rows.slots_R.long()
+        reads_R = block_table_SC[slots_R, column_R].long()
+        wanted_R = torch.zeros_like(rows.slots_R) if rows.marks_R is None else rows.marks_R
+        marks_R = torch.where(writes_R != NULL_BLOCK, wanted_R, 0)  # a row that the device has stopped has none
+        mark_column_R = (before_R + marks_R - 1).clamp(min=0) // size
+        marked_R = torch.where(marks_R > 0, block_table_SC[slots_R, mark_column_R].long(), NULL_BLOCK)
         self.turns = Turns(
             start_R1=rows.start_R1,
             reads_R=reads_R,
             writes_R=writes_R,
             fresh_R=before_R <= 0,
-            marks_R=none_R.int(),
-            marked_R=none_R.long(),
+            marks_R=marks_R,
+            marked_R=marked_R,
             num_tokens=rows.num_tokens,
             tokens_each=rows.tokens_each,
         )
@@ -87,5 +91,9 @@ class RecurrentLayer:
 
     def store(self, states_R: Tensor, part: int = 0) -> None:
         """Store the rows' states after the step, [R, …]."""
+        self.keep(self.turns.writes_R, states_R, part)
+
+    def keep(self, blocks_R: Tensor, states_R: Tensor, part: int = 0) -> None:
+        """Store states in these blocks."""
         states_N = self.parts[part]
-        states_N.index_copy_(0, self.turns.writes_R, states_R.to(states_N.dtype))
+        states_N.index_copy_(0, blocks_R, states_R.to(states_N.dtype))

@@ -45,6 +45,8 @@ class DeviceRows:
     last_R: each row's last token.
     num_tokens: the tokens of the step.
     tokens_each: how many tokens every row runs; 0 if rows differ.
+    marks_R: after how many of its tokens a row's state is stored as well, int32; 0: nowhere. None: no row has
+        such a mark.
     prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py.
     num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
@@ -56,6 +58,7 @@ class DeviceRows:
     last_R: Tensor
     num_tokens: int
     tokens_each: int
+    marks_R: Tensor | None = None
     prefix_4R: Tensor | None = None
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None

@@ -1,0 +1,377 @@
+"""The gated delta rule, its convolution and its norm on a GPU: check every implementation, then time it.
+
+    python -m benchmarks.sweep_recurrent --out results.jsonl [--only prefill]
+
+Shapes are those of a Qwen3-Next layer: 16 key heads, 32 value heads, keys and values of 128, a convolution over 8192
+channels. Launches take several inputs and states in turn, so that nothing is found in the second-level cache, and run
+in a captured graph. A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s of the op's least work. Where
+the kernels of flash-linear-attention can be imported, as its own package or as vLLM has them, they are compared and
+timed in the same run; what they take as ready, decays and strengths, is not in their time. A case that fails prints a
+line. `--dry` runs the script itself with small shapes on a CPU, and times nothing.
+
+Legend: see kernels/gated_delta/op.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import torch
+from torch import Tensor
+
+from benchmarks.sweeping import UNCACHED  # with --dry it lets Triton interpret, before Triton is imported
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.causal_conv import op as conv
+from ridgeline.kernels.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.gated_delta import op as delta
+from ridgeline.kernels.gated_delta import triton as delta_triton
+from ridgeline.kernels.gated_delta import triton_chunks, triton_step
+from ridgeline.kernels.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.gated_norm import op as norm
+from ridgeline.kernels.gated_norm.cost import gated_norm_cost
+from ridgeline.kernels.op import Op, Platform
+from ridgeline.kernels.turns import Turns
+
+BYTES, FLOPS = 4.42e12, 750e12  # per second
+DRY = "--dry" in sys.argv
+LAYER = delta.Case((1,), heads=16, value_heads=32, key_width=128, value_width=128)
+CHANNELS = 8192
+DECODES = (256, 64, 8, 1)
+PREFILLS: dict[str, tuple[int, ...]] = {
+    "1k": (1024,),
+    "8k": (8192,),
+    "64k": (65_536,),
+    "16 of 512": (512,) * 16,
+    "mixed": (4096, 777, 2048, *[1] * 64),
+}
+DTYPE = torch.float16 if DRY else torch.bfloat16
+if DRY:
+    LAYER, CHANNELS, DECODES = replace(LAYER, heads=1, value_heads=2, key_width=16, value_width=16), 64, (2, 1)
+    PREFILLS = {"1k": (70,), "mixed": (66, 1, 3)}
+STEP_CUTS = [triton_step.Cut(*cut) for cut in ((32, 4), (32, 2), (16, 2), (16, 1), (64, 8), (64, 4), (128, 8))]
+CHUNK_CUTS = [triton_chunks.Cut(*cut) for cut in ((64, 4, 3), (64, 4, 2), (128, 8, 3))]
+
+
+@dataclass
+class Sweep:
+    """Prints a table, and writes a line of JSON for each case."""
+
+    device: torch.device
+    out: Any
+    until: float
+    machine: dict[str, str]
+    failed: int = field(default=0)
+
+    def note(self, **fields: Any) -> None:
+        self.out.write(json.dumps(self.machine | fields) + "\n")
+        self.out.flush()
+
+    def attempt(self, what: str, run: Callable[..., Any], *arguments: Any) -> None:
+        """Run a case, unless there is no time left. A failure is a line of the table."""
+        if time.monotonic() > self.until:
+            print(f"{what}: left out, the time is over")
+            return
+        try:
+            run(*arguments)
+        except Exception as error:
+            self.failed += 1
+            print(f"{what}: FAILED {type(error).__name__}: {str(error).strip()[:300]}")
+            self.note(case=what, error=traceback.format_exc()[-1500:])
+            synchronize()
+
+    def timed(self, what: str, name: str, calls: list[Callable[[], Any]], cost: Cost) -> None:
+        least = max(cost.bytes / BYTES, cost.flops / FLOPS)
+        took, captured = seconds(calls, least)
+        print(
+            f"{what:24} {name:34} {1e6 * took:9.1f} us   limit {1e6 * least:8.1f}   {100 * least / took:5.1f} %"
+            f"{'' if captured else '   (not captured)'}",
+            flush=True,
+        )
+        self.note(case=what, name=name, us=1e6 * took, limit_us=1e6 * least, bytes=cost.bytes, flops=cost.flops)
+
+
+def synchronize() -> None:
+    if not DRY:
+        torch.cuda.synchronize()
+
+
+def seconds(calls: list[Callable[[], Any]], least: float) -> tuple[float, bool]:
+    """Return the seconds of one call, the best of three, and whether it ran in a graph."""
+    for call in calls[:2]:
+        call()
+    if DRY:
+        return 1.0, True
+    torch.cuda.synchronize()
+    launches = [calls[i % len(calls)] for i in range(max(len(calls), min(64, round(1e-3 / least))))]
+
+    def once() -> None:
+        for call in launches:
+            call()
+
+    captured, replay = True, once
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once()
+        replay = graph.replay
+    except Exception:
+        captured = False
+        torch.cuda.synchronize()
+    best, begin, end = float("inf"), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay()
+    for _ in range(3):
+        begin.record()
+        replay()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3)
+    return best / len(launches), captured
+
+
+def states_of(op: Op[Any]) -> int:
+    """Return the number of the argument that holds an op's states."""
+    return next(i for i, name in enumerate(inspect.signature(op.reference).parameters) if "_N" in name)
+
+
+def close(ours: Tensor, theirs: Tensor, slack: float) -> float:
+    """Return the largest difference. Raise AssertionError if it is more than `slack` for numbers of order one."""
+    ours, theirs = ours.double(), theirs.double()
+    assert torch.equal(ours.isnan(), theirs.isnan()), "NaN in other places"
+    error = ((ours - theirs).abs() / (1 + theirs.abs())).nan_to_num(0)
+    worst = float(error.max()) if error.numel() else 0.0
+    assert worst < slack, f"error {worst:.2e}, {100 * float((error >= slack).double().mean()):.2f} % beyond {slack:.1e}"
+    return worst
+
+
+def ran(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs of the rows' tokens, and the states after them, without the null block."""
+    turns = next(x for x in inputs if isinstance(x, Turns))
+    states = inputs[at].clone()
+    out = run(*inputs[:at], states, *inputs[at + 1 :])
+    return out[: int(turns.start_R1[-1])], states[1:]
+
+
+def check(sweep: Sweep) -> None:
+    """Compare every implementation with the reference, and two launches of it."""
+    here = Platform.of(sweep.device)
+    wide = replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3), heads=2, value_heads=4)
+    alike = replace(LAYER, rows=(512,), heads=1, value_heads=2, alike=0.98)
+    subjects: list[tuple[Op[Any], Any]] = [(conv.CAUSAL_CONV, case) for case in conv.CASES]
+    subjects += [(delta.GATED_DELTA, case) for case in (delta.CASES[:3] if DRY else (*delta.CASES, wide, alike))]
+    for op, case in subjects:
+        inputs, at = case.inputs(DTYPE, sweep.device), states_of(op)
+        wanted = ran(op.reference, inputs, at)
+        for name in [implementation.name for implementation in op.implementations]:
+            sweep.attempt(f"check {op.name} {name} {case}", check_one, sweep, op, name, inputs, wanted)
+    for case in norm.CASES:
+        inputs = case.inputs(DTYPE, sweep.device)
+        for implementation in norm.GATED_NORM.implementations:
+            got = norm.GATED_NORM.choose(here, implementation.name)(*inputs)
+            sweep.attempt(f"check gated_norm {implementation.name} {case}", close, got, norm.gated_norm(*inputs), 0.02)
+
+
+def check_one(sweep: Sweep, op: Op[Any], name: str, inputs: tuple[Any, ...], wanted: tuple[Tensor, Tensor]) -> None:
+    run, at = op.choose(Platform.of(sweep.device), name), states_of(op)
+    first, second = ran(run, inputs, at), ran(run, inputs, at)
+    errors = [close(got, want, 0.03) for got, want in zip(first, wanted, strict=True)]
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a.nan_to_num(1e9), b.nan_to_num(1e9)), "two launches differ"
+    sweep.note(case=f"check {op.name}", name=name, rows=str(inputs[at + 1].start_R1.tolist()), errors=errors)
+
+
+def check_bits(sweep: Sweep) -> None:
+    """A row cut into steps in any way has the same bits, where an implementation promises it."""
+    here, tokens = Platform.of(sweep.device), 9 if DRY else 130
+    for op, case, name in (
+        (conv.CAUSAL_CONV, conv.Case((tokens,), CHANNELS), "triton"),
+        (delta.GATED_DELTA, replace(LAYER, rows=(tokens,)), "batch_invariant"),
+    ):
+        run, at = op.choose(here, name), states_of(op)
+        whole = case.inputs(DTYPE, sweep.device)
+        turns = next(x for x in whole if isinstance(x, Turns))
+        wanted = ran(run, whole, at)
+        for chunk in (1, 2, 7, 64, 100):
+            states, outs = whole[at].clone(), []
+            for start in range(0, tokens, chunk):
+                end = min(tokens, start + chunk)
+                now = replace(
+                    turns, start_R1=torch.tensor([0, end - start], dtype=torch.int32, device=sweep.device),
+                    num_tokens=end - start, tokens_each=end - start, _chunks={},
+                )  # fmt: skip
+                given = [
+                    x[start:end] if isinstance(x, Tensor) and i < at and x.shape[0] == tokens else x
+                    for i, x in enumerate(whole)
+                ]
+                given[at] = states
+                outs.append(run(*(now if isinstance(x, Turns) else x for x in given)))
+            assert torch.equal(torch.cat(outs), wanted[0]), f"{op.name}: chunks of {chunk} give other bits"
+            assert torch.equal(states[1:], wanted[1]), f"{op.name}: chunks of {chunk} leave other bits"
+
+
+def layers(sweep: Sweep, case: delta.Case) -> list[tuple[Any, ...]]:
+    """Return so many inputs of one case that they do not fit into the cache."""
+    number = 2 if DRY else max(1, min(64, round(UNCACHED / cost_of(case).bytes)))
+    return [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
+
+
+def cost_of(case: delta.Case) -> Cost:
+    return gated_delta_cost(
+        case.rows, heads=case.heads, value_heads=case.value_heads, key_width=case.key_width,
+        value_width=case.value_width, itemsize=2,
+    )  # fmt: skip
+
+
+def time_steps(sweep: Sweep) -> None:
+    for rows in DECODES:
+        case, what = replace(LAYER, rows=(1,) * rows), f"step {rows}"
+        inputs = layers(sweep, case)
+        for cut in STEP_CUTS:
+            calls = [partial(delta_triton.gated_delta, *x, step_cut=cut) for x in inputs]
+            name = f"triton {cut.columns} columns, {cut.warps} warps"
+            sweep.attempt(what, sweep.timed, what, name, calls, cost_of(case))
+        time_peers(sweep, what, case, inputs, "fused_recurrent_gated_delta_rule")
+
+
+def time_prefills(sweep: Sweep) -> None:
+    for name, rows in PREFILLS.items():
+        case, what = replace(LAYER, rows=rows), f"prefill {name}"
+        inputs = layers(sweep, case)
+        unused = case.inputs(DTYPE, sweep.device)  # timing changes states
+        plain = ran(delta.GATED_DELTA.choose(Platform.of(sweep.device), "torch"), unused, 7) if name != "64k" else ()
+        for cut in CHUNK_CUTS:
+            sweep.attempt(what, check_prefill, cut, unused, plain)
+            calls = [partial(delta_triton.gated_delta, *x, chunks_cut=cut) for x in inputs]
+            sweep.attempt(what, sweep.timed, what, f"triton {'/'.join(map(str, cut))}", calls, cost_of(case))
+        sweep.attempt(what, kernels, sweep, name, partial(delta_triton.gated_delta, *inputs[0]))
+        time_peers(sweep, what, case, inputs, "chunk_gated_delta_rule")
+
+
+def check_prefill(cut: triton_chunks.Cut, inputs: Any, plain: tuple[Tensor, ...]) -> None:
+    for got, want in zip(ran(partial(delta_triton.gated_delta, chunks_cut=cut), inputs, 7), plain, strict=False):
+        close(got, want, 0.03)
+
+
+def kernels(sweep: Sweep, name: str, run: Callable[[], Any]) -> None:
+    """Print how long each kernel of a call takes."""
+    run()
+    if DRY:
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+    times = {e.key: e.self_device_time_total / e.count for e in profile.key_averages() if e.self_device_time_total}
+    ours = {key: round(us, 1) for key, us in times.items() if key.startswith("_")}
+    print(f"  kernels of {name}, us: {ours}")
+    sweep.note(case=f"kernels of {name}", us=ours)
+
+
+def time_peers(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], function: str) -> None:
+    for source in ("fla.ops.gated_delta_rule", "vllm.model_executor.layers.fla.ops"):
+        try:
+            peer = getattr(importlib.import_module(source), function)
+        except Exception as error:
+            if what in ("step 256", "prefill 1k"):
+                print(f"{what}: no {source}.{function}: {type(error).__name__}: {str(error)[:100]}")
+            continue
+        name = source.partition(".")[0]
+        sweep.attempt(f"{what} {name}", time_peer, sweep, what, case, inputs, peer, name)
+
+
+def time_peer(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], peer: Any, name: str) -> None:
+    """Compare a peer's outputs with ours, and time it. Its states may lie as [V, K]."""
+    ours = ran(delta_triton.gated_delta, inputs[0], 7)[0]
+    calls: list[Callable[[], Any]] = []
+    for turned in (False, True):
+        calls = [peer_call(peer, x, turned) for x in inputs]
+        out = calls[0]()[0]
+        error = float((out.reshape(ours.shape).double() - ours.double()).abs().max())
+        if error < 0.03 * float(1 + ours.double().abs().max()):
+            break
+    else:
+        raise AssertionError(f"its outputs differ by {error:.3f}")
+    calls = [peer_call(peer, x, turned) for x in inputs]
+    sweep.timed(what, f"{name}{' [V, K]' if turned else ''}, off by {error:.1e}", calls, cost_of(case))
+
+
+def peer_call(peer: Any, x: tuple[Any, ...], turned: bool) -> Callable[[], Any]:
+    q_THK, k_THK, v_TGV, a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, scale = x
+    g_TG = delta.log_decay(a_TG.float(), log_rate_G, dt_bias_G)
+    steps = "recurrent" in peer.__name__
+    states = states_NGKV if steps else states_NGKV[turns.reads_R]
+    states = states.transpose(-1, -2).contiguous() if turned else states.clone()
+    wanted = {
+        "q": q_THK.contiguous()[None], "k": k_THK.contiguous()[None], "v": v_TGV.contiguous()[None], "g": g_TG[None],
+        "beta": b_TG.float().sigmoid()[None] if steps else b_TG.sigmoid()[None], "scale": scale,
+        "initial_state": states, "output_final_state": True, "cu_seqlens": turns.start_R1.long(),
+        "ssm_state_indices": turns.reads_R.int(), "inplace_final_state": True, "use_qk_l2norm_in_kernel": True,
+    }  # fmt: skip
+    known = inspect.signature(peer).parameters
+    given = {key: value for key, value in wanted.items() if key in known}
+    if "ssm_state_indices" not in known:
+        given["initial_state"] = states[turns.reads_R] if steps else states
+    return lambda: peer(**given)
+
+
+def time_small(sweep: Sweep) -> None:
+    """Time the convolution and the norm."""
+    run = conv.CAUSAL_CONV.choose(Platform.of(sweep.device))
+    for name, rows in ({f"{n}": (1,) * n for n in DECODES} | {k: v for k, v in PREFILLS.items() if k != "64k"}).items():
+        case = conv.Case(rows, CHANNELS)
+        cost = causal_conv_cost(sum(rows), len(rows), CHANNELS, 4, itemsize=2)
+        number = 2 if DRY else max(1, min(64, round(UNCACHED / cost.bytes)))
+        inputs = [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
+        sweep.attempt("conv", sweep.timed, f"conv {name}", "triton", [partial(run, *x) for x in inputs], cost)
+    run = norm.GATED_NORM.choose(Platform.of(sweep.device))
+    for tokens in (1, 8) if DRY else (1, 64, 256, 8192):
+        case = norm.Case(tokens, 128, 128, heads=32)
+        cost = gated_norm_cost(tokens * 32, 128, itemsize=2)
+        number = 2 if DRY else max(1, min(64, round(UNCACHED / cost.bytes)))
+        inputs = [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
+        sweep.attempt("norm", sweep.timed, f"norm {tokens}", "triton", [partial(run, *x) for x in inputs], cost)
+
+
+PARTS = {"check": check, "bits": check_bits, "prefill": time_prefills, "step": time_steps, "small": time_small}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", action="append", choices=PARTS)
+    parser.add_argument("--seconds", type=float, default=95, help="Cases that begin later are left out.")
+    parser.add_argument("--dry", action="store_true")
+    options = parser.parse_args()
+    device = torch.device("cpu" if DRY else "cuda")
+    machine = {
+        "device": "dry" if DRY else torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "triton": importlib.import_module("triton").__version__,
+        "python": platform.python_version(),
+    }
+    print(machine)
+    started = time.monotonic()
+    with options.out.open("a") as out, torch.inference_mode():
+        sweep = Sweep(device, out, started + options.seconds, machine)
+        for name, run in PARTS.items():
+            if not options.only or name in options.only:
+                before = time.monotonic()
+                sweep.attempt(name, run, sweep)
+                print(f"  {name}: {time.monotonic() - before:.1f} s", flush=True)
+        print(f"{sweep.failed} failed, {time.monotonic() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

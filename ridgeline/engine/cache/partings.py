@@ -1,0 +1,74 @@
+"""Sequences that had to give way, and go on later: the state that they leave is kept where that spares enough tokens.
+
+When a sequence gives way, plans are in flight whose tokens nobody knows yet. So its last blocks are kept under names of
+their own, which nobody can ask for, and get their true ones when the tokens are known. Until then and later they are
+held by nobody: like any other content they are given up if the memory is needed for more.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import NamedTuple
+
+from ridgeline.engine.cache.checkpoints import Checkpoint
+from ridgeline.engine.cache.pool import BlockPool
+from ridgeline.engine.cache.prefix import Hash, PrefixIndex
+from ridgeline.engine.sequence import Sequence
+
+
+class Column(NamedTuple):
+    """Block n of the sequence: its name for now, and the blocks kept under it, each with its group."""
+
+    n: int
+    name: Hash
+    blocks: tuple[tuple[int, int], ...]
+
+
+class Parted(NamedTuple):
+    """A sequence that gave way. kv_len: the tokens of its state once `last_plan` has run, the newest that names it."""
+
+    seq: Sequence
+    kv_len: int
+    last_plan: int
+    checkpoint: Checkpoint
+    columns: tuple[Column, ...]
+
+
+class Partings:
+    def __init__(self, index: PrefixIndex, block_size: int, exact: tuple[int, ...]) -> None:
+        self._index, self._block_size, self._exact = index, block_size, exact
+        self._numbers = count(1)
+        self._parted: list[Parted] = []
+
+    def begin(self, pool: BlockPool, seq: Sequence, kv_len: int, parent: Hash, last_plan: int) -> Parted | None:
+        """Keep what a sequence has not published, which its blocks hold up to kv_len. parent: the hash of what it has.
+        None: it has let go of some of that."""
+        last = (kv_len - 1) // self._block_size
+        if not all(blocks[last] for blocks in seq.blocks):
+            return None
+        columns = []
+        for n in range(min(seq.published, last), last + 1):
+            groups = [g for g in range(len(seq.blocks)) if g not in self._exact or n == last]
+            own = tuple((g, seq.blocks[g][n]) for g in groups if seq.blocks[g][n])
+            own = tuple((g, block) for g, block in own if self._index.hash_of(g, block) is None)
+            name = b"parted" + next(self._numbers).to_bytes(16)  # no hash is as long
+            for g, block in own:
+                self._index.publish(name, parent, g, block)
+                pool.mark_cached(g, block)
+            columns.append(Column(n, name, own))
+            parent = name
+        parted = Parted(seq, kv_len, last_plan, Checkpoint(kv_len, seq.checkpoint), tuple(columns))
+        self._parted.append(parted)
+        return parted
+
+    def due(self, retired: int | None) -> list[Parted]:
+        """Take out those of whom all is known once plan `retired` has; with None all."""
+        if not self._parted:
+            return []
+        found = [parted for parted in self._parted if retired is None or parted.last_plan <= retired]
+        self._parted = [parted for parted in self._parted if parted not in found] if retired is not None else []
+        return found
+
+    def kept(self, column: Column) -> list[tuple[int, int]]:
+        """Return the blocks that have not been given up since."""
+        return [(g, block) for g, block in column.blocks if self._index.hash_of(g, block) == column.name]

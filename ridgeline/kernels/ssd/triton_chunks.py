@@ -1,0 +1,459 @@
+"""Mamba-2's recurrence in chunks, as products. Four launches:
+
+    decays    what is left of a state, and of each token of a chunk, at the chunk's other tokens
+    segments  what each segment but a row's last adds to the state
+    pass      the state at the end of each of those segments, in the order of a row
+    scan      outputs and states: a program walks through a segment with the state in registers
+
+Within a chunk, with left[i, j] = step of token j, times how much of it is left at token i (0 if j > i), the outputs are
+
+    y = (C Bᵀ ∘ left) x + left of the state ∘ (C Sᵀ),   and the state becomes   S ← left · S + (x ∘ weight)ᵀ B
+
+with the last token's `left` as `weight`. Decays are differences of sums of logarithms that never leave a chunk, so no
+row is too long for them. Rows of one token are not touched: `triton_walk.py` has them.
+
+Legend: that of op.py, and
+    C  chunks
+    L  full segments of which no other begins in the same `segment` tokens of the step
+    Q  tokens of a chunk
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.ssd.choose import Cut
+from ridgeline.kernels.triton_math import softplus
+from ridgeline.kernels.turns import Turns
+
+LOG2_E = 1.4426950408889634
+# A token that leaves 2**-60 of a state or less leaves nothing. A larger logarithm would only cost the chunk's other
+# decays bits, since they are differences of sums.
+FORGOTTEN = -60.0
+HEADS_AT_ONCE = 32  # of a program of `_decays`: a sector of memory for two of a token's
+
+
+@triton.jit
+def _decays(
+    dt_ptr, rate_ptr, bias_ptr, log_ptr, shift_ptr, weight_ptr, first_ptr, length_ptr, row_ptr, start_ptr,
+    dt_token, dt_min, dt_max,
+    H: tl.constexpr, Q: tl.constexpr, BLOCK_H: tl.constexpr, LOG2_E: tl.constexpr, FORGOTTEN: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Write, for a chunk, [H, Q] each:
+
+    log: the binary logarithm of what is left, after a token, of the state before the chunk.
+    shift: log less the logarithm of the token's step, so that left[i, j] = exp2(log[i] - shift[j]).
+    weight: how much of a token is in the state after the chunk.
+
+    Tokens behind the chunk's last have no step.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    rate = tl.load(rate_ptr + head, mask=head < H, other=0.0).to(tl.float32) * LOG2_E
+    bias = tl.load(bias_ptr + head, mask=head < H, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    chunk = tl.program_id(0)
+    length = tl.load(length_ptr + chunk)
+    if length == 0:
+        return
+    row = tl.load(row_ptr + chunk)
+    if tl.load(start_ptr + row + 1) - tl.load(start_ptr + row) == 1:
+        return
+    i = tl.arange(0, Q)
+    exists = i < length
+    token = tl.load(first_ptr + chunk).to(tl.int64) + i
+    places = dt_ptr + token[:, None] * dt_token + head[None, :]
+    dt = tl.load(places, mask=exists[:, None] & (head < H)[None, :], other=0.0).to(tl.float32)
+    step = tl.minimum(tl.maximum(softplus(dt + bias[None, :]), dt_min), dt_max)
+    step = tl.where(exists[:, None], step, 0.0)
+    log = tl.maximum(step * rate[None, :], FORGOTTEN)
+    total = tl.sum(log, 0)
+    log = tl.cumsum(log, 0)
+    weight = step * tl.exp2(tl.minimum(total[None, :] - log, 0.0))
+    shift = log - tl.log2(step)
+    place = (chunk.to(tl.int64) * H + head)[None, :] * Q + i[:, None]
+    tl.store(log_ptr + place, log, mask=(head < H)[None, :])
+    tl.store(shift_ptr + place, shift, mask=(head < H)[None, :])
+    tl.store(weight_ptr + place, weight, mask=(head < H)[None, :])
+
+
+@triton.jit
+def _segment(first_ptr, length_ptr, row_ptr, start_ptr, index):
+    """Return a segment's first token, its tokens and its row, and where the row begins and ends. There are no tokens if
+    the row has only one, which another kernel runs."""
+    length = tl.load(length_ptr + index)
+    first = tl.load(first_ptr + index)
+    row = tl.load(row_ptr + index)  # behind the last segment there is no such row
+    begin = tl.load(start_ptr + row)
+    end = tl.load(start_ptr + row + 1, mask=length > 0, other=0)
+    length = tl.where(end - begin == 1, 0, length)
+    return first, length, row, begin, end
+
+
+@triton.jit
+def _tile(pointer, offset, rows, columns, width: tl.constexpr, BLOCK: tl.constexpr):
+    """Load the first `rows` rows, and `width` columns, of a tile of BLOCK columns. The rest is 0."""
+    i = tl.arange(0, offset.shape[0])
+    if width % BLOCK == 0:
+        return tl.load(pointer + offset, mask=(i < rows)[:, None], other=0.0)
+    return tl.load(pointer + offset, mask=(i < rows)[:, None] & (columns < width)[None, :], other=0.0)
+
+
+@triton.jit
+def _advance(
+    state, x_ptr, b_ptr, log_ptr, shift_ptr, first, length, chunk, head, p, s, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
+    H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    Q: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Return (a state after `length` tokens, the binary logarithm of what is left of it then). The first token begins
+    a chunk."""
+    i = tl.arange(0, Q)
+    x_ptr += head * P + first.to(tl.int64) * X_TOKEN
+    b_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
+    x_offset = i[:, None] * X_TOKEN + p[None, :]
+    b_offset = i[:, None] * BC_TOKEN + s[None, :]
+    scale = (chunk.to(tl.int64) * H + head) * Q
+    left = 0.0
+    for ahead in tl.range(0, length, Q, num_stages=STAGES):
+        rows = length - ahead
+        x = _tile(x_ptr, x_offset, rows, p, P, BLOCK_P)
+        b = _tile(b_ptr, b_offset, rows, s, S, BLOCK_S)
+        total = tl.load(log_ptr + scale + tl.minimum(rows, Q) - 1)
+        weight = tl.where(i < rows, tl.exp2(total - tl.load(shift_ptr + scale + i)), 0.0)
+        weighted = (x * weight[:, None]).to(x.dtype)
+        state = tl.dot(tl.trans(weighted), b, acc=state * tl.exp2(total), input_precision=DOT)
+        left += total
+        x_ptr += Q * X_TOKEN
+        b_ptr += Q * BC_TOKEN
+        scale += H * Q
+    return state, left
+
+
+@triton.jit
+def _segments(
+    x_ptr, b_ptr, log_ptr, shift_ptr, sums_ptr, left_ptr,
+    first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
+    H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    Q: tl.constexpr, SEGMENT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write sums_LHPS, the state that a segment leaves if it begins with zeros, and left_LH, the binary logarithm of
+    what it leaves of the state before it."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    parts: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    first, length, row, begin, end = _segment(first_ptr, length_ptr, row_ptr, start_ptr, tl.program_id(1))
+    if (length == 0) | (first + length == end):
+        return
+    head, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    p = part * BLOCK_P + tl.arange(0, BLOCK_P)
+    s = tl.arange(0, BLOCK_S)
+    state, left = _advance(
+        tl.zeros((BLOCK_P, BLOCK_S), tl.float32), x_ptr, b_ptr, log_ptr, shift_ptr, first, length,
+        tl.load(chunk_ptr + row) + (first - begin) // Q, head, p, s, share, X_TOKEN, BC_TOKEN,
+        H, P, S, BLOCK_P, BLOCK_S, Q, STAGES, DOT,
+    )  # fmt: skip
+    slot = (first // SEGMENT).to(tl.int64)
+    place = (slot * H + head) * P * S + p[:, None] * S + s[None, :]
+    tl.store(sums_ptr + place, state, mask=(p < P)[:, None] & (s < S)[None, :])
+    if part == 0:
+        tl.store(left_ptr + slot * H + head, left)
+
+
+@triton.jit
+def _pass(
+    sums_ptr, left_ptr, states_ptr, start_ptr, reads_ptr, fresh_ptr, block_size,
+    H: tl.constexpr, SIZE: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Turn sums_LHPS into the states at the segments' ends."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(1)
+    begin = tl.load(start_ptr + row)
+    many = (tl.load(start_ptr + row + 1) - begin - 1) // SEGMENT
+    if many <= 0:
+        return
+    parts: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    head = tl.program_id(0) // parts
+    within = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
+    place = head * SIZE + within
+    held = SIZE * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # nothing of a fresh row's state is read
+    state = tl.load(states_ptr + tl.load(reads_ptr + row) * block_size + place, mask=within < held, other=0.0)
+    slot = (begin // SEGMENT).to(tl.int64)
+    sums_ptrs = sums_ptr + slot * H * SIZE + place
+    left_ptr += slot * H + head
+    for _ in range(many):
+        added = tl.load(sums_ptrs, mask=within < SIZE, other=0.0)
+        state = state * tl.exp2(tl.load(left_ptr)) + added
+        tl.store(sums_ptrs, state, mask=within < SIZE)
+        sums_ptrs += H * SIZE
+        left_ptr += H
+
+
+@triton.jit
+def _chunk(state, x, b, c, products, log, shift, weight, total, skip, DOT: tl.constexpr):
+    """Return (outputs of a chunk [Q, P], the state after it [P, S]) of one head. products: c bᵀ."""
+    i = tl.arange(0, log.shape[0])
+    left = tl.exp2(log[:, None] - shift[None, :])
+    mixed = tl.where(i[:, None] >= i[None, :], products * left, 0.0).to(x.dtype)
+    y = tl.dot(c, tl.trans(state.to(c.dtype)), input_precision=DOT) * tl.exp2(log)[:, None]
+    y = tl.dot(mixed, x, acc=y, input_precision=DOT) + skip * x
+    weighted = (x * weight[:, None]).to(x.dtype)
+    return y, tl.dot(tl.trans(weighted), b, acc=state * tl.exp2(total), input_precision=DOT)
+
+
+@triton.jit
+def _before(
+    states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head, p, s,
+    H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
+    """Return the state of a head before a segment."""
+    if first == begin:
+        source = states_ptr + tl.load(reads_ptr + row) * block_size
+    else:
+        source = sums_ptr + (first // SEGMENT - 1).to(tl.int64) * H * P * S
+    fresh = (first == begin).to(tl.int32) * tl.load(fresh_ptr + row).to(tl.int32)
+    held = S * (1 - fresh)  # nothing of a fresh row's state is read
+    place = head * P * S + p[:, None] * S + s[None, :]
+    return tl.load(source + place, mask=(p < P)[:, None] & (s < held)[None, :], other=0.0)
+
+
+@triton.jit
+def _marks(
+    x_ptr, b_ptr, log_ptr, shift_ptr, sums_ptr, states_ptr,
+    start_ptr, chunk_ptr, reads_ptr, fresh_ptr, marks_ptr, marked_ptr, block_size, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
+    H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    Q: tl.constexpr, SEGMENT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Store the states at marks. This runs before the scan, which may overwrite the states that rows begin with."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    parts: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    row = tl.program_id(1)
+    mark = tl.load(marks_ptr + row)
+    begin = tl.load(start_ptr + row)
+    if (mark == 0) | (tl.load(start_ptr + row + 1) - begin == 1):
+        return
+    head = tl.program_id(0) // parts
+    p = tl.program_id(0) % parts * BLOCK_P + tl.arange(0, BLOCK_P)
+    s = tl.arange(0, BLOCK_S)
+    ahead = (mark - 1) // SEGMENT * SEGMENT
+    state = _before(
+        states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, begin + ahead, begin, head, p, s, H, P, S, SEGMENT
+    )
+    state, _ = _advance(
+        state, x_ptr, b_ptr, log_ptr, shift_ptr, begin + ahead, mark - ahead, tl.load(chunk_ptr + row) + ahead // Q,
+        head, p, s, share, X_TOKEN, BC_TOKEN, H, P, S, BLOCK_P, BLOCK_S, Q, STAGES, DOT,
+    )  # fmt: skip
+    place = tl.load(marked_ptr + row) * block_size + head * P * S + p[:, None] * S + s[None, :]
+    tl.store(states_ptr + place, state, mask=(p < P)[:, None] & (s < S)[None, :])
+
+
+@triton.jit
+def _scan(
+    x_ptr, b_ptr, c_ptr, skip_ptr, log_ptr, shift_ptr, weight_ptr, sums_ptr, y_ptr, states_ptr,
+    first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, reads_ptr, writes_ptr, fresh_ptr,
+    block_size, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
+    H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    Q: tl.constexpr, SEGMENT: tl.constexpr, HEADS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Walk through a segment with the states of HEADS heads (1 or 2) of one group, or BLOCK_P x S of their numbers."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    parts: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    first, length, row, begin, end = _segment(first_ptr, length_ptr, row_ptr, start_ptr, tl.program_id(1))
+    if length == 0:
+        return
+    head = tl.program_id(0) // parts * HEADS
+    p = tl.program_id(0) % parts * BLOCK_P + tl.arange(0, BLOCK_P)
+    s = tl.arange(0, BLOCK_S)
+    i = tl.arange(0, Q)
+    state = _before(
+        states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head, p, s, H, P, S, SEGMENT
+    )
+    skip = tl.load(skip_ptr + head).to(tl.float32)
+    if HEADS == 2:
+        state2 = _before(
+            states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head + 1, p, s, H, P, S, SEGMENT
+        )
+        skip2 = tl.load(skip_ptr + head + 1).to(tl.float32)
+    x_ptr += head * P + first.to(tl.int64) * X_TOKEN
+    y_ptr += head * P + first.to(tl.int64) * (H * P)
+    b_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
+    c_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
+    scale = ((tl.load(chunk_ptr + row) + (first - begin) // Q).to(tl.int64) * H + head) * Q
+    log_ptr += scale
+    shift_ptr += scale
+    weight_ptr += scale
+    x_offset = i[:, None] * X_TOKEN + p[None, :]
+    y_offset = i[:, None] * (H * P) + p[None, :]
+    bc_offset = i[:, None] * BC_TOKEN + s[None, :]
+    total = tl.load(log_ptr + Q - 1)
+    if HEADS == 2:
+        total2 = tl.load(log_ptr + 2 * Q - 1)
+    for ahead in tl.range(0, length, Q, num_stages=STAGES):
+        rows = length - ahead
+        b = _tile(b_ptr, bc_offset, rows, s, S, BLOCK_S)
+        c = _tile(c_ptr, bc_offset, rows, s, S, BLOCK_S)
+        x = _tile(x_ptr, x_offset, rows, p, P, BLOCK_P)
+        log = tl.load(log_ptr + i)
+        shift = tl.load(shift_ptr + i)
+        weight = tl.load(weight_ptr + i)
+        next_total = tl.load(log_ptr + H * Q + Q - 1)
+        products = tl.dot(c, tl.trans(b), input_precision=DOT)
+        y, state = _chunk(state, x, b, c, products, log, shift, weight, total, skip, DOT)
+        tl.store(y_ptr + y_offset, y.to(y_ptr.dtype.element_ty), mask=(i < rows)[:, None] & (p < P)[None, :])
+        total = next_total
+        if HEADS == 2:
+            x2 = _tile(x_ptr + P, x_offset, rows, p, P, BLOCK_P)
+            log2 = tl.load(log_ptr + Q + i)
+            shift2 = tl.load(shift_ptr + Q + i)
+            weight2 = tl.load(weight_ptr + Q + i)
+            next_total2 = tl.load(log_ptr + H * Q + 2 * Q - 1)
+            y2, state2 = _chunk(state2, x2, b, c, products, log2, shift2, weight2, total2, skip2, DOT)
+            y2 = y2.to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + P + y_offset, y2, mask=(i < rows)[:, None] & (p < P)[None, :])
+            total2 = next_total2
+        x_ptr += Q * X_TOKEN
+        y_ptr += Q * H * P
+        b_ptr += Q * BC_TOKEN
+        c_ptr += Q * BC_TOKEN
+        log_ptr += H * Q
+        shift_ptr += H * Q
+        weight_ptr += H * Q
+    if first + length == end:
+        place = tl.load(writes_ptr + row) * block_size + head * P * S + p[:, None] * S + s[None, :]
+        inside = (p < P)[:, None] & (s < S)[None, :]
+        tl.store(states_ptr + place, state, mask=inside)
+        if HEADS == 2:
+            tl.store(states_ptr + P * S + place, state2, mask=inside)
+
+
+def scan(
+    x_THP: Tensor,
+    dt_TH: Tensor,
+    rate_H: Tensor,
+    b_TGS: Tensor,
+    c_TGS: Tensor,
+    skip_H: Tensor,
+    dt_bias_H: Tensor,
+    dt_min: float,
+    dt_max: float,
+    states_NHPS: Tensor,
+    turns: Turns,
+    y_THP: Tensor,
+    cut: Cut,
+) -> None:
+    """Write the outputs of all rows of more than one token to `y_THP`, and replace their states."""
+    tokens, heads, width = x_THP.shape
+    groups, size = b_TGS.shape[1:]
+    if b_TGS.stride(0) != c_TGS.stride(0):
+        b_TGS, c_TGS = b_TGS.contiguous(), c_TGS.contiguous()
+    share, device, options = heads // groups, x_THP.device, launch_options(x_THP.device)
+    fresh_R = turns.fresh_R.view(torch.uint8)
+    chunks, segments = turns.chunks(cut.chunk, at_marks=False), turns.chunks(cut.segment, at_marks=False)
+    many, full = len(segments.first_C), tokens // cut.segment
+    # One chunk more than there is, since the scan asks for the next chunk's decay
+    log, shift, weight = torch.empty((3, len(chunks.first_C) + 1, heads, cut.chunk), dtype=torch.float32, device=device)
+    _decays[(len(chunks.first_C), triton.cdiv(heads, HEADS_AT_ONCE))](
+        dt_TH, rate_H, dt_bias_H, log, shift, weight, chunks.first_C, chunks.length_C, chunks.row_C, turns.start_R1,
+        dt_TH.stride(0), dt_min, dt_max,
+        H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, FORGOTTEN=FORGOTTEN, num_warps=4, **options,
+    )  # fmt: skip
+    sums_LHPS = torch.empty((full, heads, width, size), dtype=torch.float32, device=device)
+    shape = shape_constants(heads, width, size, x_THP.dtype, cut)
+    shape |= {"X_TOKEN": x_THP.stride(0), "BC_TOKEN": b_TGS.stride(0)}
+    parts = triton.cdiv(width, shape["BLOCK_P"])
+    segment = (segments.first_C, segments.length_C, segments.row_C, turns.start_R1, chunks.of_R1)
+    if full:
+        left_LH = torch.empty((full, heads), dtype=torch.float32, device=device)
+        _segments[(heads * parts, many)](
+            x_THP, b_TGS, log, shift, sums_LHPS, left_LH, *segment,
+            share, **shape, num_warps=cut.warps, **options,
+        )  # fmt: skip
+        block = min(1024, triton.next_power_of_2(width * size))
+        _pass[(heads * triton.cdiv(width * size, block), turns.num_rows)](
+            sums_LHPS, left_LH, states_NHPS, turns.start_R1, turns.reads_R, fresh_R, states_NHPS.stride(0),
+            H=heads, SIZE=width * size, SEGMENT=cut.segment, BLOCK=block, num_warps=4, **options,
+        )  # fmt: skip
+    _marks[(heads * parts, turns.num_rows)](
+        x_THP, b_TGS, log, shift, sums_LHPS, states_NHPS, turns.start_R1, chunks.of_R1, turns.reads_R, fresh_R,
+        turns.marks_R, turns.marked_R, states_NHPS.stride(0), share,
+        **shape, num_warps=cut.warps, **options,
+    )  # fmt: skip
+    together = cut.heads if share % cut.heads == 0 else 1
+    _scan[(heads // together * parts, many)](
+        x_THP, b_TGS, c_TGS, skip_H, log, shift, weight, sums_LHPS, y_THP, states_NHPS, *segment,
+        turns.reads_R, turns.writes_R, fresh_R,
+        states_NHPS.stride(0), share,
+        **shape, HEADS=together, num_warps=cut.warps, **options,
+    )  # fmt: skip
+
+
+def shape_constants(heads: int, width: int, size: int, dtype: torch.dtype, cut: Cut) -> dict[str, Any]:
+    """Return the constants that `_segments` and `_scan` share. Products of float32 are not rounded."""
+    return {
+        "H": heads, "P": width, "S": size,
+        "BLOCK_P": max(16, triton.next_power_of_2(width)), "BLOCK_S": max(16, triton.next_power_of_2(size)),
+        "Q": cut.chunk, "SEGMENT": cut.segment, "STAGES": cut.stages,
+        "DOT": "ieee" if dtype == torch.float32 else "tf32",
+    }  # fmt: skip
+
+
+def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKernel:
+    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state."""
+    chunk_parts = {"first_ptr", "length_ptr", "row_ptr", "chunk_ptr", "start_ptr", "marks_ptr"}
+    types = dict.fromkeys(kernel.arg_names, "i32:16") | {"share": "i32"}
+    types |= {name: "*fp32" for name in kernel.arg_names if name.endswith("_ptr")}
+    types |= dict.fromkeys(("x_ptr", "b_ptr", "c_ptr", "y_ptr", "dt_ptr"), "*bf16")
+    types |= dict.fromkeys(chunk_parts, "*i32") | dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
+    types |= {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
+    constants = shape_constants(128, 64, 128, torch.bfloat16, cut)
+    constants |= {"X_TOKEN": 8448, "BC_TOKEN": 8448}
+    constants |= {
+        "BLOCK_H": HEADS_AT_ONCE,
+        "LOG2_E": LOG2_E,
+        "FORGOTTEN": FORGOTTEN,
+        "HEADS": cut.heads,
+        "SIZE": 64 * 128,
+        "BLOCK": 1024,
+    }
+    names = [name for name in kernel.arg_names if name != "PDL"]
+    return AotKernel(
+        kernel,
+        {name: types[name] for name in names if name not in constants},
+        {name: constants[name] for name in names if name in constants},
+        num_warps=cut.warps, num_stages=cut.stages, hot=hot, tensor_cores="MMA" if dot else "", archs=ONE_OF_EACH,
+    )  # fmt: skip
+
+
+AOT = (
+    _aot(_decays, Cut(), dot=False),
+    _aot(_segments, Cut()),
+    _aot(_marks, Cut()),
+    _aot(_pass, Cut(), dot=False),
+    _aot(_scan, Cut(), hot=False),  # ptxas spills a few of what a loop keeps, and reads them once a chunk
+    _aot(_scan, Cut(warps=8), hot=False),
+    _aot(_scan, Cut(heads=2, warps=8), hot=False),
+    _aot(_scan, Cut(heads=2, warps=4), hot=False),
+    _aot(_scan, Cut(chunk=128, warps=8), hot=False),
+    _aot(_scan, Cut(chunk=128, heads=2, warps=8), hot=False),
+)

@@ -1,0 +1,83 @@
+"""Mixers of Mamba-2.
+
+Legend:
+    T  tokens of the step
+    M  model width
+    H  heads
+    P  head width
+    G  groups of heads
+    S  state width
+    X  columns of the projection, and those of its parts
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ridgeline.core.mamba_spec import Mamba2Spec
+from ridgeline.layers.build import Build
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+from ridgeline.layers.recurrent import CausalConv, DecayRate, Recurs
+
+
+class Mamba2Behind(nn.Module):
+    """The mixer of a `Mamba2Spec` behind its fused projection to z, x, b, c and dt. multiplier: that of its output."""
+
+    def __init__(self, spec: Mamba2Spec, width: int, build: Build, multiplier: float = 1.0) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.conv = CausalConv(spec.channels, spec.length, spec.conv_bias, "silu", build)
+        self.rate = DecayRate((spec.heads,), build)
+        self.dt_bias = build.parameter(spec.heads, dtype=torch.float32)
+        self.skip = build.parameter(spec.heads, dtype=torch.float32)
+        self.norm = None if spec.norm is None else Norm(spec.norm, spec.inner, build)
+        self.out = Linear(
+            spec.inner, (width,), spec.out_bias, build.within("out"), over=build.sums,
+            multipliers=((width, multiplier),),
+        )  # fmt: skip
+
+    def mixed(self, zxbcdt_TX: Tensor, state: Recurs) -> Tensor:
+        """Return what the mixer makes of its projection: [T, M]."""
+        spec, shared = self.spec, self.spec.groups * self.spec.state_width
+        tails_NwX, states_NHPS = state.parts
+        z_TX, xbc_TX, dt_TH = zxbcdt_TX.split((spec.inner, spec.channels, spec.heads), dim=-1)
+        xbc_TX = self.conv(xbc_TX, tails_NwX, state.turns)
+        x_TX, b_TX, c_TX = xbc_TX.split((spec.inner, shared, shared), dim=-1)
+        y_THP = self.ops.ssd(
+            x_TX.unflatten(-1, (spec.heads, -1)),
+            dt_TH,
+            self.rate(),
+            b_TX.unflatten(-1, (spec.groups, -1)),
+            c_TX.unflatten(-1, (spec.groups, -1)),
+            self.skip,
+            self.dt_bias,
+            spec.dt_min,
+            spec.dt_max,
+            states_NHPS,
+            state.turns,
+        )
+        return self.out(self._gated(y_THP.flatten(1), z_TX))
+
+    def _gated(self, y_TX: Tensor, z_TX: Tensor) -> Tensor:
+        if self.norm is None:
+            return y_TX * F.silu(z_TX)
+        group, before = self.spec.inner // self.spec.norm_groups, self.spec.norm_before_gate
+        return self.ops.gated_norm(y_TX, z_TX, self.norm.weight, self.norm.eps, group, before)
+
+
+class Mamba2(Mamba2Behind):
+    """The mixer of a `Mamba2Spec`."""
+
+    def __init__(self, spec: Mamba2Spec, width: int, build: Build) -> None:
+        super().__init__(spec, width, build)
+        self.mamba_in = Linear(width, (spec.projected,), spec.bias, build.within("mamba_in"), pending=build.pending)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
+        zxbcdt_TX, residual_TM = self.mamba_in.normed(norm, x_TM, residual_TM)
+        return self.mixed(zxbcdt_TX, state), residual_TM

@@ -1,0 +1,86 @@
+"""Qwen3.5 and 3.6 (text): Qwen3-Next with plain feed-forwards, or with experts in all layers.
+
+Checkpoints that see images hold the text model beside a tower for them. Of their rotations, which have three numbers
+for a token's position, text alone has three equal ones, which is a plain rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ridgeline.core.model_spec import ModelSpec, WeightMap
+from ridgeline.models.config import Config
+from ridgeline.models.experts import with_experts
+from ridgeline.models.qwen3_next import DEFAULTS, UNUSED, Qwen3Next, gated_experts, gated_hybrid
+
+DENSE_DEFAULTS = {**DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12288}
+MIXTURE_DEFAULTS = {**DEFAULTS, "num_experts_per_tok": 8, "num_experts": 256}
+
+_TOWER = "model.visual."
+
+
+class Qwen3_5:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        return _dense("Qwen3_5ForCausalLM", config)
+
+    weights = staticmethod(Qwen3Next.weights)
+
+
+class Qwen3_5Moe:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        return _mixture("Qwen3_5MoeForCausalLM", config)
+
+    weights = staticmethod(Qwen3Next.weights)
+
+
+class Qwen3_5Multimodal:
+    """The text model of a checkpoint that also has a tower for images."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        return _dense("Qwen3_5ForConditionalGeneration", _text(config))
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        return {
+            parameter: tuple(replace(source, name=_within(source.name)) for source in sources)
+            for parameter, sources in Qwen3Next.weights(spec).items()
+        }
+
+
+class Qwen3_5MoeMultimodal:
+    """The text model of a checkpoint that also has a tower for images, with experts."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        return _mixture("Qwen3_5MoeForConditionalGeneration", _text(config))
+
+    weights = staticmethod(Qwen3_5Multimodal.weights)
+
+
+def _dense(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
+    dense = gated_hybrid(architecture, Config(config, DENSE_DEFAULTS), packed=False)
+    return replace(dense, unused=(*UNUSED, _TOWER))
+
+
+def _mixture(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
+    # What these families do not have: a plain feed-forward, and weights of experts that are not divided by their sum
+    values = Config({**config, "intermediate_size": 1, "norm_topk_prob": True}, MIXTURE_DEFAULTS)
+    dense = gated_hybrid(architecture, values, packed=False)
+    experts = dict.fromkeys(range(len(dense.layers)), gated_experts(values))
+    return replace(with_experts(dense, experts), unused=(*UNUSED, _TOWER))
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model. If the whole one says whether embeddings are tied, its word counts."""
+    Config(config).section("text_config", required=True)
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return {**config["text_config"], **tied}
+
+
+def _within(name: str) -> str:
+    return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name

@@ -1,0 +1,44 @@
+"""The order of a checkpoint's rows, where that is not ours."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.model_spec import Source
+
+
+def in_our_order(stored: Tensor, source: Source) -> Tensor:
+    """Return what a checkpoint's tensor holds, or something that it has for every so many of its rows, with rows in our
+    order."""
+    order = _order(len(stored), source)
+    return stored if order is None else stored.index_select(0, order.to(stored.device))
+
+
+def in_their_order(ours: Tensor, source: Source) -> Tensor:
+    """Return the inverse of `in_our_order`."""
+    order = _order(len(ours), source)
+    return ours if order is None else ours.index_select(0, order.argsort().to(ours.device))
+
+
+def our_shares(source: Source) -> tuple[int, ...]:
+    """Return the shares of the projections that a source holds head by head, in our order."""
+    return source.shares[::-1] if source.backwards else source.shares
+
+
+def divides_heads(source: Source, rows: int, block: int) -> bool:
+    """Return True if every projection has whole blocks of so many rows in each head of a source with `rows` rows."""
+    head, total = rows // (source.heads or 1), sum(source.shares)
+    return all(head * share % (total * block) == 0 for share in source.shares)
+
+
+def _order(rows: int, source: Source) -> Tensor | None:
+    """Return which of the checkpoint's rows each of ours is, or None if both have one order."""
+    if source.heads is None:
+        return None
+    index_HR, total = torch.arange(rows).view(source.heads, -1), sum(source.shares)
+    ends = [index_HR.shape[1] * end // total for end in accumulate(source.shares)]
+    parts = index_HR.tensor_split(ends[:-1], dim=1)
+    return torch.cat([part.flatten() for part in (parts[::-1] if source.backwards else parts)])
