@@ -23,8 +23,10 @@ def mamba(mixer: MambaSpec, shape: StepShape, tokens: int, p: Precision, kv_dtyp
     if mixer.norm is not None:
         for name, width in zip(("dt_norm", "b_norm", "c_norm"), mixer.selected, strict=True):
             yield name, norm_cost(tokens, width, itemsize=p.item, kind="rms", residual=False)
-    sizes = {"channels": mixer.channels, "state_width": mixer.state_width}
-    yield "selective_scan", selective_scan_cost(tokens, rows, **sizes, itemsize=p.item)
+    yield (
+        "selective_scan",
+        selective_scan_cost(tokens, rows, channels=mixer.channels, state_width=mixer.state_width, itemsize=p.item),
+    )
 
 
 def mamba2(mixer: Mamba2Spec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None) -> Iterator[Priced]:
