@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 from ridgeline.core.model_spec import MLPSpec, NormSpec, Product, Products
 
-
 UNGATED = ("relu2",)  # activations of experts that have no gate
 
 
@@ -54,8 +53,7 @@ class ExpertsSpec:
     bias: gate, up and down have biases.
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
-    latent: the experts' inputs and outputs have this width, and two more products lie between them and the model's; None:
-        they have the model's width.
+    latent: the width of the experts' inputs and outputs, if two more products lie between these and the model's.
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
     placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
         `held` experts.

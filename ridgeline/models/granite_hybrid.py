@@ -1,4 +1,4 @@
-"""Granite 4: Granite with Mamba-2 in most layers in place of attention, and a shared feed-forward or experts beside it."""
+"""Granite 4: Granite with Mamba-2 in most layers, and feed-forwards that are shared experts, with others or alone."""
 
 from __future__ import annotations
 

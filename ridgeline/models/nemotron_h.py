@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from math import inf
 from typing import Any
 
@@ -59,6 +58,8 @@ EXPERTS = ExpertNames(
     correction="mixer.gate.e_score_correction_bias",
     latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
 )
+Part = Mamba2Spec | AttentionSpec | MLPSpec | ExpertsSpec
+
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # by transformers 5
 
@@ -71,13 +72,12 @@ class NemotronH:
         if (activation := values.raw("mlp_hidden_act")) != "relu2":
             raise wrong("mlp_hidden_act", activation, "relu2")
         norm, kinds = NormSpec(eps=values.number("layer_norm_epsilon")), _kinds(values)
-        parts = {"mamba": _mamba, "attention": _attention, "mlp": _mlp, "moe": _experts}
-        made = cache(lambda kind: _layer(parts[kind](values, norm), norm))
+        made = {kind: _layer(_part(kind, values, norm), norm) for kind in dict.fromkeys(kinds)}
         found = ModelSpec(
             architecture="NemotronHForCausalLM",
             vocab_size=values.integer("vocab_size"),
             hidden_size=values.integer("hidden_size"),
-            layers=tuple(made(kind) for kind in kinds),
+            layers=tuple(made[kind] for kind in kinds),
             final_norm=norm,
             max_position_embeddings=values.integer("max_position_embeddings"),
             unused=("mtp.",),
@@ -95,18 +95,17 @@ class NemotronH:
         for index, layer in enumerate(spec.layers):
             theirs = f"backbone.layers.{index}"
             mixer, feed_forward = f"layers.{index}.mixer", f"layers.{index}.feed_forward"
-            match layer.mixer:
-                case Mamba2Spec() as part:
-                    found |= mamba2(mixer, f"{theirs}.mixer", part)
-                    found |= named(mixer, f"{theirs}.mixer", {"mamba_in": "in_proj"}, bias=part.bias)
-                case AttentionSpec():
+            match layer.mixer, layer.feed_forward:
+                case Mamba2Spec() as selective, _:
+                    found |= mamba2(mixer, f"{theirs}.mixer", selective)
+                    found |= named(mixer, f"{theirs}.mixer", {"mamba_in": "in_proj"}, bias=selective.bias)
+                case AttentionSpec(), _:
                     found |= named(mixer, f"{theirs}.mixer", {"qkv": "q_proj k_proj v_proj", "out": "o_proj"})
-            match layer.feed_forward:
-                case MLPSpec() as part:
+                case _, MLPSpec() as mlp:
                     modules = {"up": "up_proj", "down": "down_proj"}
-                    found |= named(feed_forward, f"{theirs}.mixer", modules, bias=part.bias)
-                case ExpertsSpec() as part:
-                    found |= layer_experts(feed_forward, theirs, part, EXPERTS)
+                    found |= named(feed_forward, f"{theirs}.mixer", modules, bias=mlp.bias)
+                case _, ExpertsSpec() as experts:
+                    found |= layer_experts(feed_forward, theirs, experts, EXPERTS)
         return found
 
 
@@ -129,7 +128,18 @@ def _kinds(config: Config) -> list[str]:
     return [kind for kind in kinds if kind is not None]
 
 
-def _layer(part: Mamba2Spec | AttentionSpec | MLPSpec | ExpertsSpec, norm: NormSpec) -> LayerSpec:
+def _part(kind: str, config: Config, norm: NormSpec) -> Part:
+    match kind:
+        case "mamba":
+            return _mamba(config, norm)
+        case "attention":
+            return _attention(config)
+        case "moe":
+            return _experts(config)
+    return _plain(config, "intermediate_size", config.boolean("mlp_bias"))
+
+
+def _layer(part: Part, norm: NormSpec) -> LayerSpec:
     if isinstance(part, MLPSpec | ExpertsSpec):
         return LayerSpec(mixer=ABSENT, feed_forward=part, norm=norm)
     return LayerSpec(mixer=part, feed_forward=ABSENT, norm=norm)
@@ -143,7 +153,7 @@ def _mamba(config: Config, norm: NormSpec) -> Mamba2Spec:
     )
 
 
-def _attention(config: Config, norm: NormSpec) -> AttentionSpec:
+def _attention(config: Config) -> AttentionSpec:
     heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
     if heads % kv_heads:
         raise wrong("num_key_value_heads", kv_heads, f"a divisor of the {heads} of num_attention_heads")
@@ -151,15 +161,11 @@ def _attention(config: Config, norm: NormSpec) -> AttentionSpec:
     return AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=head_dim**-0.5)
 
 
-def _mlp(config: Config, norm: NormSpec) -> MLPSpec:
-    return _plain(config, "intermediate_size", config.boolean("mlp_bias"))
-
-
 def _plain(config: Config, size: str, bias: bool = False) -> MLPSpec:
     return MLPSpec(intermediate_size=config.integer(size), activation="relu2", gated=False, bias=bias)
 
 
-def _experts(config: Config, norm: NormSpec) -> ExpertsSpec:
+def _experts(config: Config) -> ExpertsSpec:
     config.refuse("mlp_bias", "mixtures of experts have no biases")
     return ExpertsSpec(
         routing=routing(

@@ -47,7 +47,7 @@ def test_a_state_takes_the_bytes_that_are_planned(family: str, dtype: str, tiny_
             assert group.spec.unit_bytes(4, dtype) == tails[0].nbytes + kept[0].nbytes
             assert kept.data_ptr() - tails.data_ptr() == tails[0].nbytes
         assert kv_bytes(model, 1000, dtype, block_size=4) == sum(
-            2 * state.unit_bytes(4, dtype) if state.exact else 1000 * state.token_bytes(dtype)
+            state.unit_bytes(4, dtype) if state.exact else 1000 * state.token_bytes(dtype)
             for layer in model.layers
             for state in layer.mixer.states
         )
@@ -64,7 +64,7 @@ def test_published_shapes_take_what_their_cards_say() -> None:
     for model, states, attending, kv_heads in ((small, 24, 8, 4), (mixture, 30, 10, 2)):
         assert kv_bytes_per_token(model, "bfloat16") == attending * 2 * kv_heads * 256 * 2
         grown = kv_bytes_per_token(model, "bfloat16") * 4096
-        assert kv_bytes(model, 4096, "bfloat16", block_size=64) == 2 * states * state + grown
+        assert kv_bytes(model, 4096, "bfloat16", block_size=64) == states * state + grown
 
 
 def test_a_request_of_random_weights_runs(tiny_model: Callable[[str], Path]) -> None:
