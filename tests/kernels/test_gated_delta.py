@@ -180,7 +180,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(name: str) -> None:
     ids=["activation", "gate"],
 )
 def test_unknown_names_are_refused(call: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match="gelu.*known"):
+    with pytest.raises(ValueError, match=r"gelu.*known"):
         call()
 
 
@@ -193,4 +193,5 @@ def test_costs_count_what_there_is() -> None:
     assert one.bytes == 8 * 4 * 8 * 16 + 2 * (2 * 2 * 8 + 2 * 4 * 16 + 2 * 4)
     assert many.flops == 128 * one.flops + 4 * (2 * 64 * 63 / 2) * (2 * 8 + 4 * 16)
     assert causal_conv_cost(3, 1, 10, 4, itemsize=2).bytes == 2 * 10 * (3 + 3 + 3 + 3 + 4)
+    assert causal_conv_cost(3, 1, 10, 4, itemsize=2, bias=True).bytes == 2 * 10 * (3 + 3 + 3 + 3 + 4 + 1)
     assert gated_norm_cost(5, 8, itemsize=2).bytes == 2 * 8 * (15 + 1)

@@ -13,7 +13,7 @@ from ridgeline.kernels.gated_delta import triton_chunks, triton_step
 from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.gated_delta.triton_chunks import _gated_delta_chunks
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK, PART, _gated_delta_prepare
-from ridgeline.kernels.launch import launch_options, num_multiprocessors
+from ridgeline.kernels.launch import launch_options, num_multiprocessors, shared_memory
 from ridgeline.kernels.turns import Turns
 
 SHORT = 1  # rows of so many tokens go token by token, whatever else is in the step
@@ -92,7 +92,8 @@ def _in_chunks(
         H=heads, G=value_heads, K=keys, BK=triton.next_power_of_2(keys), L=CHUNK, PART=PART, SHORT=SHORT,
         num_warps=8, **options,
     )  # fmt: skip
-    cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, num_multiprocessors(device))
+    multiprocessors, shared = num_multiprocessors(device), shared_memory(device)
+    cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, multiprocessors, shared)
     _gated_delta_chunks[(triton.cdiv(values, cut.columns), value_heads, turns.num_rows)](
         q_THK, k_THK, v_TGV, solve_GTL, within_GTL, factors_GFT, states_NGKV, o_TGV,
         turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8),

@@ -1,4 +1,4 @@
-"""What can be computed of a chunk without the state before it: the first of two kernels for long rows.
+"""The first of two kernels for long rows: it computes of a chunk what needs no state.
 
 With the decays' running sum c_i, unit keys k_i, and x_i = v_i - exp(c_i) · Sᵀ k_i (S: the state before the chunk), the
 changes u that a chunk's tokens make are those of a triangular system:
@@ -54,11 +54,13 @@ def _gated_delta_prepare(
     if tl.load(start_ptr + row + 1) - tl.load(start_ptr + row) <= SHORT:
         return
     i, key = tl.arange(0, L), tl.arange(0, BK)
-    token = (tl.load(first_ptr + chunk) + i).to(tl.int64)
+    first = tl.load(first_ptr + chunk).to(tl.int64)
+    token = first + i
     live = i < length
     mask = live[:, None] & (key < K)[None, :]
-    k = tl.load(k_ptr + (token * k_token + key_head * K)[:, None] + key[None, :], mask=mask, other=0)
-    q = tl.load(q_ptr + (token * q_token + key_head * K)[:, None] + key[None, :], mask=mask, other=0)
+    q_ptr, k_ptr = q_ptr + first * q_token + key_head * K, k_ptr + first * k_token + key_head * K
+    k = tl.load(k_ptr + i[:, None] * k_token + key[None, :], mask=mask, other=0)
+    q = tl.load(q_ptr + i[:, None] * q_token + key[None, :], mask=mask, other=0)
     wide_k, wide_q = k.to(tl.float32), q.to(tl.float32)
     of_k = tl.rsqrt(tl.sum(wide_k * wide_k, 1) + norm_eps)
     of_q = tl.rsqrt(tl.sum(wide_q * wide_q, 1) + norm_eps) * scale
@@ -77,9 +79,10 @@ def _gated_delta_prepare(
         system = tl.where(before, keys_keys * fade * beta[:, None], 0)
         solve = _inverse(system, i, L, PART, k.dtype) * beta[None, :]
         within = tl.where(upto, queries_keys * fade, 0)
-        square = (head.to(tl.int64) * num_tokens + token)[:, None] * L + i[None, :]
-        tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
-        tl.store(within_ptr + square, within.to(within_ptr.dtype.element_ty), mask=live[:, None])
+        at = (head.to(tl.int64) * num_tokens + first) * L
+        square = i[:, None] * L + i[None, :]
+        tl.store(solve_ptr + at + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
+        tl.store(within_ptr + at + square, within.to(within_ptr.dtype.element_ty), mask=live[:, None])
         factor_ptr = factors_ptr + head.to(tl.int64) * 4 * num_tokens + token
         tl.store(factor_ptr, of_k * tl.exp(total), mask=live)
         tl.store(factor_ptr + num_tokens, of_q * tl.exp(total), mask=live)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from ridgeline.core.cost import Cost
 
-FLOPS = 7  # per number of the state: rate · step, its exponential, b · (step · x), a product and two sums, times c
+STATE_BYTES = 4  # float32
 
 
-def selective_scan_cost(tokens: int, rows: int, channels: int, state_width: int, *, itemsize: float) -> Cost:
-    """Count x, dt, z, b and c as read and y as written, the rates as read once, and each row's state, in float32, as
-    read once and written once. Every number of the state decays by itself, so no part of it is a matrix product."""
+def selective_scan_cost(
+    tokens: int, rows: int, *, channels: int, state_width: int, itemsize: float, gated: bool = True
+) -> Cost:
+    """Count x, dt, b, c and z as read, y as written, and each row's state as read and written. The rates are weights
+    that are read once.
+
+    FLOPs are those of the recurrence: for each number of the state an exponential and its argument, the decay, the two
+    products that make up what is added, and a multiply-add for the output.
+    """
     state = channels * state_width
-    vectors = 4 * channels + 2 * state_width
-    return Cost(itemsize * tokens * vectors + 4.0 * state + 8.0 * state * rows, float(FLOPS * tokens * state))
+    of_token = itemsize * (channels * (4 if gated else 3) + 2 * state_width)
+    vectors = STATE_BYTES * (state + 2 * channels)
+    return Cost(tokens * of_token + 2 * rows * STATE_BYTES * state + vectors, 7.0 * tokens * state)
