@@ -260,6 +260,8 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         max_num_batched_tokens=memory.max_chunk,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
+        state_cache_share=config.state_cache_share,
+        state_checkpoint_interval=config.state_checkpoint_interval,
         itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),
         cascade=wiring.cascade,
         debug_checks=config.debug_checks,

@@ -23,19 +23,28 @@ def mamba(mixer: MambaSpec, shape: StepShape, tokens: int, p: Precision, kv_dtyp
     if mixer.norm is not None:
         for name, width in zip(("dt_norm", "b_norm", "c_norm"), mixer.selected, strict=True):
             yield name, norm_cost(tokens, width, itemsize=p.item, kind="rms", residual=False)
-    scan = selective_scan_cost(tokens, rows, channels=mixer.channels, state_width=mixer.state_width, itemsize=p.item)
-    yield "selective_scan", scan
+    yield (
+        "selective_scan",
+        selective_scan_cost(tokens, rows, channels=mixer.channels, state_width=mixer.state_width, itemsize=p.item),
+    )
 
 
 def mamba2(mixer: Mamba2Spec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None) -> Iterator[Priced]:
     """Yield the ops between the two products of Mamba-2."""
     rows = rows_of(shape)
     yield "causal_conv", causal_conv_cost(tokens, rows, mixer.channels, mixer.length, itemsize=p.item)
-    heads, groups, widths = mixer.heads, mixer.groups, (mixer.head_dim, mixer.state_width)
-    scan = ssd_cost(
-        tokens, rows, heads=heads, groups=groups, head_width=widths[0], state_width=widths[1], itemsize=p.item
+    yield (
+        "ssd",
+        ssd_cost(
+            tokens,
+            rows,
+            heads=mixer.heads,
+            groups=mixer.groups,
+            head_width=mixer.head_dim,
+            state_width=mixer.state_width,
+            itemsize=p.item,
+        ),
     )
-    yield "ssd", scan
     if mixer.norm is not None:
         yield "gated_norm", gated_norm_cost(tokens, mixer.inner, itemsize=p.item)
     else:  # a gate by itself, which moves as much

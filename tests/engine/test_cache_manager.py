@@ -27,7 +27,9 @@ class CacheMachine(RuleBasedStateMachine):
     be found only under that salt and those tokens, and the longest hit is searched by trying every length. It may go on
     into a block that is copied, of which the model knows the tokens too."""
 
-    @initialize(groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12) | st.just(80))
+    @initialize(
+        groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12) | st.just(80)
+    )
     def start(self, groups, block_size, extra) -> None:
         pages = 1 + layout_of(groups, block_size, 2).pages_needed(MAX_LEN, CHUNK) + extra
         self.layout, self.size = layout_of(groups, block_size, pages), block_size
@@ -156,8 +158,8 @@ class CacheMachine(RuleBasedStateMachine):
         index = data.draw(st.sampled_from(range(len(self.running))))
         seq, start = self.running[index]
         end = min(start + chunk, len(seq.tokens))
-        self.manager.let_go(seq, start, 0)
-        if end == start or self.manager.extend(seq, start, end) is None:
+        self.manager.tables.let_go(seq, start, 0)
+        if end == start or self.manager.tables.extend(seq, start, end) is None:
             return
         salt = seq.request.cache_salt
         for g, sources, targets in self.manager.copies([seq] if seq.source else [], 0):
@@ -177,7 +179,7 @@ class CacheMachine(RuleBasedStateMachine):
         mark, changes, fresh = self.manager.keep_state(seq, start, end, reserve=0)
         if not self.exact:
             assert (mark, changes, fresh) == (0, [], [])
-            fresh = self.manager.publish(seq, end)
+            fresh = self.manager.published.publish(seq, end)
         assert set(fresh) >= set(self.manager.index._nodes) - before
         assert bool(changes) == bool(mark)
         assert mark < end - start
@@ -189,7 +191,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.content[g, block] = salt, tuple(seq.tokens[: start if fails else start + mark])
         self.running[index] = seq, end
         if fails:
-            self.manager.unpublish(fresh)
+            self.manager.published.unpublish(fresh)
             assert not set(fresh) & set(self.manager.index._nodes)
             while self.running:
                 self.release(*self.running.pop())
@@ -221,9 +223,9 @@ class CacheMachine(RuleBasedStateMachine):
                 del seq.tokens[ran:]  # it ended before
         self.parted.clear()
         if fails:
-            self.manager.settle_nothing()
-        self.manager.settle(self.plan)
-        assert not self.manager._partings.due(None)
+            self.manager.published.settle_nothing()
+        self.manager.published.settle(self.plan)
+        assert not self.manager.published._partings.due(None)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -334,8 +336,8 @@ def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:
         seq = Sequence(request, 1)
         assert manager.admit(seq, reserve_blocks=0)
         assert seq.cached_tokens == cached
-        assert manager.extend(seq, 0, len(prompt)) is not None
-        manager.publish(seq, len(prompt))
+        assert manager.tables.extend(seq, 0, len(prompt)) is not None
+        manager.published.publish(seq, len(prompt))
         manager.release(seq, 0)
 
 
@@ -351,8 +353,8 @@ def test_the_longest_hit_with_gaps_anywhere_is_that_of_trying_every_length(group
     )
     writer, reader = Sequence(request, len(groups)), Sequence(request, len(groups))
     assert manager.admit(writer, reserve_blocks=0)
-    assert manager.extend(writer, 0, size * number) is not None
-    manager.publish(writer, size * number)
+    assert manager.tables.extend(writer, 0, size * number) is not None
+    manager.published.publish(writer, size * number)
     kept = data.draw(
         st.lists(st.lists(st.booleans(), min_size=number, max_size=number), min_size=len(groups), max_size=len(groups))
     )
@@ -392,10 +394,10 @@ def test_what_is_gone_already_does_not_keep_the_rest_from_being_withdrawn() -> N
     manager = CacheManager(layout_of(((None, 1),), 4, 40), prefix_caching=True, max_chunk=64)
     seq = Sequence(plain_request(12), 1)
     assert manager.admit(seq, reserve_blocks=0)
-    assert manager.extend(seq, 0, 12) is not None
-    written = manager.publish(seq, 12)
-    manager.unpublish(written[:1])
-    manager.unpublish(written)
+    assert manager.tables.extend(seq, 0, 12) is not None
+    written = manager.published.publish(seq, 12)
+    manager.published.unpublish(written[:1])
+    manager.published.unpublish(written)
     assert len(manager.index) == 0
 
 
@@ -404,11 +406,11 @@ def test_what_lies_behind_a_gap_is_withdrawn_too() -> None:
     manager = CacheManager(layout_of(((3, 1),), 4, 40), prefix_caching=True, max_chunk=64)
     seq = Sequence(plain_request(18), 1)
     assert manager.admit(seq, reserve_blocks=0)
-    assert manager.extend(seq, 0, 18) is not None
-    manager.publish(seq, 18)
+    assert manager.tables.extend(seq, 0, 18) is not None
+    manager.published.publish(seq, 18)
     for block in seq.blocks[0][:2]:
         manager.index.drop(0, block)
         manager.pool.forget(0, block)
     assert len(manager.index) == 2
-    manager.withdraw(seq)
+    manager.published.withdraw(seq)
     assert len(manager.index) == 0

@@ -1,4 +1,4 @@
-"""Which states of constant size are kept, so that another request can begin there.
+"""The choice of states of constant size that are kept, so that another request can begin there.
 
 Keys and values are there after every token; a state is there only where somebody stored it. So the engine chooses
 boundaries of blocks at which a prompt's state is stored as it runs (a *mark*), and states that a request leaves behind.
@@ -50,11 +50,12 @@ class Checkpoint:
 
 
 class Counts(NamedTuple):
-    """Checkpoints made, given up, and begun from."""
+    """Checkpoints made, given up, begun from, and there now."""
 
     made: int = 0
     evicted: int = 0
     used: int = 0
+    kept: int = 0
 
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
@@ -88,7 +89,7 @@ class Checkpoints:
 
     @property
     def counts(self) -> Counts:
-        return Counts(**self._counts)
+        return Counts(**self._counts, kept=max(map(len, self._kept)))
 
     def forget_all(self) -> None:
         """Forget what prompts looked like, and start counting anew."""
