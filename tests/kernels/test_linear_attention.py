@@ -45,9 +45,9 @@ def assert_close(ours: Ran, theirs: Ran, slack: float) -> None:
 
 
 def slack(name: str, dtype: torch.dtype) -> float:
-    """What products lose whose operands are rounded to 16 bits: those of linear attention are of order ten at most, as
-    nothing normalizes its queries and keys."""
-    return 2.0**-16 if dtype == torch.float32 or name != "triton" else 8 * torch.finfo(dtype).eps
+    """What float32 sums of some dozen products lose, and products whose operands are rounded to 16 bits. Those of linear
+    attention are of order ten, as nothing normalizes its queries and keys."""
+    return 2.0**-15 if dtype == torch.float32 or name != "triton" else 8 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -80,11 +80,12 @@ def test_weighted_means(name: str, case: wkv.Case, dtype: torch.dtype, device: s
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(wkv.WKV, name, device), inputs, 4)
     theirs = ran(wkv.wkv, inputs, 4)
+    exponents = max(1.0, case.large / 10) * 2.0**-16  # the error of an exponent is a factor of its exponential
     torch.testing.assert_close(
-        ours.out.double(), theirs.out.double(), rtol=0, atol=2.0**-16 + 4 * torch.finfo(dtype).eps
+        ours.out.double(), theirs.out.double(), rtol=0, atol=exponents + 4 * torch.finfo(dtype).eps
     )
     for got, want in zip(meant(ours.states), meant(theirs.states), strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=2.0**-16, equal_nan=True)
+        torch.testing.assert_close(got, want, rtol=0, atol=exponents, equal_nan=True)
     assert_other_blocks_are_left_alone(inputs[4], ours, inputs[5])
 
 
