@@ -49,6 +49,9 @@ ARCHITECTURES = Registry(
         "FalconH1ForCausalLM": "ridgeline.models.falcon_h1:FalconH1",
         "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
         "Zamba2ForCausalLM": "ridgeline.models.zamba2:Zamba2",
+        "RwkvForCausalLM": "ridgeline.models.rwkv:Rwkv",
+        "GatedLinearAttentionForCausalLM": "ridgeline.models.gla:GatedLinearAttention",
+        "RetNetForCausalLM": "ridgeline.models.gla:RetNet",
     },
 )
 
