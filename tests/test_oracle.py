@@ -179,6 +179,7 @@ def thorough(value: object, unless: bool) -> object:
             "mixed",
             "qwen2_moe",
             "qwen3_5",
+            "rwkv",
         )  # settings are the scheduler's: few of them meet other layers
         for settings in SETTINGS
     ],
@@ -215,7 +216,7 @@ def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_mod
     assert pool.free_pages == pool.num_pages
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mixed", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3", "mixed", "qwen3_next", "rwkv"])
 def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     family: str, open_llm, tiny_model: Callable[[str], Path]
 ) -> None:
