@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.core.request import Preemption, Request
 from tests.driving import Rig, ask
-from tests.toy_models import greedy, toy_rig
+from tests.toy_models import fill, greedy, toy_model, toy_rig
 
 LAYERS = ("ss", "sf", "fsws")
 TOKENS = 300
@@ -53,7 +54,7 @@ def test_any_mix_of_chunks_and_rows_gives_the_tokens_of_the_decoder_alone(llama:
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_whoever_gives_way_starts_over(llama: Path, layers: str) -> None:
+def test_whoever_gives_way_goes_on_where_it_was(llama: Path, layers: str) -> None:
     with toy_rig(llama, layers, max_num_batched_tokens=16, max_num_seqs=6, max_model_len=64) as own:
         scheduler = own.engine.scheduler
         draw, requests = random.Random(3), some(8, longest=40, seed=2)
@@ -66,6 +67,7 @@ def test_whoever_gives_way_starts_over(llama: Path, layers: str) -> None:
                 scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
             own.step()
         assert scheduler.preemptions.total() > 5
+        assert scheduler.cache.checkpoints.counts.used > 3
         check(own, requests)
 
 
@@ -141,3 +143,61 @@ def test_aborts_at_any_time_leave_right_states_behind(llama: Path) -> None:
         assert len(ended) > 5
         assert own.engine.scheduler.cache.hit_tokens > 200
         check(own, [request for request in requests if request.id not in ended])
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_the_third_request_with_a_beginning_goes_on_behind_it(llama: Path, layers: str) -> None:
+    """In whatever chunks the second one left the state there."""
+    for budget in (4, 9, 16, 64):
+        with toy_rig(llama, layers, max_num_batched_tokens=budget, kv_cache_memory=1 << 20) as own:
+            cache, shared = own.engine.scheduler.cache, tuple(range(20, 42))
+            requests = [ask(f"r{n}", (*shared, 100 + n, *range(7 * n, 7 * n + 9)), max_tokens=5) for n in range(4)]
+            hits = []
+            for request in requests:
+                own.run(request)
+                hits.append(cache.hit_tokens - sum(hits))
+            assert hits[2:] == [20, 20]
+            check(own, requests)
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_turn_of_a_chat_runs_its_new_tokens_alone(llama: Path, layers: str) -> None:
+    with toy_rig(llama, layers, max_num_batched_tokens=32, kv_cache_memory=1 << 20, max_model_len=160) as own:
+        cache, known, written = own.engine.scheduler.cache, list(range(30, 41)), 0
+        for turn in range(10):
+            request, before = ask(f"turn {turn}", known, max_tokens=5), cache.hit_tokens
+            own.run(request)
+            assert cache.hit_tokens - before == written
+            known += own.outcomes[request.id].tokens
+            written = len(known) - 1
+            known += [50 + turn, 60 + turn, 70 + turn]
+            check(own, [request])
+
+
+def outputs(llama: Path, layers: str, caching: bool) -> tuple[list[list[int]], int]:
+    """Tokens of samples, of guided requests and of beams, one after the other; and how many of prompts' were found."""
+    prompts = [{"prompt_token_ids": [*range(20, 50), *rest]} for rest in ([], [3, 4], [3, 5, 6, 7, 8], [])]
+    settings = {"dtype": "float32", "device": "cpu", "debug_checks": True, "block_size": 4, "load_format": "dummy"}
+    sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 6, "max_model_len": 96}
+    several = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
+    guided = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, guidance_scale=1.7)
+    with toy_model(llama, layers):
+        llm = LLM(llama, skip_tokenizer_init=True, enable_prefix_caching=caching, **settings, **sizes)
+    try:
+        fill(llm.engine._worker._runner.decoder)  # type: ignore[attr-defined]
+        found = [list(one.token_ids) for params in (several, guided) for each in llm.generate(prompts, params)
+                 for one in each.outputs]  # fmt: skip
+        beams = llm.beam_search(prompts, BeamSearchParams(beam_width=3, max_tokens=7))
+        found += [list(beam.token_ids) for each in beams for beam in each.outputs]
+        return found, llm.engine.scheduler.cache.hit_tokens
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("layers", ["ss", "fsws"])
+def test_samples_guidance_and_beams_are_the_same_with_and_without_the_cache(llama: Path, layers: str) -> None:
+    (cached, hits), (plain, none) = outputs(llama, layers, True), outputs(llama, layers, False)
+    assert cached == plain
+    assert hits > 1000
+    assert none == 0
+    assert len({tuple(tokens) for tokens in plain}) > 15

@@ -108,20 +108,29 @@ def with_sums(spec: ModelSpec, layers: str) -> ModelSpec:
 
 
 @contextmanager
-def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
-    """An engine for a tiny llama's shape with other layers, and weights that depend on nothing else."""
+def toy_model(llama: Path, layers: str) -> Iterator[None]:
+    """What is loaded from a tiny llama's folder meanwhile has its shape and these layers."""
     config = read_model_config(llama)
     model = replace(config, spec=with_sums(config.spec, layers))
     kinds.MIXERS.register("gated_sum", "tests.toy_models:GatedSum")
     parts.MIXERS.register("gated_sum", "tests.toy_models:no_ops")
-    with (
-        patch.object(choices, "read_model_config", lambda folder: model),
-        rig(llama, load_format="dummy", **settings) as own,
-    ):
-        generator = torch.Generator().manual_seed(0)
-        with torch.inference_mode():
-            for name, parameter in own.runner.decoder.named_parameters():
-                parameter.normal_(generator=generator).mul_(SPREAD).add_(1.0 if "norm" in name else 0.0)
+    with patch.object(choices, "read_model_config", lambda folder: model):
+        yield
+
+
+@torch.inference_mode()
+def fill(decoder: Decoder) -> None:
+    """Give it weights that depend on nothing else."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in decoder.named_parameters():
+        parameter.normal_(generator=generator).mul_(SPREAD).add_(1.0 if "norm" in name else 0.0)
+
+
+@contextmanager
+def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
+    """An engine for a tiny llama's shape with other layers."""
+    with toy_model(llama, layers), rig(llama, load_format="dummy", **settings) as own:
+        fill(own.runner.decoder)
         yield own
 
 

@@ -94,12 +94,13 @@ def stats_line(outputs: list[RequestOutput], run: Headroom) -> str:
     limit that is."""
     stats = [c.metrics for output in outputs for c in output.outputs if c.metrics is not None]
     prompt, output = sum(len(o.prompt_token_ids) for o in outputs), sum(s.output_tokens for s in stats)
+    cached = sum(s.cached_tokens for s in stats)
     started, ended = min(s.arrival for s in stats), max(s.finished for s in stats)
     firsts = sorted(s.first_token - s.arrival for s in stats if s.first_token is not None)
     ttft = f"{firsts[len(firsts) // 2] * 1e3:.0f} ms" if firsts else "none came"
     near = f", {run.share:.0%} of the hardware limit".replace("%", " %") if run.share is not None else ""
     return (
-        f"{prompt} prompt tokens, {output} output tokens, TTFT {ttft}, "
+        f"{prompt} prompt tokens{f' ({cached} cached)' if cached else ''}, {output} output tokens, TTFT {ttft}, "
         f"{output / max(1e-9, ended - started):.1f} tokens/s{near}"
     )
 

@@ -34,6 +34,8 @@ ENGINE_HELP = {
     "block_size": "Tokens per KV cache block.",
     "kv_cache_dtype": "auto, bfloat16, fp8 (fp8_e4m3), fp8_e5m2 or int8: how keys and values are cached.",
     "enable_prefix_caching": "Reuse the KV cache of equal prompt beginnings.",
+    "state_cache_share": "Share of the cache for recurrent states that are kept for later requests.",
+    "state_checkpoint_interval": "Tokens after which a long prompt leaves such a state (default: by its bytes).",
     "scheduling_policy": "fcfs or priority.",
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
     "tensor_parallel_size": "Devices that divide every matrix between them.",

@@ -80,6 +80,17 @@ class CacheLayout:
         size = ALIGNMENT if len(set(units)) > 1 else 1
         return tuple(-(-unit // size) * size for unit in units)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """A name for each group: its kind, and what sets it apart from others of that kind."""
+        names: list[str] = []
+        for group in self.groups:
+            window = None if group.spec.exact else group.spec.span
+            name = group.spec.kind if window is None else f"{group.spec.kind}_window_{window}"
+            same = sum(other == name or other.startswith(f"{name}_no_") for other in names)
+            names.append(f"{name}_no_{same + 1}" if same else name)
+        return tuple(names)
+
     @property
     def kv_dtypes(self) -> tuple[str, ...]:
         """The dtypes of keys and values: mostly one, and none for a model without."""

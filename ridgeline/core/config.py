@@ -41,6 +41,10 @@ class LLMConfig:
     block_size: tokens per cache block (64 on a GPU, otherwise 16).
     kv_cache_dtype: how keys and values are cached: "auto" as the activations (or as the checkpoint says), "bfloat16",
         or in 8 bits with a scale for each token and key head: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8".
+    state_cache_share: of a model with states of constant size (recurrent layers), the share of the cache's pages that
+        states kept for later requests may take, beside keys and values. Those of running requests do not count.
+    state_checkpoint_interval: the tokens after which a long prompt or output leaves such a state behind, besides at its
+        end and where prompts part. The default follows from the bytes of a state, beside those of keys and values.
     load_format: "dummy" fills the weights with random numbers.
     enforce_eager: launch ops one by one instead of replaying CUDA graphs; this is slower and starts sooner.
     deterministic: a request gets the same bits whatever runs beside it (GPU only; slower).
@@ -91,6 +95,8 @@ class LLMConfig:
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
+    state_cache_share: float = 0.5
+    state_checkpoint_interval: int | None = None
     scheduling_policy: str = "fcfs"
     seed: int = 0
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
@@ -127,6 +133,8 @@ class LLMConfig:
             raise InvalidConfig(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."
             )
+        if not 0 <= self.state_cache_share <= 1:
+            raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
         if not SHORTEST_TIMEOUT <= self.distributed_timeout_seconds <= LONGEST_TIMEOUT:
             raise InvalidConfig(
                 f"distributed_timeout_seconds must be at least {SHORTEST_TIMEOUT} and at most {LONGEST_TIMEOUT:,}, got "
@@ -141,6 +149,7 @@ class LLMConfig:
             "kv_cache_memory",
             *SIZES,
             "prefill_context_parallel_threshold",
+            "state_checkpoint_interval",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -181,6 +190,7 @@ class LLMConfig:
             "block_size",
             "seed",
             "prefill_context_parallel_threshold",
+            "state_checkpoint_interval",
             *WHOLE,
         ):
             value = getattr(self, name)
@@ -208,7 +218,7 @@ class LLMConfig:
             raise InvalidConfig(f"rank_trace_dir must be the name of a folder, got {self.rank_trace_dir!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
-        for name in ("gpu_memory_utilization", "distributed_timeout_seconds"):
+        for name in ("gpu_memory_utilization", "distributed_timeout_seconds", "state_cache_share"):
             if not isinstance(getattr(self, name), (int, float)):
                 raise InvalidConfig(f"{name} must be a number, got {getattr(self, name)!r}.")
 

@@ -6,11 +6,16 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ridgeline.core.request import Preemption
+from ridgeline.engine.cache.checkpoints import Counts
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A scheduler's requests, its cache's pages, the tokens that were looked up there, and those that were found."""
+    """A scheduler's requests, its cache's pages, the tokens that were looked up there, and those that were found.
+
+    group_hits: by cache group, after how many of these tokens it could have gone on by itself.
+    checkpoints: the states that are kept, made, given up and begun from; None if no group keeps any.
+    """
 
     running: int
     waiting: int
@@ -19,6 +24,8 @@ class Figures:
     queried_tokens: int
     hit_tokens: int
     preemptions: Counter[Preemption]
+    group_hits: Counter[str]
+    checkpoints: Counts | None = None
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -29,4 +36,6 @@ class Figures:
             self.queried_tokens + other.queried_tokens,
             self.hit_tokens + other.hit_tokens,
             self.preemptions + other.preemptions,
+            self.group_hits + other.group_hits,
+            None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
         )

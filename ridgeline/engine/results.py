@@ -102,7 +102,7 @@ class Results:
             self._note_verified(record, emitted_R, newest)
         for row in full_R.nonzero()[0].tolist():
             if seqs[row].slot != NO_SLOT:
-                self._running.cache.publish(seqs[row], int(plan.kv_bound_R[row]))
+                self._running.cache.published.publish(seqs[row], int(plan.kv_bound_R[row]))
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
@@ -127,7 +127,8 @@ class Results:
             seq, slot = record.seqs[row], record.seqs[row].slot
             if slot == NO_SLOT:
                 continue
-            self._running.cache.publish(seq, len(seq.tokens) - 1)  # the keys of its newest token are not written yet
+            # The keys of its newest token are not written yet
+            self._running.cache.published.publish(seq, len(seq.tokens) - 1)
             kv_len[slot] -= rows.num_logits_R[row] - emitted_R[row]
             if seq not in self._running.decoding and kv_len[slot] < last_kv_len[slot]:
                 self._running.begin_decoding(seq, newest)
@@ -136,7 +137,7 @@ class Results:
         """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;
         it starts over with blocks of its own, once."""
         if not seq.distrusted:  # since then it has shared nothing
-            self._running.cache.withdraw(*seq.members)
+            self._running.cache.published.withdraw(*seq.members)
         if seq.status is Status.FINISHED:
             return
         if seq.distrusted:

@@ -119,9 +119,9 @@ class Running:
 
     def extend(self, seq: Sequence, num_tokens: int, plans: int, plan_id: int) -> bool:
         """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest."""
-        self.deltas += self.cache.let_go(seq, self.certain(seq, plans), plan_id)
+        self.deltas += self.cache.tables.let_go(seq, self.certain(seq, plans), plan_id)
         start = int(self.slots.kv_len[seq.slot])
-        changes = self.cache.extend(seq, start, start + num_tokens)
+        changes = self.cache.tables.extend(seq, start, start + num_tokens)
         if changes is None:
             return False
         self.deltas += changes

@@ -114,7 +114,9 @@ class Scheduler:
         cache, pool = self.cache, self.cache.pool
         pages_used = pool.num_pages - pool.free_pages
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions)
+        groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
+        counts = cache.checkpoints.counts if cache.checkpoints.groups else None
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return what is known so far of an unfinished request."""
@@ -192,9 +194,10 @@ class Scheduler:
         full += [seq for seq in self.running.due(self._retired) if kv_len[seq.slot] >= capacity[seq.slot]]
         if not full:
             return
-        for seq in full if self.cache.windowed else ():
-            self.running.deltas += self.cache.let_go(seq, self.running.certain(seq, len(self.in_flight)), self._plan_id)
-        changes = self.cache.add_block(full) if self.running.each <= self.cache.block_size else None
+        for seq in full if self.cache.tables.windowed else ():
+            certain = self.running.certain(seq, len(self.in_flight))
+            self.running.deltas += self.cache.tables.let_go(seq, certain, self._plan_id)
+        changes = self.cache.tables.add_block(full) if self.running.each <= self.cache.block_size else None
         if changes is not None:
             self.running.deltas += changes
             capacity[[seq.slot for seq in full]] += self.cache.block_size
@@ -299,7 +302,7 @@ class Scheduler:
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
-        smaller = [WINDOW_CHUNK] if self.cache.windowed and draft.budget > WINDOW_CHUNK else []
+        smaller = [WINDOW_CHUNK] if self.cache.tables.windowed and draft.budget > WINDOW_CHUNK else []
         for most in (draft.budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
             if chunks and all(self._extend(member, count) for member, count in chunks):
@@ -316,7 +319,7 @@ class Scheduler:
             ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
         for member, start, end in zip(members, starts, ends, strict=True):
-            count = min(end - start, budget)
+            count = self.cache.chunk_end(member, start, min(end, start + budget)) - start
             budget -= count
             if count:
                 chunks.append((member, count))
@@ -384,7 +387,7 @@ class Scheduler:
             self._pace.went_well()
             self._itl.note(record.plan, result.elapsed)
             events = self._results.accept(record, result, self._plan_id)
-            self.cache.settle(self._retired)
+            self.cache.published.settle(self._retired)
         events.events.extend(self._results.unsent)
         self._results.unsent.clear()
         return events
@@ -433,9 +436,9 @@ class Scheduler:
         """Once nothing is in flight, start over from what retired plans left. False while plans still drain."""
         if self.in_flight:
             return False
-        self.cache.settle_nothing()
+        self.cache.published.settle_nothing()
         for node_hashes in self._recovery.start_over():
-            self.cache.unpublish(node_hashes)
+            self.cache.published.unpublish(node_hashes)
         self._preempt_all(Preemption.RECOVERY)
         self.running.deltas.clear()
         self._retired = self._plan_id

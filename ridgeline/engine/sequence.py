@@ -130,6 +130,11 @@ class Sequence:
         return len(self.tokens) - 1 if self.has_emitted else 0
 
     @property
+    def reached(self) -> int:
+        """The tokens before the last state on its way that the cache keeps."""
+        return 0 if self.checkpoint is None else self.checkpoint.length
+
+    @property
     def may_skip(self) -> int:
         """Known tokens that need not run if the cache has them: the last one's logits are wanted, and those of every
         position before a prompt token whose logprob was asked for and not sent yet."""

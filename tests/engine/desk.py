@@ -51,9 +51,11 @@ class Desk:
         slots: int = 4,
         budget: int = 64,
         tokens_each: int = 1,
+        **settings: Any,
     ) -> None:
         self.layout = layout_of(groups, block_size, pages)
-        config = EngineConfig(max_model_len=64, max_num_seqs=slots, max_num_batched_tokens=budget, debug_checks=True)
+        sizes = {"max_model_len": 64, "max_num_seqs": slots, "max_num_batched_tokens": budget}
+        config = EngineConfig(**sizes, debug_checks=True, **settings)
         self.scheduler = Scheduler(config, self.layout, tokens_each=tokens_each)
         self.worker = IdealWorker(self.layout)
         self.got: dict[str, list[int]] = {}

@@ -27,13 +27,18 @@ class CacheMachine(RuleBasedStateMachine):
     be found only under that salt and those tokens, and the longest hit is searched by trying every length. It may go on
     into a block that is copied, of which the model knows the tokens too."""
 
-    @initialize(groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12))
+    @initialize(
+        groups=st.sampled_from(GROUPS), block_size=st.sampled_from([1, 2, 4]), extra=st.integers(0, 12) | st.just(80)
+    )
     def start(self, groups, block_size, extra) -> None:
         pages = 1 + layout_of(groups, block_size, 2).pages_needed(MAX_LEN, CHUNK) + extra
         self.layout, self.size = layout_of(groups, block_size, pages), block_size
         self.manager = CacheManager(self.layout, prefix_caching=True, max_chunk=CHUNK)
         self.running: list[tuple[Sequence, int]] = []  # with tokens run so far
         self.content: dict[tuple[int, int], Prefix] = {}  # (group, block) → what it was filled with
+        self.exact = [g for g, group in enumerate(self.layout.groups) if group.spec.exact]
+        self.parted: list[tuple[Sequence, int]] = []  # with tokens run until they gave way
+        self.plan = 0
         self.ends: set[Prefix] = set()  # up to the end of blocks in which sequences or their prompts ended
         self.count = 0
 
@@ -55,27 +60,55 @@ class CacheMachine(RuleBasedStateMachine):
 
     def continuations(self, salt: str, tokens: list[int], hit: int) -> tuple[int, int]:
         """How many tokens after the hit a copied block gives: at least, from blocks that are not full, and at most. (A
-        full block found, forgotten and found again is no end.) Exact ones give all their tokens or none; which of two
-        ends is kept, if one begins with the other, does not ask for that."""
+        full block found, forgotten and found again is no end.) Exact ones give all their tokens or none, and they may
+        follow any whole blocks."""
         found, start = self.findable(), hit * self.size
-        exact = any(group.spec.exact for group in self.layout.groups)
+        if self.exact:
+            best = max([0, *(len(end) - start for end in self.whole_ends(salt, tokens))])
+            return best, best
         limit, fewest, most = min(len(tokens) - 1, start + self.size - 1), 0, 0
         for owner, end in self.ends:
             whole = owner == salt and all((g, (salt, end)) in found for g in range(len(self.layout.groups)))
             if whole and len(end) <= start + self.size and end[:start] == tuple(tokens[:start]):
                 same = [x == y for x, y in zip(end[start:], tokens[start:limit], strict=False)]
                 count = [*same, False].index(False)
-                if exact:
-                    most = max(most, count if start + count == len(end) else 0)
-                    continue
                 fewest, most = max(fewest, count * bool(len(end) % self.size)), max(most, count)
         return fewest, most
+
+    def whole_ends(self, salt: str, tokens: list[int]) -> list[tuple[int, ...]]:
+        """The ends that a prompt begins with, and before which the groups that grow have what they need."""
+        index, found = self.manager.index, self.findable()
+        ends = []
+        for node in index._nodes.values():
+            if node.end is None or None in node.blocks or len(node.end) == self.size:
+                continue
+            owner, end = self.content[self.exact[0], node.blocks[self.exact[0]]]
+            n = len(end) // self.size
+            held = [
+                (g, (salt, end[: (i + 1) * self.size])) in found
+                for g, group in enumerate(self.layout.groups)
+                if g not in self.exact
+                for i in range(group.spec.first_needed(n * self.size) // self.size, n)
+            ]
+            if owner == salt and end == tuple(tokens[: len(end)]) and len(end) < len(tokens) and all(held):
+                ends.append(end)
+        return ends
 
     def is_roomy(self, reserve: int) -> bool:
         """Whether any sequence fits beside copies of blocks, wherever these lie."""
         groups = len(self.layout.groups)
         needed = self.layout.pages_needed(MAX_LEN, CHUNK) + (2 + reserve) * groups
+        if self.exact:  # a hit may go on far behind whole blocks that all groups have, over a page for each block
+            needed += groups * MAX_LEN // self.size
         return self.manager.pool.free_pages >= needed
+
+    @precondition(lambda self: self.content)
+    @rule(data=st.data(), rest=st.lists(st.integers(1, 2), min_size=1, max_size=5), reserve=st.integers(0, 2))
+    def admit_what_goes_on(self, data, rest, reserve) -> None:
+        """From something that was written, or a part of it."""
+        salt, known = data.draw(st.sampled_from(sorted(set(self.content.values()))))
+        known = known[: data.draw(st.integers(0, len(known)))] if data.draw(st.booleans()) else known
+        self.admit([*known, *rest][: MAX_LEN - 1], salt, None, reserve)
 
     @rule(
         tokens=st.lists(st.integers(1, 2), min_size=1, max_size=MAX_LEN - 1),
@@ -107,10 +140,13 @@ class CacheMachine(RuleBasedStateMachine):
         assert copied <= most
         assert copied >= fewest or not (copied or roomy)
         assert bool(seq.source) == bool(copied)
+        whole = seq.published
+        assert whole == hit or (self.exact and seq.source and whole > hit)
         for g, blocks in enumerate(seq.blocks):
-            assert len(blocks) == hit + bool(copied)
-            first = self.layout.groups[g].spec.first_needed(hit * self.size) // self.size
-            for n, block in enumerate(blocks[:hit]):
+            assert len(blocks) == whole + bool(copied)
+            first = self.layout.groups[g].spec.first_needed(whole * self.size) // self.size
+            first = whole if g in self.exact and seq.source else first
+            for n, block in enumerate(blocks[:whole]):
                 expected = found[g, (salt, tuple(tokens[: (n + 1) * self.size]))] if n >= first else NULL_BLOCK
                 assert block == expected
         self.running.append((seq, seq.cached_tokens))
@@ -122,8 +158,8 @@ class CacheMachine(RuleBasedStateMachine):
         index = data.draw(st.sampled_from(range(len(self.running))))
         seq, start = self.running[index]
         end = min(start + chunk, len(seq.tokens))
-        self.manager.let_go(seq, start, 0)
-        if end == start or self.manager.extend(seq, start, end) is None:
+        self.manager.tables.let_go(seq, start, 0)
+        if end == start or self.manager.tables.extend(seq, start, end) is None:
             return
         salt = seq.request.cache_salt
         for g, sources, targets in self.manager.copies([seq] if seq.source else [], 0):
@@ -139,11 +175,23 @@ class CacheMachine(RuleBasedStateMachine):
                 written = start if fails else end
                 self.content[g, blocks[n]] = salt, tuple(seq.tokens[: min(written, (n + 1) * self.size)])
         before = set(self.manager.index._nodes)
-        fresh = self.manager.publish(seq, end)
+        made = self.manager.checkpoints.counts.made
+        mark, changes, fresh = self.manager.keep_state(seq, start, end, reserve=0)
+        if not self.exact:
+            assert (mark, changes, fresh) == (0, [], [])
+            fresh = self.manager.published.publish(seq, end)
         assert set(fresh) >= set(self.manager.index._nodes) - before
+        assert bool(changes) == bool(mark)
+        assert mark < end - start
+        assert not mark or self.manager.checkpoints.counts.made > made
+        for _, g, n, (block,) in changes:
+            assert (n + 1) * self.size == start + mark
+            assert block == seq.blocks[g][n]
+            assert block not in [*seq.blocks[g][:n], *seq.blocks[g][n + 1 :]]
+            self.content[g, block] = salt, tuple(seq.tokens[: start if fails else start + mark])
         self.running[index] = seq, end
         if fails:
-            self.manager.unpublish(fresh)
+            self.manager.published.unpublish(fresh)
             assert not set(fresh) & set(self.manager.index._nodes)
             while self.running:
                 self.release(*self.running.pop())
@@ -151,12 +199,33 @@ class CacheMachine(RuleBasedStateMachine):
             seq.has_emitted = True
             seq.tokens.append(data.draw(st.integers(1, 2)))
 
-    def release(self, seq: Sequence, ran: int) -> None:
+    def release(self, seq: Sequence, ran: int, gives_way: int = 0) -> None:
         for length in (seq.num_prompt, seq.written) if seq.has_emitted else ():
             block_end = -(-length // self.size) * self.size
             self.ends.add((seq.request.cache_salt, tuple(seq.tokens[: min(seq.written, block_end)])))
-        self.manager.release(seq, 0, ran)
+        self.manager.release(seq, gives_way, ran, resumes=bool(gives_way))
         assert not seq.source
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def give_way(self, data) -> None:
+        """Its last tokens are known later, if at all."""
+        seq, ran = self.running.pop(data.draw(st.sampled_from(range(len(self.running)))))
+        self.plan += 1
+        self.release(seq, ran, self.plan)
+        self.parted.append((seq, ran))
+
+    @precondition(lambda self: self.parted)
+    @rule(fails=st.booleans(), stopped=st.booleans())
+    def hear_of_the_last_tokens(self, fails, stopped) -> None:
+        for seq, ran in self.parted if not fails else ():
+            if stopped:
+                del seq.tokens[ran:]  # it ended before
+        self.parted.clear()
+        if fails:
+            self.manager.published.settle_nothing()
+        self.manager.published.settle(self.plan)
+        assert not self.manager.published._partings.due(None)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -175,6 +244,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert named == {(g, b): h for g, b, h in index.published()}
         for (g, block), node_hash in named.items():
             assert pool.is_cached(g, block)
+            if node_hash.startswith(b"parted"):
+                assert self.parted
+                continue
             salt, tokens = self.content[g, block]
             expected, node = root_hash(salt), index._nodes[node_hash]
             for n in range(0, len(tokens), self.size):
@@ -264,8 +336,8 @@ def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:
         seq = Sequence(request, 1)
         assert manager.admit(seq, reserve_blocks=0)
         assert seq.cached_tokens == cached
-        assert manager.extend(seq, 0, len(prompt)) is not None
-        manager.publish(seq, len(prompt))
+        assert manager.tables.extend(seq, 0, len(prompt)) is not None
+        manager.published.publish(seq, len(prompt))
         manager.release(seq, 0)
 
 
@@ -281,8 +353,8 @@ def test_the_longest_hit_with_gaps_anywhere_is_that_of_trying_every_length(group
     )
     writer, reader = Sequence(request, len(groups)), Sequence(request, len(groups))
     assert manager.admit(writer, reserve_blocks=0)
-    assert manager.extend(writer, 0, size * number) is not None
-    manager.publish(writer, size * number)
+    assert manager.tables.extend(writer, 0, size * number) is not None
+    manager.published.publish(writer, size * number)
     kept = data.draw(
         st.lists(st.lists(st.booleans(), min_size=number, max_size=number), min_size=len(groups), max_size=len(groups))
     )
@@ -322,10 +394,10 @@ def test_what_is_gone_already_does_not_keep_the_rest_from_being_withdrawn() -> N
     manager = CacheManager(layout_of(((None, 1),), 4, 40), prefix_caching=True, max_chunk=64)
     seq = Sequence(plain_request(12), 1)
     assert manager.admit(seq, reserve_blocks=0)
-    assert manager.extend(seq, 0, 12) is not None
-    written = manager.publish(seq, 12)
-    manager.unpublish(written[:1])
-    manager.unpublish(written)
+    assert manager.tables.extend(seq, 0, 12) is not None
+    written = manager.published.publish(seq, 12)
+    manager.published.unpublish(written[:1])
+    manager.published.unpublish(written)
     assert len(manager.index) == 0
 
 
@@ -334,11 +406,11 @@ def test_what_lies_behind_a_gap_is_withdrawn_too() -> None:
     manager = CacheManager(layout_of(((3, 1),), 4, 40), prefix_caching=True, max_chunk=64)
     seq = Sequence(plain_request(18), 1)
     assert manager.admit(seq, reserve_blocks=0)
-    assert manager.extend(seq, 0, 18) is not None
-    manager.publish(seq, 18)
+    assert manager.tables.extend(seq, 0, 18) is not None
+    manager.published.publish(seq, 18)
     for block in seq.blocks[0][:2]:
         manager.index.drop(0, block)
         manager.pool.forget(0, block)
     assert len(manager.index) == 2
-    manager.withdraw(seq)
+    manager.published.withdraw(seq)
     assert len(manager.index) == 0

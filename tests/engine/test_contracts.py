@@ -231,7 +231,7 @@ def test_a_block_is_not_copied_across_salts_nor_without_the_prefix_cache() -> No
     desk.submit()
     assert cached(desk, "b") == 0
     desk.finish()
-    desk.scheduler.cache.prefix_caching = False
+    desk.scheduler.cache.names.prefix_caching = False
     desk.add(make_request("c", PROMPT))
     desk.submit()
     assert cached(desk, "c") == 0

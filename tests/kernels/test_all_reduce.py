@@ -150,14 +150,14 @@ def test_rows_that_the_memory_does_not_hold_go_another_way() -> None:
 
 
 def test_a_sums_size_chooses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "WORDS_FIRST", {2: 16 << 10})
     monkeypatch.setattr(choose, "DIRECT_BYTES", {2: 4 << 20})
     kib = [8, 16, 17, 256, 257, 4096, 4097]
 
     def ways(ranks: int, **can: bool) -> list[str]:
         return [choose.way(each << 10, ranks, **can) for each in kib]
 
-    assert ways(2, words=True, direct=True) == ["words"] * 2 + ["direct"] * 4 + ["library"]
+    assert ways(2, words=True, direct=True) == ["words"] * 4 + ["direct"] * 2 + ["library"]
+    assert ways(2, words=False, direct=True) == ["direct"] * 6 + ["library"]
     assert ways(2, words=True, direct=False) == ["words"] * 4 + ["library"] * 3
     assert ways(2, words=False, direct=False) == ["library"] * 7
     assert ways(4, words=True, direct=True) == ["words"] * 4 + ["library"] * 3

@@ -1,4 +1,4 @@
-"""Which states of constant size are kept, so that another request can begin there.
+"""The choice of states of constant size that are kept, so that another request can begin there.
 
 Keys and values are there after every token; a state is there only where somebody stored it. So the engine chooses
 boundaries of blocks at which a prompt's state is stored as it runs (a *mark*), and states that a request leaves behind.
@@ -50,11 +50,12 @@ class Checkpoint:
 
 
 class Counts(NamedTuple):
-    """Checkpoints made, given up, and begun from."""
+    """Checkpoints made, given up, begun from, and there now."""
 
     made: int = 0
     evicted: int = 0
     used: int = 0
+    kept: int = 0
 
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
@@ -88,7 +89,7 @@ class Checkpoints:
 
     @property
     def counts(self) -> Counts:
-        return Counts(**self._counts)
+        return Counts(**self._counts, kept=max(map(len, self._kept)))
 
     def forget_all(self) -> None:
         """Forget what prompts looked like, and start counting anew."""
@@ -149,6 +150,9 @@ class Checkpoints:
         self._forks.move_to_end(node_hash)
         _shorten(self._forks, KNOWN_FORKS)
 
+    def is_fork(self, node_hash: Hash) -> bool:
+        return node_hash in self._forks
+
     def boundary(self, hashes: Sequence[Hash], first: int, end: int, known: int, reached: int) -> int:
         """Return after how many tokens a state should be kept of a sequence that runs from block `first` to the tokens
         before `end`, and has `known` tokens; 0 for none.
@@ -161,9 +165,9 @@ class Checkpoints:
             if hashes[n - 1] in self._forks:
                 del self._forks[hashes[n - 1]]
                 return n * size
-        wanted = self.least if end == known else self.interval
-        if end == known and last * size == end:
-            last -= 1  # the same prompt again must run its last token
+        goal = (known - 1) // size  # the same prompt again must run its last token
+        wanted = self.least if goal <= last else self.interval
+        last = min(last, goal)
         return last * size if last > first and last * size - reached >= wanted else 0
 
     def pays(self, tokens: int, reached: int) -> bool:

@@ -1,10 +1,20 @@
-"""What is found in the cache of a sequence's beginning."""
+"""The search for a sequence's beginning in the cache.
+
+A token at position p needs the state from `first_needed(p)` on. So a sequence can resume at n blocks, if every group
+has the blocks from `first_needed(n * block_size)` to n. A hit may go on into a block that is not full, or of which only
+the first tokens are the same: one of the index's ends.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as PySequence
 from typing import NamedTuple
 
-from ridgeline.engine.cache.prefix import Node
+from ridgeline.core.cache_layout import NULL_BLOCK
+from ridgeline.core.state_spec import StateSpec
+from ridgeline.engine.cache.names import Names
+from ridgeline.engine.cache.prefix import Hash, Node, PrefixIndex
+from ridgeline.engine.sequence import Sequence
 
 
 class Hit(NamedTuple):
@@ -28,3 +38,64 @@ class Found(NamedTuple):
     whole: Hit
     best: Hit
     by_group: tuple[int, ...]
+
+
+class Search:
+    def __init__(self, specs: PySequence[StateSpec], names: Names, index: PrefixIndex) -> None:
+        self._specs, self._names, self._index, self._block_size = specs, names, index, names.block_size
+        self._exact = [g for g, spec in enumerate(specs) if spec.exact]
+
+    def search(self, seq: Sequence) -> Found:
+        """Return the most tokens at which every group can resume: of whole blocks, and with a block to copy.
+
+        That block follows whole ones of which all groups have what they need. One that is exact has all that its group
+        needs, so there it may follow any number of them.
+        """
+        whole = best = Hit()
+        if not self._names.shares(seq):
+            return Found(whole, best, (0,) * len(self._specs))
+        size, hashes, root = self._block_size, self._names.skippable(seq), self._names.root(seq)
+        bounded = int(self._specs[0].span is None)  # full attention ends every hit where its own run from 0 ends
+        others = list(enumerate(self._specs))[bounded:]
+        runs = [0] * len(self._specs)  # consecutive cached blocks of the group, ending here
+        alone = [0] * len(self._specs)
+        for n in range(len(hashes) + 1):
+            node = self._index.get(hashes[n - 1]) if n else None
+            if n and bounded and (node is None or node.blocks[0] is None):
+                break
+            for g, _ in others if n else ():
+                runs[g] = runs[g] + 1 if node is not None and node.blocks[g] is not None else 0
+            lacking = [g for g, spec in others if runs[g] < n - spec.first_needed(n * size) // size]
+            for g in range(len(alone)):
+                alone[g] = alone[g] if g in lacking else n * size
+            if not lacking:
+                whole = Hit(n)
+            if not lacking or set(lacking) <= set(self._exact):
+                hit = self._with_end(seq, n, hashes[n - 1] if n else root)
+                best = max(whole, best, hit, key=lambda hit: hit.tokens(size))
+        return Found(whole, best, tuple(max(tokens, best.tokens(size)) for tokens in alone))
+
+    def _with_end(self, seq: Sequence, n: int, parent: Hash) -> Hit:
+        """Return the hit of n blocks, lengthened by an end after `parent` that agrees with what follows."""
+        if not self._index.has_ends(parent):
+            return Hit()
+        tokens = tuple(seq.tokens[n * self._block_size : min(seq.may_skip, (n + 1) * self._block_size - 1)])
+        count, end = self._index.nearest_end(parent, tokens) if tokens else (0, None)
+        node = self._index.get(end) if count and end is not None else None
+        if node is None or (self._exact and count < len(node.end or ())):
+            return Hit()
+        return Hit(n, node, count)
+
+    def blocks(self, seq: Sequence, group: int, hit: Hit) -> list[int]:
+        """Return the group's whole blocks of a hit, for a table."""
+        first = self._specs[group].first_needed(hit.blocks * self._block_size) // self._block_size
+        if hit.end is not None and group in self._exact:
+            first = hit.blocks
+        blocks = [NULL_BLOCK] * min(first, hit.blocks)
+        for node_hash in seq.hashes[first : hit.blocks]:
+            node = self._index.get(node_hash)
+            assert node is not None
+            block = node.blocks[group]
+            assert block is not None
+            blocks.append(block)
+        return blocks

@@ -35,12 +35,12 @@ class Parted(NamedTuple):
 
 
 class Partings:
-    def __init__(self, index: PrefixIndex, pool: BlockPool, block_size: int, exact: tuple[int, ...]) -> None:
-        self._index, self._pool, self._block_size, self._exact = index, pool, block_size, exact
+    def __init__(self, index: PrefixIndex, block_size: int, exact: tuple[int, ...]) -> None:
+        self._index, self._block_size, self._exact = index, block_size, exact
         self._numbers = count(1)
         self._parted: list[Parted] = []
 
-    def begin(self, seq: Sequence, kv_len: int, parent: Hash, last_plan: int) -> Parted | None:
+    def begin(self, pool: BlockPool, seq: Sequence, kv_len: int, parent: Hash, last_plan: int) -> Parted | None:
         """Keep what a sequence has not published, which its blocks hold up to kv_len. parent: the hash of what it has.
         None: it has let go of some of that."""
         last = (kv_len - 1) // self._block_size
@@ -54,7 +54,7 @@ class Partings:
             name = b"parted" + next(self._numbers).to_bytes(16)  # no hash is as long
             for g, block in own:
                 self._index.publish(name, parent, g, block)
-                self._pool.mark_cached(g, block)
+                pool.mark_cached(g, block)
             columns.append(Column(n, name, own))
             parent = name
         parted = Parted(seq, kv_len, last_plan, Checkpoint(kv_len, seq.checkpoint), tuple(columns))

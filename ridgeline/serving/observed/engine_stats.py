@@ -140,6 +140,9 @@ class EngineStats:
             "preemptions": figures.preemptions.total(),
             "kv_cache_saturated": kv_saturated,
         }
+        if figures.checkpoints is not None:
+            others |= {f"checkpoints: {name}": count for name, count in figures.checkpoints._asdict().items()}
+            others |= {f"prefix_cache_hits: {group}": tokens for group, tokens in figures.group_hits.items()}
         if expert_cache is not None:
             others |= {f"expert_cache: {name}": count for name, count in expert_cache._asdict().items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}

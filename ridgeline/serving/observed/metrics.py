@@ -89,6 +89,13 @@ EXPERT_CACHE = {  # of `ExpertCacheFigures`; once for each step and layer
 }
 
 
+CHECKPOINTS = {  # of `engine.cache.checkpoints.Counts`
+    "made": ("state_checkpoints_made", "States of constant size that were kept in the prefix cache."),
+    "evicted": ("state_checkpoints_evicted", "Those of them that were given up."),
+    "used": ("state_checkpoints_used", "Times a request began at one of them."),
+}
+
+
 def render(*snapshots: Snapshot) -> bytes:
     """Return the metrics in Prometheus' text format, with one snapshot for each engine of the server."""
     registry = CollectorRegistry(auto_describe=False)
@@ -116,6 +123,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
     return [
         *_server(snapshot),
         *_engine(snapshot),
+        *_states(snapshot),
         *_experts(snapshot),
         *_ranks(snapshot),
         *_histograms(snapshot),
@@ -205,6 +213,26 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:saturated_activations", cut_off, stats.saturations if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
+
+
+def _states(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what only a model with states of constant size shows."""
+    counters = snapshot.stats.counters if snapshot.stats is not None else {}
+    if "checkpoints: made" not in counters:
+        return
+    for name, (metric, text) in CHECKPOINTS.items():
+        made = CounterMetricFamily(f"ridgeline:{metric}", text, labels=ENGINE)
+        made.add_metric(snapshot.labels, counters[f"checkpoints: {name}"])
+        yield made
+    kept = [(snapshot.labels, counters["checkpoints: kept"])]
+    yield _gauge("ridgeline:state_checkpoints", "States that the prefix cache keeps now.", ENGINE, kept)
+    text = "Prompt tokens after which a cache group could have gone on by itself; the least of them are the hits."
+    hits = CounterMetricFamily("ridgeline:prefix_cache_group_hits", text, labels=(*ENGINE, "group"))
+    for name, tokens in counters.items():
+        head, _, group = name.partition(": ")
+        if head == "prefix_cache_hits" and group:
+            hits.add_metric([*snapshot.labels, group], tokens)
+    yield hits
 
 
 def _experts(snapshot: Snapshot) -> Iterable[Metric]:

@@ -229,6 +229,13 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
     )
     step = StepFigures(at=1.0, seconds=0.002, limit=0.001, decode_rows=1, prefill_rows=0, tokens=1)
     known = {"gpus": [gpu], "recent": [step] * 3, "experts": told([[3, 1], [2, 2]]), "saturations": 5}
+    states = {"checkpoints: made": 3, "checkpoints: evicted": 1, "checkpoints: used": 7, "checkpoints: kept": 2}
+    known["counters"] = {
+        **fields["counters"],
+        **states,
+        "prefix_cache_hits: kv": 40,
+        "prefix_cache_hits: recurrent": 30,
+    }
     known["ranks"] = [RankFigures(rank, 0.5 + rank, 1.5 - rank, 0.25) for rank in range(2)]
     return snapshot(api, Stats(**{**fields, **known}))
 

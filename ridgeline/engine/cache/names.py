@@ -1,0 +1,41 @@
+"""The names under which a sequence's blocks are found: hashes of their tokens and of all before them."""
+
+from __future__ import annotations
+
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.state_spec import KVSpec
+from ridgeline.engine.cache.prefix import Hash, chain_hash, root_hash
+from ridgeline.engine.sequence import Sequence
+
+
+class Names:
+    def __init__(self, layout: CacheLayout, *, prefix_caching: bool) -> None:
+        self.block_size, self.prefix_caching = layout.block_size, prefix_caching
+        specs = [group.spec for group in layout.groups]
+        # What other tiers know by a hash is of one format. Plain ones add nothing
+        self._formats = sorted({str(spec.format) for spec in specs if isinstance(spec, KVSpec)} - {"None"})
+
+    def shares(self, seq: Sequence) -> bool:
+        """Return whether the sequence finds what others wrote, and they find what it writes."""
+        return self.prefix_caching and not seq.private
+
+    def root(self, seq: Sequence) -> Hash:
+        """Return the hash before the sequence's first block."""
+        return root_hash(seq.request.cache_salt, *self._formats)
+
+    def parent(self, seq: Sequence, n: int) -> Hash:
+        """Return the hash before the sequence's block n."""
+        return self.hashes(seq, n)[n - 1] if n else self.root(seq)
+
+    def skippable(self, seq: Sequence) -> list[Hash]:
+        """Hashes of the sequence's blocks that a hit may have."""
+        end = seq.may_skip // self.block_size
+        return self.hashes(seq, end)[:end]
+
+    def hashes(self, seq: Sequence, end: int) -> list[Hash]:
+        """Hashes of the sequence's blocks, at least the first `end`; each computed once."""
+        hashes, size = seq.hashes, self.block_size
+        while len(hashes) < end:
+            n = len(hashes)
+            hashes.append(chain_hash(hashes[-1] if n else self.root(seq), seq.tokens[n * size : (n + 1) * size]))
+        return hashes

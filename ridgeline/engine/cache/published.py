@@ -1,0 +1,191 @@
+"""The part of the cache that can be found: blocks are published under their names, and withdrawn or given up again.
+
+Keys and values are published block by block as they fill. A state is published where it was kept on purpose, and where
+a sequence ended. Where a sequence, or its prompt, ended there is an *end* in the index, a block that others may begin
+like and that need not be full. Where some group's blocks are exact (`core.state_spec`), all of its tokens must be the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as PySequence
+
+from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
+from ridgeline.engine.cache.names import Names
+from ridgeline.engine.cache.partings import Parted, Partings
+from ridgeline.engine.cache.pool import BlockPool
+from ridgeline.engine.cache.prefix import Hash, PrefixIndex, Tokens, chain_hash
+from ridgeline.engine.sequence import Sequence
+
+
+class Published:
+    """index: what can be found. Blocks that the pool gives up leave it by `on_evict`."""
+
+    def __init__(self, num_groups: int, names: Names, checkpoints: Checkpoints) -> None:
+        self.index = PrefixIndex(num_groups)
+        self.pool: BlockPool
+        self._names, self._checkpoints, self._exact = names, checkpoints, checkpoints.groups
+        self._growing = [g for g in range(num_groups) if g not in self._exact]
+        self._partings = Partings(self.index, names.block_size, self._exact)
+
+    def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
+        """Make the sequence's full blocks below kv_len matchable, and its state there, if it was to be kept; returns
+        the hashes that are new to the index.
+
+        kv_len: tokens that the blocks hold the state of, once what is submitted has run.
+        """
+        end = kv_len // self._names.block_size
+        if not self._names.shares(seq):
+            return []
+        fresh = list[Hash]()
+        if end > seq.published:
+            hashes, first = self._names.hashes(seq, end), seq.published
+            parent = hashes[first - 1] if first else self._names.root(seq)
+            for n in range(first, end):
+                if self._publish_block(hashes[n], parent, [(g, seq.blocks[g][n]) for g in self._growing]):
+                    fresh.append(hashes[n])
+                parent = hashes[n]
+            seq.published = end
+        if kv_len and kv_len == seq.keeps_at:
+            fresh += self.publish_state(seq, kv_len)
+        return fresh
+
+    def _publish_block(self, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]]) -> bool:
+        """Make blocks matchable. False where others hold the same already."""
+        fresh = [(g, block) for g, block in blocks if block and self.index.publish(node_hash, parent, g, block)]
+        for g, block in fresh:
+            self.pool.mark_cached(g, block)
+        return bool(fresh)
+
+    def publish_state(self, seq: Sequence, kv_len: int) -> list[Hash]:
+        """Make the state after kv_len tokens matchable, which is where it ends a block."""
+        n = kv_len // self._names.block_size - 1
+        blocks = [(g, seq.blocks[g][n]) for g in self._exact]
+        if not all(block for _, block in blocks):
+            return []
+        if not self._publish_block(self._names.hashes(seq, n + 1)[n], self._names.parent(seq, n), blocks):
+            return []
+        self._note_checkpoint(seq, kv_len, blocks)
+        return [seq.hashes[n]]
+
+    def _note_checkpoint(self, seq: Sequence, length: int, blocks: PySequence[tuple[int, int]]) -> None:
+        seq.checkpoint = Checkpoint(length, seq.checkpoint)
+        self._checkpoints.add(blocks, seq.checkpoint)
+
+    def unpublish(self, node_hashes: Iterable[Hash]) -> None:
+        """Withdraw blocks whose plan failed: what they hold was never written."""
+        for node_hash in node_hashes:
+            node = self.index.get(node_hash)
+            if node is None:
+                continue
+            for g, block in enumerate(node.blocks):
+                if block is not None:
+                    self.forget(g, block)
+
+    def forget(self, group: int, block: int) -> None:
+        self.index.drop(group, block)
+        self._checkpoints.drop(group, block)
+        self.pool.forget(group, block)
+
+    def on_evict(self, group: int, block: int) -> None:
+        """The pool gives a block up. Where keys and values are gone, nobody can begin at the state behind them."""
+        node = self.index.get(self.index.hash_of(group, block) or b"")
+        self.index.drop(group, block)
+        self._checkpoints.drop(group, block)
+        if node is None or group in self._exact:
+            return
+        for g in self._exact:
+            if (state := node.blocks[g]) is not None and not self.pool.refs(g, state):
+                self.forget(g, state)
+
+    def withdraw(self, *seqs: Sequence) -> None:
+        """Let nobody find what these sequences published, shared or left behind, nor anything that continues it: keys
+        and values there may be no numbers, and whoever attended to them wrote more of the same."""
+        known: set[Hash] = set()
+        for seq in seqs:
+            first = seq.tokens[: self._names.block_size]
+            known.update(chain_hash(self._names.root(seq), first[:count]) for count in range(1, len(first) + 1))
+            known.update(seq.hashes)  # ends of later blocks continue these
+        self.settle_nothing()  # they have no true names yet
+        self.unpublish(self.index.with_continuations(known))
+
+    # ---- ends -------------------------------------------------------------------------------------------------
+
+    def leave(self, seq: Sequence, last_plan: int, kv_len: int, *, resumes: bool) -> None:
+        """Leave behind what a sequence has that gives its blocks back. The arguments are those of
+        `CacheManager.release`."""
+        if not self._names.shares(seq):
+            return
+        size = self._names.block_size
+        for length in (seq.num_prompt, seq.written) if seq.written > 0 else ():
+            self._leave_end(seq, (length - 1) // size, kv_len)
+        if resumes and self._exact and kv_len != seq.written and kv_len - seq.reached >= self._checkpoints.least:
+            self._part(seq, kv_len, last_plan)
+
+    def _leave_end(self, seq: Sequence, n: int, kv_len: int) -> None:
+        """Let others begin like the sequence's block n, as far as it is written; where a group's blocks are exact, only
+        if that is as far as its state has come."""
+        size, index = self._names.block_size, self.index
+        tokens, parent = tuple(seq.tokens[n * size : min(seq.written, (n + 1) * size)]), self._names.parent(seq, n)
+        if not tokens or index.is_covered(parent, tokens):
+            return
+        node_hash, end = chain_hash(parent, tokens), n * size + len(tokens)
+        blocks = [(g, ids[n]) for g, ids in enumerate(seq.blocks)]
+        if len(tokens) < size:
+            if n < seq.published or not all(block for _, block in blocks):
+                return  # the caller takes the block's last tokens back, or a window has passed
+            if self._exact and end != kv_len:
+                return
+            if self._publish_block(node_hash, parent, blocks) and self._exact:
+                self._note_checkpoint(seq, end, [blocks[g] for g in self._exact])
+        elif self._exact and end == kv_len:
+            self.publish_state(seq, end)
+        self._make_end(node_hash, parent, tokens)
+
+    def _make_end(self, node_hash: Hash, parent: Hash, tokens: Tokens) -> None:
+        node = self.index.get(node_hash)
+        if node is None or None in node.blocks:
+            return
+        if (shorter := self.index.shorter_end(parent, tokens)) is not None:
+            self.unpublish([shorter])
+        self.index.add_end(node_hash, tokens)
+
+    # ---- sequences that gave way ------------------------------------------------------------------------------
+
+    def settle(self, retired: int) -> None:
+        """Let sequences that gave way be found where they were, once the last of their tokens are known."""
+        for parted in self._partings.due(retired):
+            self._leave_parted(parted)
+
+    def settle_nothing(self) -> None:
+        """Lose the last that sequences wrote that gave way: a plan failed."""
+        for parted in self._partings.due(None):
+            self.unpublish([column.name for column in parted.columns])
+
+    def _part(self, seq: Sequence, kv_len: int, last_plan: int) -> None:
+        """Keep the state of a sequence that gives way, until its tokens are known and longer."""
+        parted = self._partings.begin(self.pool, seq, kv_len, self._names.parent(seq, seq.published), last_plan)
+        if parted is not None:
+            states = [(g, block) for g, block in parted.columns[-1].blocks if g in self._exact]
+            self._checkpoints.add(states, parted.checkpoint)
+
+    def _leave_parted(self, parted: Parted) -> None:
+        """Give the blocks of a sequence that gave way their true names, if it came as far as they do."""
+        seq, size, index = parted.seq, self._names.block_size, self.index
+        right = self._names.shares(seq) and len(seq.tokens) > parted.kv_len
+        parent = self._names.parent(seq, parted.columns[0].n) if right else b""
+        for column in parted.columns:
+            tokens = tuple(seq.tokens[column.n * size : min(parted.kv_len, (column.n + 1) * size)])
+            node_hash, kept = chain_hash(parent, tokens), self._partings.kept(column)
+            partial = len(tokens) < size
+            if partial:
+                right = right and len(kept) == len(column.blocks) and not index.is_covered(parent, tokens)
+            for g, block in kept:
+                index.drop(g, block)
+                if not right or not index.publish(node_hash, parent, g, block):
+                    self._checkpoints.drop(g, block)
+                    self.pool.forget(g, block)
+            if right and partial:
+                self._make_end(node_hash, parent, tokens)
+            parent = node_hash
