@@ -542,7 +542,11 @@ def build(family: str, **changes: Any) -> Oracle:
         if family in ZERO_CENTRED:
             mean = float(name.endswith("linear_attn.norm.weight"))  # the only norm without an offset
         mean = -2.0 if name.endswith("A_log") else mean  # states that remember for some twenty tokens
-        std = SPREAD.get(family, 0.3) if parameter.ndim >= 2 and ("layers." in name or "h." in name or "blocks." in name) else 0.2
+        std = (
+            SPREAD.get(family, 0.3)
+            if parameter.ndim >= 2 and ("layers." in name or "h." in name or "blocks." in name)
+            else 0.2
+        )
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():

@@ -72,10 +72,10 @@ class LinearAttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaAttentionSpec:
-    """The mixer out(norm(delta(silu(conv(q, k, v)), a, b)) * sigmoid(z)) of Kimi Linear (arXiv 2510.26692): a delta rule
-    whose state decays channel by channel. q, k, v and b are projections of the input. a, of which the decays are made,
-    and z are made of it through two projections each. Every channel of q, k and v is convolved by itself with its last
-    inputs.
+    """The mixer out(norm(delta(silu(conv(q, k, v)), a, b)) * sigmoid(z)) of Kimi Linear (arXiv 2510.26692): a delta
+    rule whose state decays channel by channel. q, k, v and b are projections of the input. a, of which the decays are
+    made, and z are made of it through two projections each. Every channel of q, k and v is convolved by itself with its
+    last inputs.
 
     heads: queries, keys and values have as many, each `head_dim` wide.
     length: so many inputs make an output of the convolution, the newest one included.

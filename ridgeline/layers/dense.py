@@ -110,8 +110,8 @@ class FreshRows(NamedTuple):
 
 class DenseStates:
     """The states of all layers of a model with mixers of any kind, without memory between calls: T is `batch` sequences
-    of `length` tokens, run from their beginning. Recurrent ops in plain torch have gradients: they take a row that begins
-    with zeros from nothing, and leave its last state behind without them."""
+    of `length` tokens, run from their beginning. The recurrent ops that training takes
+    have gradients, and their last states have none."""
 
     live_T: Tensor | None = None
 

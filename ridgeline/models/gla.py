@@ -34,7 +34,9 @@ class RetNet:
         if width % 2:
             raise wrong("key_dim", width, "even, since pairs rotate")
         if (heads := values.integer("num_attention_heads")) > MOST_HEADS:
-            raise wrong("num_attention_heads", heads, f"at most {MOST_HEADS}, since each head's decay is half the last's")
+            raise wrong(
+                "num_attention_heads", heads, f"at most {MOST_HEADS}, since each head's decay is half the last's"
+            )
         rope = RopeSpec(theta=values.number("rope_theta"), rotary_dim=width)
         return _spec("RetNetForCausalLM", values, 0, 1.0, rope)
 

@@ -57,9 +57,7 @@ def delta_attention(
     yield "gated_norm", gated_norm_cost(tokens * mixer.heads, mixer.head_dim, itemsize=p.item)
 
 
-def time_mix(
-    mixer: TimeMixSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
-) -> Iterator[Priced]:
+def time_mix(mixer: TimeMixSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None) -> Iterator[Priced]:
     """Yield the ops around the products of RWKV's mixer over time."""
     yield "token_shift", _shift(tokens, rows_of(shape), mixer.width, 3, p.item)
     yield "wkv", wkv_cost(tokens, rows_of(shape), mixer.channels, itemsize=p.item)

@@ -45,4 +45,6 @@ def _recipe(name: str, purpose: str, config: dict[str, Any]) -> Recipe:
 
 
 GLA = _recipe("gla", "Gated linear attention: a state of constant size in place of keys and values.", GLA_CONFIG)
-RETNET = _recipe("retnet", "Retention: linear attention in which every head forgets at a rate of its own.", RETNET_CONFIG)
+RETNET = _recipe(
+    "retnet", "Retention: linear attention in which every head forgets at a rate of its own.", RETNET_CONFIG
+)

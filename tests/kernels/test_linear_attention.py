@@ -45,8 +45,8 @@ def assert_close(ours: Ran, theirs: Ran, slack: float) -> None:
 
 
 def slack(name: str, dtype: torch.dtype) -> float:
-    """What float32 sums of some dozen products lose, and products whose operands are rounded to 16 bits. Those of linear
-    attention are of order ten, as nothing normalizes its queries and keys."""
+    """What float32 sums of some dozen products lose, and products whose operands are rounded to 16 bits. Those of
+    linear attention are of order ten, as nothing normalizes its queries and keys."""
     return 2.0**-15 if dtype == torch.float32 or name != "triton" else 8 * torch.finfo(dtype).eps
 
 
@@ -119,7 +119,9 @@ def test_decays_that_leave_nothing_do_not_overflow() -> None:
     q, k = (torch.randn(2, 64, 8, generator=generator) for _ in range(2))
     decay = -60 * torch.rand(2, 64, 8, generator=generator)
     total = decay.double().cumsum(-2)
-    products = torch.einsum("hik,hjk,hijk->hij", *(x.double() for x in (q, k, (total[:, :, None] - total[:, None]).exp())))
+    products = torch.einsum(
+        "hik,hjk,hijk->hij", *(x.double() for x in (q, k, (total[:, :, None] - total[:, None]).exp()))
+    )
     torch.testing.assert_close(met(q, k, decay).tril().double(), products.tril(), rtol=0, atol=2.0**-10)
 
 

@@ -71,10 +71,14 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 def linear_attention(spec: ModelSpec, w: dict[str, Tensor], x_TM: Tensor) -> Tensor:
     """Gated linear attention and retention of one sequence, by their recurrences."""
     mixer: Any = spec.layers[0].mixer
-    q, k, v, z, *low = (y.unflatten(-1, (-1, y.shape[-1])) for y in (x_TM @ w["linear_in.weight"].T).split(mixer.projected, 1))
+    q, k, v, z, *low = (
+        y.unflatten(-1, (-1, y.shape[-1])) for y in (x_TM @ w["linear_in.weight"].T).split(mixer.projected, 1)
+    )
     q, k, v, z = (y[:, 0].unflatten(-1, (mixer.heads, -1)) for y in (q, k, v, z))
     if mixer.rope is not None:
-        angle = torch.arange(len(x_TM)).double()[:, None, None] * 10000.0 ** -(torch.arange(0, mixer.key_dim, 2) / mixer.key_dim)
+        angle = torch.arange(len(x_TM)).double()[:, None, None] * 10000.0 ** -(
+            torch.arange(0, mixer.key_dim, 2) / mixer.key_dim
+        )
         q, k = (
             torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
             for a, b in (y.chunk(2, -1) for y in (q, k))
@@ -97,7 +101,8 @@ def delta_attention(w: dict[str, Tensor], x_TM: Tensor) -> Tensor:
     padded = F.pad(qkv.T, (KIMI.length - 1, 0))
     qkv = F.silu(F.conv1d(padded, w["conv.weight"], groups=3 * size).T)
     q, k, v, a, z = (
-        y.unflatten(-1, (heads, -1)) for y in (*qkv.split(size, 1), of_a @ w["decay.weight"].T, of_z @ w["gate.weight"].T)
+        y.unflatten(-1, (heads, -1))
+        for y in (*qkv.split(size, 1), of_a @ w["decay.weight"].T, of_z @ w["gate.weight"].T)
     )
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
     left = (-w["log_rate"].exp()[:, None] * F.softplus(a + w["dt_bias"].unflatten(0, (heads, -1)))).exp()
@@ -117,7 +122,9 @@ def whole(decoder: Decoder, mixers: Callable[[dict[str, Tensor], Tensor], Tensor
     for index in range(len(decoder.layers)):
         layer = f"layers.{index}"
         x = x + mixers(weights_of(decoder, index), rms(x, p[f"{layer}.mixer_norm.weight"]))
-        gate, up = (rms(x, p[f"{layer}.feed_forward_norm.weight"]) @ p[f"{layer}.feed_forward.gate_up.weight"].T).chunk(2, 1)
+        gate, up = (rms(x, p[f"{layer}.feed_forward_norm.weight"]) @ p[f"{layer}.feed_forward.gate_up.weight"].T).chunk(
+            2, 1
+        )
         x = x + (F.silu(gate) * up) @ p[f"{layer}.feed_forward.down.weight"].T
     return rms(x, p["final_norm.weight"]) @ p["unembed.weight"].T
 
@@ -197,7 +204,8 @@ def test_delta_attention_is_the_papers_whole_and_in_pieces(kimi: Decoder) -> Non
     with torch.inference_mode():
         torch.testing.assert_close(logits(kimi, tokens.tolist()).double(), wanted, rtol=0, atol=1e-4)
         parts = [
-            [torch.full((5, *part.shape), torch.nan) for part in layer.mixer.states[0].parts] for layer in kimi.spec.layers
+            [torch.full((5, *part.shape), torch.nan) for part in layer.mixer.states[0].parts]
+            for layer in kimi.spec.layers
         ]
         found, first = [], 0
         for length in (1, 30, 1, 1, 50):

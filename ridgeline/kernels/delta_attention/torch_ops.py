@@ -22,5 +22,11 @@ def delta_attention(
     scale: float,
 ) -> Tensor:
     decay_THK = log_decay(a_THK.float(), log_rate_H.float()[:, None], dt_bias_HK.float())
-    each = (unit(q_THK.float()) * scale, unit(k_THK.float()), v_THV.float(), decay_THK, b_TH.float().sigmoid()[..., None])
+    each = (
+        unit(q_THK.float()) * scale,
+        unit(k_THK.float()),
+        v_THV.float(),
+        decay_THK,
+        b_TH.float().sigmoid()[..., None],
+    )
     return in_chunks(Tokens(*(x.transpose(0, 1) for x in each)), states_NHKV, turns).to(v_THV.dtype)

@@ -24,8 +24,8 @@ def linear_attention_cost(
     decay_bytes: float = 0.0,
     delta: bool = False,
 ) -> Cost:
-    """Count queries, keys, values and the decays' bytes of a token as read, outputs as written, and each row's state, in
-    float32, as read once and written once.
+    """Count queries, keys, values and the decays' bytes of a token as read, outputs as written, and each row's state,
+    in float32, as read once and written once.
 
     FLOPs are those of chunks: two products with the state, and two within a chunk, which are triangular and count half.
     delta: states are corrected, which takes one more product with the state, and two more within a chunk.

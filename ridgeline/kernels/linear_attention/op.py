@@ -118,6 +118,8 @@ LINEAR_ATTENTION = Op(
     (
         Implementation("triton", "ridgeline.kernels.linear_attention.triton:linear_attention", on_gpu),
         Implementation("torch", "ridgeline.kernels.linear_attention.torch_ops:linear_attention"),
-        Implementation("batch_invariant", "ridgeline.kernels.linear_attention.triton:linear_attention_in_order", on_gpu),
+        Implementation(
+            "batch_invariant", "ridgeline.kernels.linear_attention.triton:linear_attention_in_order", on_gpu
+        ),
     ),
 )

@@ -1,8 +1,8 @@
 """Linear attention in plain torch, in chunks, with or without the delta rule. It has gradients.
 
-Within a chunk a token meets an earlier one with what the decays between the two leave of each channel. These are products
-of numbers of at most one if the two tokens' decays are counted from a point between them. Such a point is the beginning
-of the later token's block. Tokens of one block are compared one by one.
+Within a chunk a token meets an earlier one with what the decays between the two leave of each channel. If the two tokens'
+decays are counted from a point between them, no factor is above one. Such a point is the beginning of the later token's
+block. Tokens of one block are compared one by one.
 
 Legend: that of op.py, and
     B  blocks of a chunk
@@ -39,8 +39,12 @@ class Tokens(NamedTuple):
 
     def taken(self, token_rL: Tensor, exists_rL: Tensor) -> Tokens:
         """Return some tokens, [r, H, L, …], with zeros where there is none."""
-        absent = ~exists_rL[:, None, :, None]
-        return Tokens(*(None if x is None else x[:, token_rL].transpose(0, 1).masked_fill(absent, 0) for x in self))
+        q, k, v, decay = (_taken(x, token_rL, exists_rL) for x in self[:4])
+        return Tokens(q, k, v, decay, None if self.beta_HT1 is None else _taken(self.beta_HT1, token_rL, exists_rL))
+
+
+def _taken(x_HTK: Tensor, token_rL: Tensor, exists_rL: Tensor) -> Tensor:
+    return x_HTK[:, token_rL].transpose(0, 1).masked_fill(~exists_rL[:, None, :, None], 0)
 
 
 class Piece(NamedTuple):

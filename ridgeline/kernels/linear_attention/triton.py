@@ -9,12 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.gated_delta import triton_chunks as cuts
 from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 from ridgeline.kernels.linear_attention import triton_step
 from ridgeline.kernels.linear_attention.op import by_channel
-from ridgeline.kernels.linear_attention.triton_chunks import _linear_attention_chunks
+from ridgeline.kernels.linear_attention.triton_chunks import Cut, _linear_attention_chunks, choose
 from ridgeline.kernels.linear_attention.triton_prepare import (
     CHUNK,
     PART,
@@ -46,7 +45,7 @@ def run(
     states_NHKV: Tensor,
     turns: Turns,
     step_cut: triton_step.Cut = triton_step.CUT,
-    chunks_cut: cuts.Cut | None = None,
+    chunks_cut: Cut | None = None,
 ) -> Tensor:
     """Return o_THV, and replace the rows' states."""
     o_THV = torch.empty(rule.v_THV.shape, dtype=rule.v_THV.dtype, device=rule.v_THV.device)
@@ -64,7 +63,7 @@ def run_in_order(rule: Rule, states_NHKV: Tensor, turns: Turns) -> Tensor:
     return o_THV
 
 
-def _in_chunks(rule: Rule, states_NHKV: Tensor, turns: Turns, o_THV: Tensor, cut: cuts.Cut | None) -> None:
+def _in_chunks(rule: Rule, states_NHKV: Tensor, turns: Turns, o_THV: Tensor, cut: Cut | None) -> None:
     q_THK, k_THK, v_THV, delta = rule.q_THK, rule.k_THK, rule.v_THV, rule.beta_TH is not None
     (heads, keys), values, device, dtype = k_THK.shape[1:], v_THV.shape[2], k_THK.device, k_THK.dtype
     chunks, shape, options = turns.chunks(CHUNK), rule.shape, launch_options(device)
@@ -90,7 +89,7 @@ def _in_chunks(rule: Rule, states_NHKV: Tensor, turns: Turns, o_THV: Tensor, cut
             system_CHLL, solve_CHLL, rule.beta_TH, turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
             of_rule[-1], H=heads, L=CHUNK, PART=PART, SHORT=SHORT, num_warps=8, **options,
         )  # fmt: skip
-    cut = cut or cuts.choose(turns.num_rows, heads, values, num_multiprocessors(device))
+    cut = cut or choose(turns.num_rows, heads, values, num_multiprocessors(device))
     _linear_attention_chunks[(triton.cdiv(values, cut.columns), heads, turns.num_rows)](
         asked_THK, told_THK, known_THK, v_THV, within_CHLL, solve_CHLL, leaves_CHK, states_NHKV, o_THV,
         turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8),

@@ -8,6 +8,8 @@ Legend: that of triton_prepare.py.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -75,6 +77,21 @@ def _linear_attention_chunks(
             )  # fmt: skip
 
 
+class Cut(NamedTuple):
+    """The columns of a state that a program has, and its warps."""
+
+    columns: int
+    warps: int
+
+
+def choose(rows: int, heads: int, values: int, multiprocessors: int) -> Cut:
+    """Return the cut. With 64 columns a warpgroup has one tile of a Hopper GPU's products; where rows are many, two
+    warpgroups share what they read."""
+    if rows * heads * -(-values // 64) <= 2 * multiprocessors or values <= 64:
+        return Cut(min(64, max(16, triton.next_power_of_2(values))), 4)
+    return Cut(128, 8)
+
+
 def _aot(delta: bool, columns: int, warps: int) -> AotKernel:
     constants = aot_constants(delta) | {"BV": columns, "L": CHUNK, "SHORT": 1, "STAGES": 2}
     common = aot_types(delta)
@@ -88,9 +105,7 @@ def _aot(delta: bool, columns: int, warps: int) -> AotKernel:
         types |= {"known_ptr": "*bf16", "solve_ptr": "*bf16"}
     else:
         constants |= {"known_ptr": None, "solve_ptr": None}
-    return AotKernel(
-        _linear_attention_chunks, types, constants, num_warps=warps, tensor_cores="MMA", archs=ONE_OF_EACH
-    )
+    return AotKernel(_linear_attention_chunks, types, constants, num_warps=warps, tensor_cores="MMA", archs=ONE_OF_EACH)
 
 
 AOT = (_aot(True, 64, 4), _aot(False, 64, 4), _aot(True, 128, 8))

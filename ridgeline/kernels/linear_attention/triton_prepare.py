@@ -69,7 +69,8 @@ def _linear_attention_prepare(
         k_far *= tl.rsqrt(tl.sum(k_far * k_far, 1) + norm_eps)[:, None]
     i_next = ((i + 1 < begin) & (i + 1 < length))[:, None] & in_k
     next_fade = fades(
-        fade_ptr, token_i + 1, head, channel[None, :], i_next, log_rate_ptr, dt_bias_ptr, fade_token, fade_head, K, DELTA
+        fade_ptr, token_i + 1, head, channel[None, :], i_next, log_rate_ptr, dt_bias_ptr, fade_token, fade_head,
+        K, DELTA,
     )  # fmt: skip
     k_far *= tl.exp(tl.cumsum(next_fade, 0, reverse=True))
     # All of the chunk's decays: those before, and those behind
@@ -94,7 +95,8 @@ def _linear_attention_prepare(
     )  # fmt: skip
     p_next = ((p + 1 < PART) & (begin + p + 1 < length))[:, None] & in_k
     next_fade = fades(
-        fade_ptr, token_p + 1, head, channel[None, :], p_next, log_rate_ptr, dt_bias_ptr, fade_token, fade_head, K, DELTA
+        fade_ptr, token_p + 1, head, channel[None, :], p_next, log_rate_ptr, dt_bias_ptr, fade_token, fade_head,
+        K, DELTA,
     )  # fmt: skip
     since = tl.cumsum(fade, 0)
     near = tl.exp(since)

@@ -24,8 +24,8 @@ from ridgeline.kernels.turns import Turns, turns_of
 
 
 def long_convolution(x_TX: Tensor, filter_XL: Tensor, skip_X: Tensor, turns: Turns) -> Tensor:
-    """Return y_TX, dense and of x's dtype: y of a row's token i is Σ_j filter[j] · x[i - j] + skip · x[i], over the j up
-    to i. All rows begin here. Raises ValueError for a row that is longer than the filters."""
+    """Return y_TX, dense and of x's dtype: y of a row's token i is Σ_j filter[j] · x[i - j] + skip · x[i], over the
+    j up to i. All rows begin here. Raises ValueError for a row that is longer than the filters."""
     y_TX = torch.zeros_like(x_TX, memory_format=torch.contiguous_format)
     for row in turns.rows():
         check_length(row.end - row.start, filter_XL)
@@ -51,9 +51,7 @@ class Case:
     length: int = 160
     padding: int = 0
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Turns]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Turns]:
         """Filters fade, as those of trained models do."""
         generator = torch.Generator(device).manual_seed(seed)
 

@@ -25,9 +25,10 @@ def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X
     row_D = (lengths_R == 1).nonzero()[:, 0]
     outputs, places = [], []
     if len(row_D):
-        place_D, old_DX3 = turns.start_R1[row_D].long(), states_N3X[turns.reads_R[row_D]]
+        place_D, old_D3X = turns.start_R1[row_D].long(), states_N3X[turns.reads_R[row_D]]
         fresh_D11 = turns.fresh_R[row_D][:, None, None]
-        old = torch.where(fresh_D11, begun(states_N3X[0], True), old_DX3).unbind(1)
+        a, b, p = torch.where(fresh_D11, begun(states_N3X[0], True), old_D3X.float()).unbind(1)
+        old = a, b, p
         k_DX, v_DX = k_TX[place_D], v[place_D]
         outputs.append(_mean(old, k_DX, v_DX, bonus_X))
         places.append(place_D)

@@ -11,7 +11,9 @@ import triton.language as tl
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 
-CHANNELS = 64  # of a program: half as many threads as the fewest that a GPU runs side by side, so that programs are many
+CHANNELS = (
+    64  # of a program: half as many threads as the fewest that a GPU runs side by side, so that programs are many
+)
 WARPS = 2
 
 
@@ -63,7 +65,7 @@ def _through(
                 o_at = o_ptr + tl.cast(token, tl.int64) * X + channel
                 tl.store(o_at, (sum_a / sum_b).to(o_ptr.dtype.element_ty), mask=inside)
             a, b, p = joined(a, b, p + decay, wide_v, one, wide_k)
-            if MARKS:
+            if MARKS:  # noqa: SIM102 (a constant decides whether there is a mark to load)
                 if token + 1 - start == mark:
                     keep(states_ptr, marked, channel, X, a, b, p)
             k, v = next_k, next_v
