@@ -2,8 +2,8 @@
 
     python -m ridgeline.rank_process DESCRIPTOR LEADER
 
-The leader is the number of its process. The descriptor is an end of a pair of sockets that the leader made (`ranks/leader.py`), over which it says everything
-else. Standard input is a pipe that closes when the leader is gone.
+LEADER is the number of the leader's process. DESCRIPTOR is an end of a pair of sockets that the leader made
+(`ranks/leader.py`), over which it says everything else. Standard input is a pipe that closes when the leader is gone.
 """
 
 from __future__ import annotations

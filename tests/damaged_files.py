@@ -55,6 +55,22 @@ _ROPES: list[dict[str, Any]] = [
 _GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "eos_token_id": 2}
 _SMALL = {"moe_intermediate_size": 8}
 _WINDOWS = {"sliding_window": 8, "head_dim": 8}
+_DELTA: dict[str, Any] = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_DELTA_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 8,
+    **_SMALL,
+}
+_MAMBA: dict[str, Any] = {"mamba_d_state": 4, "mamba_d_conv": 3, "mamba_expand": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu", "attention_bias": False},
     "MistralForCausalLM": {"sliding_window": 8},
@@ -93,6 +109,41 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "GraniteMoeSharedForCausalLM": {"num_local_experts": 4, "shared_intermediate_size": 8},
     "Glm4MoeForCausalLM": {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, **_SMALL},
     "MiniMaxM2ForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 4},
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8, "conv_L_cache": 3},
+    "Lfm2MoeForCausalLM": {
+        "layer_types": ["full_attention", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        **_SMALL,
+    },
+    "JambaForCausalLM": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_dt_rank": 3,
+        "use_mamba_kernels": False,
+        **_MAMBA,
+    },
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 16,
+        "mamba_n_heads": 4,
+        "key_multiplier": 0.5,
+        "mlp_multipliers": [0.5, 2.0],
+        **_MAMBA,
+    },
+    "Zamba2ForCausalLM": {
+        "layers_block_type": ["hybrid", "hybrid"],
+        "adapter_rank": 4,
+        "n_mamba_heads": 4,
+        "num_key_value_heads": 2,
+        "use_shared_attention_adapter": True,
+        "use_mamba_kernels": False,
+        **_MAMBA,
+    },
+    "Qwen3NextForCausalLM": {**_DELTA, **_DELTA_EXPERTS, "mlp_only_layers": [0]},
+    "Qwen3_5ForCausalLM": _DELTA,
+    "Qwen3_5MoeForConditionalGeneration": {"text_config": {**_SIZES, **_DELTA, **_DELTA_EXPERTS}},
 }
 
 TEMPLATE = (
@@ -309,6 +360,18 @@ def _config(rng: random.Random) -> Case:
         **{key: [2, 3, 8] for key in ("n_group", "topk_group")},
         **{key: [0, 1000, 4096] for key in ("n_shared_experts", "num_nextn_predict_layers", "num_mtp_modules")},
         "attn_type_list": [[1, 1], [0, 1]],
+        **{f"linear_num_{kind}_heads": [3, 2**20] for kind in ("key", "value")},
+        **{f"linear_{kind}_head_dim": [3, 2**24] for kind in ("key", "value")},
+        "linear_conv_kernel_dim": [1, 1024, 2**20],
+        "full_attention_interval": [0, 1, 1000],
+        "attn_output_gate": [False, True],
+        "conv_L_cache": [1, 1024, 2**20],
+        "block_ffn_dim_multiplier": [1e30, 1e-9],
+        "full_attn_idxs": [[0], ["0"], 3],
+        "layers_block_type": [["mamba", "hybrid"], ["mamba", "mamba"], ["attention", "mamba"]],
+        **{key: [0, 3, 2**24] for key in ("mamba_expand", "mamba_d_state", "mamba_n_heads", "n_mamba_heads")},
+        **{key: [0, 3, 2**24] for key in ("mamba_d_ssm", "mamba_dt_rank", "adapter_rank", "num_mem_blocks")},
+        **{key: [[1.0], [0.5] * 5, [1e38] * 2] for key in ("ssm_multipliers", "mlp_multipliers", "time_step_limit")},
         "clip_qkv": [8.0],
     }
     return Case(architecture, "config.json", damaged_json(config_of(architecture), rng, additions))

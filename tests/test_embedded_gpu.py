@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.text.outputs import CompletionOutput
@@ -55,3 +56,10 @@ def test_greedy_text_is_the_cpus_until_a_near_tie(on_cpu: list[CompletionOutput]
         print(f"{dtype}: token {at}, {best - second:.2g} between the best two, {expected.text[:20]!r}")
         assert best - second < NEAR[dtype]
         assert output.token_ids[at] in expected.logprobs[at], "neither of the best two"
+
+
+def test_an_engine_that_was_shut_down_leaves_the_gpu_to_others() -> None:
+    """The cache alone had twice as much as may be left."""
+    before = torch.cuda.memory_reserved()
+    write("cuda", "bfloat16")
+    assert torch.cuda.memory_reserved() - before < 1 << 26

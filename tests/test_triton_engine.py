@@ -31,10 +31,27 @@ def plain(folder: Path, max_tokens: int = 6) -> dict[str, list[int]]:
         return {name: outcome.tokens for name, outcome in own.run(*requests(max_tokens)).items()}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "bloom", "gemma2", "neox", "gemma4_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "mistral",
+        "bloom",
+        "gemma2",
+        "neox",
+        "gemma4_moe",
+        "qwen3_5",
+        "lfm2",
+        "falcon_h1",
+        "jamba",
+        "zamba2",
+    ],
+)
 def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], family: str) -> None:
     assert "paged_attention" in TRITON
-    folder, max_tokens = tiny_model(family), 3 if family == "gemma4_moe" else 6  # its layers are slow to interpret
+    folder = tiny_model(family)
+    max_tokens = 3 if family in ("gemma4_moe", "qwen3_5") else 6  # their layers are slow to interpret
     with rig(folder, kernels=TRITON) as own:
         outcomes = own.run(*requests(max_tokens))
         assert not own.errors

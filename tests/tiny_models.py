@@ -90,6 +90,49 @@ _GATED_EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 40,
 }
 
+_SELECTIVE: dict[str, Any] = {  # of models without attention
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "time_step_limit": [0.0, 1.5],
+}
+
+_GRANITE_HYBRID: dict[str, Any] = {
+    **_COMMON,
+    **_MAMBA2,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 80,
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 0.5,
+}
+
+_NEMOTRON_H: dict[str, Any] = {
+    **_COMMON,
+    "pad_token_id": None,
+    "head_dim": 24,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "time_step_min": 0.2,
+    "use_mamba_kernels": False,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**_COMMON, "num_hidden_layers": 2}),
     "llama3": ("Llama", {**_COMMON, "num_hidden_layers": 2, "rope_parameters": _LLAMA3_ROPE, "head_dim": 32}),
@@ -326,8 +369,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             **_COMMON,
             "pad_token_id": None,
             "num_hidden_layers": 2,
-            "mamba_d_ssm": 96,
-            "mamba_n_heads": 6,
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 8,
             "mamba_n_groups": 2,
             "mamba_d_state": 16,
             "mamba_rms_norm": False,
@@ -354,7 +397,63 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_layer_period": 4,
             "attn_layer_offset": 2,
             "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
             "use_mamba_kernels": False,
+        },
+    ),
+    "mamba": ("Mamba", {**_SELECTIVE, "tie_word_embeddings": False}),
+    "falcon_mamba": ("FalconMamba", {**_SELECTIVE, "use_bias": True, "mixer_rms_eps": 1e-3}),
+    "mamba2": (
+        "Mamba2",
+        {
+            **_SELECTIVE,
+            "state_size": 16,
+            "num_heads": 8,
+            "head_dim": 16,
+            "n_groups": 2,
+            "use_bias": True,
+            "time_step_limit": [0.25, 1.5],
+            "chunk_size": 16,
+        },
+    ),
+    "bamba": (
+        "Bamba",
+        {
+            **_COMMON,
+            **_MAMBA2,
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "attn_layer_indices": [1],
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "granite_hybrid_moe": (
+        "GraniteMoeHybrid",
+        {**_GRANITE_HYBRID, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {**_NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+    ),
+    "nemotron_h_moe": (
+        "NemotronH",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "moe_latent_size": 32,
         },
     ),
     "zamba2": (
@@ -402,7 +501,11 @@ CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qw
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
 # Families with mixers that one device runs alone, and that are not trained
-RECURRENT = ("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+RECURRENT = (
+    *("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
+    *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),
+    *("nemotron_h", "nemotron_h_moe"),
+)
 DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # Classes that transformers lacks: config → model

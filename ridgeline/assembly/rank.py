@@ -24,7 +24,7 @@ from ridgeline.parallel.processes import ProcessAxis, grid, join
 from ridgeline.parallel.stamps import stamps_of
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress
-from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
@@ -33,7 +33,7 @@ from ridgeline.worker.machine import device_name
 def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:
     """Return a rank's worker, and what the leader must know of it. Raise InvalidConfig or ModelLoadError."""
     config = LLMConfig(**begin.options)
-    device = device_of_rank(config, begin.rank)
+    device, seen = device_of_rank(config, begin.rank), fingerprint(Path(config.model))
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         adds_up = config.tensor_parallel_size == begin.size
@@ -54,6 +54,7 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         max_tokens=choices.max_tokens,
         cascade=choices.cascade,
         captured=choices.captured,
+        fingerprint=seen,
     )
 
 

@@ -17,7 +17,7 @@ from ridgeline.assembly.placement import placement_of
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import Worker
@@ -32,7 +32,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
-from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
@@ -142,6 +142,31 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         group: Group = Apart(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
     else:
         group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
+    try:
+        if any(seen != fingerprint(folder) for seen in group.fingerprints):
+            raise ModelLoadError(f"files of {folder} were changed while ranks read them; start again.")
+        return _wired(config, group, Divided(model, folder, device, part, stage), interactive)
+    except BaseException:
+        group.shutdown()
+        raise
+
+
+class Divided(NamedTuple):
+    """A model that ranks divide. part: a rank's of all stages together. stage: a rank's of the first stage."""
+
+    model: ModelConfig
+    folder: Path
+    device: torch.device
+    part: ModelSpec
+    stage: ModelSpec
+
+
+def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool) -> Assembly:
+    """Wire an engine to ranks that have loaded."""
+    from ridgeline.ranks.apart import Apart  # here, because it needs the package msgspec
+
+    model, folder, device, part, stage = divided
+    size, stages = config.ranks, config.pipeline_parallel_size
     facts = group.facts
     layout = CacheLayout(
         groups=stage.cache_groups,

@@ -108,10 +108,7 @@ def _print(one: Plan) -> None:
     print(f"{d.devices} x {basis(d.hardware, one.precision)}")
     if (total := parameters(d.model).total) != (active := active_parameters(d.model)):
         print(f"{total / 1e9:.3g} billion parameters, of which a token uses {active / 1e9:.3g} billion")
-    print(
-        f"per device: weights {short(one.weights, 'B')}, KV {short(one.kv_per_token, 'B', 6)} per token, room for "
-        f"{one.blocks:,} blocks of {d.block_size} tokens: {one.max_requests:,} requests of {d.context:,} tokens"
-    )
+    print(f"per device: weights {short(one.weights, 'B')}, {_kept(one)}")
     if one.crossover is None:
         print("the layers' products stay memory-bound at any step size")
     else:
@@ -124,6 +121,17 @@ def _print(one: Plan) -> None:
     if d.division.groups > 1:
         print(_exchange(one))
     _print_points(one.points(), one.best)
+
+
+def _kept(one: Plan) -> str:
+    """Say what requests keep, and for how many there is room."""
+    d = one.deployment
+    if not one.kv_per_token:
+        return f"a state of {short(one.kv_per_request, 'B')} per request, room for {one.max_requests:,} requests"
+    return (
+        f"KV {short(one.kv_per_token, 'B', 6)} per token, room for {one.blocks:,} blocks of {d.block_size} tokens: "
+        f"{one.max_requests:,} requests of {d.context:,} tokens"
+    )
 
 
 def _exchange(one: Plan) -> str:

@@ -156,7 +156,7 @@ def prepared_owner(ours: Sequence[Matrix], made: Sequence[Mapping[str, Made]]) -
     if isinstance(owner, ExpertStack):
         owner.matrices = ListedWeights(weights, sum(owner.parts))
     else:
-        owner.matrix = weights[0]
+        owner.multiply_with(weights[0])
 
 
 def restored_owner(ours: Sequence[Matrix]) -> None:
@@ -166,7 +166,7 @@ def restored_owner(ours: Sequence[Matrix]) -> None:
     if isinstance(owner, ExpertStack):
         owner.matrices = StackedWeights(owner.ops, owner.weight)
     else:
-        owner.matrix = PlainWeight(owner.ops, owner.weight)
+        owner.multiply_with(PlainWeight(owner.ops, owner.weight))
 
 
 def joined(matrix: Matrix, made: Sequence[Made]) -> Weight:
@@ -190,6 +190,8 @@ class Run:
         for some_BS in tokens_BS.split(max(1, TOKENS_AT_ONCE // self.length)):
             ids_T = some_BS.flatten().to(device)
             self.batches.append((decoder.embedded(ids_T, self._positions(len(ids_T))), None))
+        kept = any(layer.embedded for layer in decoder.spec.layers)
+        self._embedded: list[Tensor | None] = [x_TM if kept else None for x_TM, _ in self.batches]
 
     def _positions(self, tokens: int) -> Tensor:
         device = self.decoder.embed.weight.device
@@ -197,9 +199,9 @@ class Run:
 
     def _outputs(self, index: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         spec = self.decoder.spec
-        for x_TM, residual_TM in self.batches:
+        for (x_TM, residual_TM), embedded_TM in zip(self.batches, self._embedded, strict=True):
             state = DenseStates(spec, len(x_TM) // self.length, self.length, x_TM.dtype, x_TM.device)[index]
-            yield self.decoder.layers[index](x_TM, residual_TM, self._positions(len(x_TM)), state, None)
+            yield self.decoder.layers[index](x_TM, residual_TM, self._positions(len(x_TM)), state, None, embedded_TM)
 
     def advance(self, index: int) -> None:
         """Run the text through a layer."""
@@ -215,7 +217,7 @@ class Run:
             if isinstance(owner, ExpertStack):
                 owner.matrices = ListedWeights([observed for _, observed in ours], sum(owner.parts))
             else:
-                owner.matrix = ours[0][1]
+                owner.multiply_with(ours[0][1])
         for _ in self._outputs(index):
             pass
         for _, same in groupby(found, lambda m: m.owner):

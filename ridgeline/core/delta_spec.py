@@ -8,6 +8,8 @@ from typing import ClassVar
 from ridgeline.core.model_spec import NormSpec, Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
+CHUNK = 64  # tokens; a chunk has two products of its tokens with one another for each value head
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaSpec:
@@ -48,7 +50,8 @@ class GatedDeltaSpec:
 
     @property
     def scratch(self) -> int:
-        return sum(self.projected) + self.channels + 2 * self.value_size
+        within = (2 * CHUNK + 8) * self.value_heads
+        return sum(self.projected) + self.channels + 2 * self.value_size + within
 
     def products(self, width: int) -> Products:
         return {

@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 from ridgeline.core.model_spec import MLPSpec, NormSpec, Product, Products
 
+UNGATED = ("relu2",)  # activations of experts that have no gate
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingSpec:
@@ -44,11 +46,14 @@ class ExpertsSpec:
     """A feed-forward of experts, each of which is a gated MLP: down(act(gate(x)) * up(x)). The output is the sum of the
     chosen experts' outputs, each times its weight, and of the shared expert's.
 
+    An activation in UNGATED makes experts plain MLPs, down(act(up(x))). What is called gate_up is then up alone.
+
     intermediate_size: F of one expert.
-    activation: one of the gated activations of `kernels/activation`.
+    activation: one of the gated activations of `kernels/activation`, or one in UNGATED.
     bias: gate, up and down have biases.
     shared: an MLP that every token runs.
     shared_gate: the shared expert's output is multiplied by the sigmoid of one more product (Qwen2-MoE).
+    latent: the width of the experts' inputs and outputs, if two more products lie between these and the model's.
     held: of how many experts a rank holds the matrices, if ranks divide the experts; None: of all.
     placed: the experts of each rank, `held` each, where some have copies on several ranks; None: each rank has the next
         `held` experts.
@@ -60,10 +65,11 @@ class ExpertsSpec:
     kind: ClassVar[str] = "experts"
     routing: RoutingSpec
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped", "relu2"] = "silu"
     bias: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    latent: int | None = None
     held: int | None = None
     placed: tuple[tuple[int, ...], ...] | None = None
     sources: int = 1
@@ -73,7 +79,12 @@ class ExpertsSpec:
     def scratch(self) -> int:
         """The numbers per token between the first product and the last."""
         pairs = 4 * self.sources * self.routing.top_k * self.intermediate_size
-        return pairs + 4 * self.routing.experts + (self.shared.scratch if self.shared else 0)
+        return pairs + 2 * (self.latent or 0) + 4 * self.routing.experts + (self.shared.scratch if self.shared else 0)
+
+    @property
+    def fused(self) -> tuple[int, ...]:
+        """The outputs of the parts of an expert's first matrix: gate and up, or up."""
+        return (self.intermediate_size,) * (1 if self.activation in UNGATED else 2)
 
     @property
     def stacked(self) -> int:
@@ -93,6 +104,9 @@ class ExpertsSpec:
             found |= {f"shared.{name}": product for name, product in self.shared.products(width).items()}
         if self.shared_gate:
             found["shared_gate"] = Product(width, 1)
-        found["gate_up"] = Product(width, 2 * size, self.bias, copies=self.stacked, used=routing.top_k)
-        found["down"] = Product(size, width, self.bias, copies=self.stacked, used=routing.top_k)
+        outer = self.latent or width
+        if self.latent is not None:
+            found |= {"latent_in": Product(width, outer), "latent_out": Product(outer, width)}
+        found["gate_up"] = Product(outer, sum(self.fused), self.bias, copies=self.stacked, used=routing.top_k)
+        found["down"] = Product(size, outer, self.bias, copies=self.stacked, used=routing.top_k)
         return found

@@ -21,6 +21,7 @@ class MambaSpec:
     length: so many inputs make an output of the convolution, the newest one included.
     bias: the projections to x and z, and the last one, have biases. conv_bias: the convolution has one.
     norm: the norm of r, b and c, each by itself; None: there is none.
+    norm_weights: these norms have weights.
     """
 
     kind: ClassVar[str] = "mamba"
@@ -32,6 +33,7 @@ class MambaSpec:
     bias: bool = False
     conv_bias: bool = True
     norm: NormSpec | None = None
+    norm_weights: bool = True
 
     @property
     def states(self) -> tuple[RecurrentSpec]:
@@ -40,7 +42,9 @@ class MambaSpec:
 
     @property
     def norms(self) -> tuple[tuple[NormSpec, int], ...]:
-        return () if self.norm is None else tuple((self.norm, width) for width in self.selected)
+        if self.norm is None or not self.norm_weights:
+            return ()
+        return tuple((self.norm, width) for width in self.selected)
 
     @property
     def vectors(self) -> int:

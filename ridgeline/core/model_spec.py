@@ -200,7 +200,7 @@ class MLPSpec:
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
@@ -367,7 +367,7 @@ def with_attention(layer: LayerSpec, attention: AttentionSpec) -> LayerSpec:
     """Return the layer with another attention in place of its own."""
     if isinstance(layer.mixer, AttentionSpec):
         return replace(layer, mixer=attention)
-    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var,call-arg]
+    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def check_mixers(model: ModelSpec, asked: str) -> None:
             )
 
 
-def check_experts(model: ModelSpec, ranks: int, named: str) -> None:
+def check_experts(model: ModelSpec, ranks: int, named: str = EXPERTS) -> None:
     """Raise InvalidConfig if so many ranks cannot divide the experts of every mixture equally."""
     if ranks > 1:
         check_mixers(model, f"{named} {ranks}")

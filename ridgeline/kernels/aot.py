@@ -337,6 +337,8 @@ def compile_all(
     entries = [kernel for kernel in kernels() if match in kernel.name]
     wanted = first_of_each(entries) if first else entries
     tasks = [(kernels().index(kernel), arch) for kernel in wanted for arch in archs if arch in kernel.options.archs]
+    if first:  # two sets of architectures may have one in common
+        tasks = list({(kernels()[at].fn.fn, arch): (at, arch) for at, arch in reversed(tasks)}.values())[::-1]
     with ProcessPoolExecutor(processes) as pool:
         yield from pool.map(_compile_one, tasks)
 

@@ -57,7 +57,7 @@ class Build:
         """Return the one module that all layers with this key share. The first of them makes it."""
         if key not in self._shared:
             self._shared[key] = make()
-        return cast(M, self._shared[key])
+        return cast("M", self._shared[key])
 
     def within(self, name: str) -> Build:
         """Return the build for a part of the module, which keeps that part as an attribute called `name`."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.core.expert_cache import ExpertCacheFigures
+from ridgeline.core.expert_spec import UNGATED
 from ridgeline.kernels.grouped_gemm.torch_ops import down
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes, without_waiting
@@ -105,9 +106,13 @@ class ExpertCache:
             assert gate_up is not None
             assert down_weight is not None
             x_NM = x_TM.index_select(0, routes.token_P[span])
-            h_NF = self._ops.gated_activation(F.linear(x_NM, gate_up, gate_up_bias), self._gate)
+            h_NF = self._activated(F.linear(x_NM, gate_up, gate_up_bias))
             y_CM[span] = F.linear(h_NF, down_weight, down_bias)
         return down(lambda expert, y_NM, bias_M: y_NM, y_CM.shape[1], y_CM, None, routes, add_TM)
+
+    def _activated(self, y_NG: Tensor) -> Tensor:
+        apply = self._ops.activation if self._gate in UNGATED else self._ops.gated_activation
+        return apply(y_NG, self._gate)
 
     def _bring(self, experts: Sequence[int], keep: Collection[int]) -> None:
         """Copy the experts that are not here, in place of others than those to keep."""

@@ -151,11 +151,14 @@ class Experts(nn.Module):
         if self.correction is not None:
             self.correction.requires_grad_(False)  # choices have no gradient, so its training has a rule of its own
         self.expert_scale = build.parameter(how.experts) if how.expert_scale else None
-        both = (spec.intermediate_size, spec.intermediate_size)
         self.slots = build.expert_cache if build.expert_cache < spec.stacked else 0
-        inner, on_host = spec.intermediate_size, self.slots > 0
-        self.gate_up = ExpertStack(spec.stacked, width, both, spec.bias, build.within("gate_up"), on_host=on_host)
-        self.down = ExpertStack(spec.stacked, inner, (width,), spec.bias, build.within("down"), on_host=on_host)
+        inner, outer, on_host = spec.intermediate_size, spec.latent or width, self.slots > 0
+        self.gate_up = ExpertStack(spec.stacked, outer, spec.fused, spec.bias, build.within("gate_up"), on_host=on_host)
+        self.down = ExpertStack(spec.stacked, inner, (outer,), spec.bias, build.within("down"), on_host=on_host)
+        self.latent_in = self.latent_out = None
+        if spec.latent is not None:
+            self.latent_in = Linear(width, (outer,), False, build.within("latent_in"))
+            self.latent_out = Linear(outer, (width,), False, build.within("latent_out"))
         self.cache: ExpertCache | None = None
         self.following: tuple[tuple[Experts, Norm | None], ...] = ()  # not a module, since it is no part of this one
         self.tp, self.sums, self.pending = build.mesh.tp, build.sums, build.pending
@@ -177,9 +180,19 @@ class Experts(nn.Module):
         if self.norms is not None:
             return self._side_by_side(self.norms, norm, x_TM, residual_TM, live_T)
         n_TM, s_TM, routes = self.route(norm, x_TM, residual_TM, live_T)
+        shared_TM = add_TM = self._shared(n_TM)
+        x_TM = n_TM
+        if self.latent_in is not None:
+            x_TM, add_TM = self.latent_in(n_TM), None
         if self.cache is not None:
-            return self._offloaded(self.cache, n_TM, s_TM, routes, self._shared(n_TM), live_T), s_TM
-        y_TM = self._sum(n_TM, routes, self._shared(n_TM))
+            y_TM = self._offloaded(self.cache, x_TM, s_TM, routes, add_TM, live_T)
+        else:
+            y_TM = self._sum(x_TM, routes, add_TM)
+        if self.latent_out is not None:
+            y_TM = self.latent_out(y_TM)
+            y_TM = y_TM if shared_TM is None else y_TM + shared_TM
+        if self.cache is not None:
+            return y_TM, s_TM
         return (y_TM if self.sums.size == 1 else self.sums.all_reduce(y_TM)), s_TM
 
     def route(

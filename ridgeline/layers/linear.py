@@ -65,9 +65,7 @@ class Linear(nn.Module):
             self.weight = weight = tied if tied is not None else build.parameter(sum(parts), inputs)
         self.bias = build.parameter(sum(parts)) if bias else None
         self._factor_O = factors(multipliers, build.device)
-        self.matrix = self._multiplied(
-            joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight)
-        )
+        self.multiply_with(joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight))
 
     def prepare(self) -> None:
         """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied
@@ -75,7 +73,9 @@ class Linear(nn.Module):
         if self.over.rank > 0:
             self.bias = None  # added up, it must count once
         if self.fillings:
-            self.matrix, self.fillings = self._multiplied(settled(self._plain_matrix, self.dtype)), ()
+            inner = self.matrix.inner if isinstance(self.matrix, MultipliedWeight) else self.matrix
+            self.multiply_with(settled(inner, self.dtype))
+            self.fillings = ()
         if self.weight is None:
             return
         if self._factor_O is not None:
@@ -89,12 +89,9 @@ class Linear(nn.Module):
         if self.matrix is not loaded:
             self.weight = None
 
-    def _multiplied(self, matrix: Weight) -> Weight:
-        return matrix if self._factor_O is None else MultipliedWeight(self.ops, matrix, self._factor_O)
-
-    @property
-    def _plain_matrix(self) -> Weight:
-        return self.matrix.inner if isinstance(self.matrix, MultipliedWeight) else self.matrix
+    def multiply_with(self, matrix: Weight) -> None:
+        """Let this form of the weight multiply. It is the checkpoint's, without multipliers."""
+        self.matrix = matrix if self._factor_O is None else MultipliedWeight(self.ops, matrix, self._factor_O)
 
     @property
     def prepared_bytes(self) -> int:

@@ -30,8 +30,10 @@ class Mamba(nn.Module):
         self.mamba_in = Linear(width, (channels, channels), spec.bias, build.within("mamba_in"), pending=build.pending)
         self.conv = CausalConv(channels, spec.length, spec.conv_bias, "silu", build)
         self.select = Linear(channels, spec.selected, False, build.within("select"))
-        norms = [Norm(norm, width, build) for norm, width in spec.norms]
-        self.dt_norm, self.b_norm, self.c_norm = norms or (None, None, None)
+        self.dt_norm, self.b_norm, self.c_norm = (
+            None if spec.norm is None else Norm(spec.norm, each, build, weighted=spec.norm_weights)
+            for each in spec.selected
+        )
         self.dt = Linear(spec.rank, (channels,), False, build.within("dt"))
         self.dt_bias = build.parameter(channels, dtype=torch.float32)
         self.rate = DecayRate((channels, spec.state_width), build)

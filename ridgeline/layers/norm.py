@@ -18,13 +18,22 @@ from ridgeline.parallel.axis import Axis
 
 class Norm(nn.Module):
     """An RMSNorm, or a LayerNorm with a bias. The weight of a norm with an offset is float32, whatever the model's
-    dtype."""
+    dtype.
 
-    def __init__(self, spec: NormSpec, width: int, build: Build) -> None:
+    weighted: it has a weight to be loaded. Otherwise its weight is 1.
+    """
+
+    weight: Tensor
+
+    def __init__(self, spec: NormSpec, width: int, build: Build, *, weighted: bool = True) -> None:
         super().__init__()
         self.eps, self.offset = spec.eps, spec.offset
         self.ops = build.ops
-        self.weight = build.parameter(width, dtype=torch.float32 if spec.offset else None)
+        if weighted:
+            self.weight = build.parameter(width, dtype=torch.float32 if spec.offset else None)
+        else:
+            ones = torch.ones(width, dtype=build.dtype, device=build.device)
+            self.register_buffer("weight", ones, persistent=False)
         self.bias = build.parameter(width) if spec.kind == "layer" else None
 
     def forward(self, x_TM: Tensor, residual_TM: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.shared_spec import SharedBlockSpec
-from ridgeline.layers.attention import Attention, Attends
+from ridgeline.layers.attention import Attends, Attention
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.mamba2 import Mamba2

@@ -31,6 +31,7 @@ MAX_COUNTS = {  # things that are built one by one: some ten times as many as an
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), 4096),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 4096),
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), 1000),
+    **dict.fromkeys(("mamba_expand", "expand"), 256),  # a factor of a width
 }
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

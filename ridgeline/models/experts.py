@@ -25,6 +25,7 @@ class ExpertNames:
     expert: an expert's name, in which {} stands for its number. Without {}, every tensor holds all experts.
     gate_up: gate and up, in two tensors or in one.
     correction: the bias that is added for the choice alone.
+    latent: the projections before and behind the experts.
     """
 
     router: str = "mlp.gate"
@@ -34,6 +35,7 @@ class ExpertNames:
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    latent: tuple[str, str] = ("mlp.latent_in", "mlp.latent_out")
 
 
 def routing(
@@ -157,8 +159,12 @@ def layer_experts(ours: str, theirs: str, spec: ExpertsSpec, names: ExpertNames)
         found[f"{ours}.gate_up.{kind}"] = of_all(names.gate_up, kind)
         found[f"{ours}.down.{kind}"] = of_all([names.down], kind)
     if spec.shared is not None:
-        found[f"{ours}.shared.gate_up.weight"] = tuple(stored(f"{names.shared}.{part}") for part in names.gate_up)
+        first = "gate_up" if spec.shared.gated else "up"
+        found[f"{ours}.shared.{first}.weight"] = tuple(stored(f"{names.shared}.{part}") for part in names.gate_up)
         found[f"{ours}.shared.down.weight"] = (stored(f"{names.shared}.{names.down}"),)
     if spec.shared_gate:
         found[f"{ours}.shared_gate.weight"] = (stored(names.shared_gate),)
+    if spec.latent is not None:
+        for name, part in zip(("latent_in", "latent_out"), names.latent, strict=True):
+            found[f"{ours}.{name}.weight"] = (stored(part),)
     return found

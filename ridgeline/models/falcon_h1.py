@@ -9,10 +9,11 @@ from typing import Any
 from ridgeline.core.mamba_spec import Mamba2Spec
 from ridgeline.core.model_spec import ModelSpec, NormSpec, WeightMap
 from ridgeline.core.side_spec import SideBySideSpec
-from ridgeline.models.config import Config, wrong
+from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import llama_like
-from ridgeline.models.names import LONGEST_CONV, mamba2, named, outer
+from ridgeline.models.names import mamba2, named, outer
+from ridgeline.models.selective import mamba2_of, need_silu
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
@@ -44,8 +45,7 @@ class FalconH1:
         values = Config(config, DEFAULTS)
         for name in ("attention_bias", "mamba_proj_bias"):
             values.refuse(name, "the projection that attention and Mamba-2 share has no biases")
-        if (activation := values.activation("hidden_act")) != "silu":
-            raise wrong("hidden_act", activation, "silu, which the convolutions have too")
+        need_silu(values, "hidden_act")
         dense = llama_like("FalconH1ForCausalLM", values, mlp_bias=values.boolean("mlp_bias"))
         attends, selects = values.number("attention_in_multiplier"), values.number("ssm_in_multiplier")
         mamba = _mamba(values, dense.hidden_size)
@@ -88,28 +88,12 @@ class FalconH1:
 
 
 def _mamba(config: Config, width: int) -> Mamba2Spec:
-    heads, groups = config.integer("mamba_n_heads"), config.integer("mamba_n_groups")
     inner = config.integer("mamba_d_ssm") if "mamba_d_ssm" in config else config.integer("mamba_expand") * width
-    if inner % heads:
-        raise wrong("mamba_n_heads", heads, f"a divisor of the {inner} columns of Mamba-2")
-    if heads % groups:
-        raise wrong("mamba_n_groups", groups, f"a divisor of the {heads} of mamba_n_heads")
-    if (head := config.raw("mamba_d_head")) not in (None, "auto", inner // heads):
-        raise wrong("mamba_d_head", head, f"the {inner // heads} columns that each of {heads} heads has of {inner}")
-    if (length := config.integer("mamba_d_conv", at_least=2)) > LONGEST_CONV:
-        raise wrong("mamba_d_conv", length, f"at most {LONGEST_CONV}")
-    least, most = config.bounds("time_step_limit")
-    return Mamba2Spec(
-        heads=heads,
-        head_dim=inner // heads,
-        groups=groups,
-        state_width=config.integer("mamba_d_state"),
-        length=length,
+    norm, groups = NormSpec(eps=config.number("rms_norm_eps")), config.integer("mamba_n_groups")
+    limits = config.bounds("time_step_limit")
+    return replace(
+        mamba2_of(config, norm, inner=inner, norm_groups=groups, limits=limits),
         out_bias=config.boolean("projectors_bias"),
-        conv_bias=config.boolean("mamba_conv_bias"),
-        norm=NormSpec(eps=config.number("rms_norm_eps")) if config.boolean("mamba_rms_norm") else None,
-        norm_groups=groups,
+        norm=norm if config.boolean("mamba_rms_norm") else None,
         norm_before_gate=config.boolean("mamba_norm_before_gate"),
-        dt_min=least,
-        dt_max=most,
     )

@@ -77,8 +77,11 @@ def _layer(layer: LayerSpec, experts: ExpertsSpec) -> LayerSpec:
 
 
 def _experts(ours: str, theirs: str) -> WeightMap:
-    def stored(name: str, **how: bool) -> tuple[Source]:
-        return (Source(name=f"{theirs}.{name}", **how),)
+    def stored(
+        name: str, *, stacked: bool = False, transpose: bool = False, alternating: bool = False
+    ) -> tuple[Source]:
+        source = Source(name=f"{theirs}.{name}", stacked=stacked, transpose=transpose, alternating=alternating)
+        return (source,)
 
     return {
         f"{ours}.router": stored("router.weight"),

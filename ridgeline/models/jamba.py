@@ -1,4 +1,4 @@
-"""Jamba: Mamba with norms inside, attention without positions in a few layers, mixtures of experts in every other one."""
+"""Jamba: Mamba with norms inside, attention without positions in some layers, experts in every other one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ridgeline.core.model_spec import (
 )
 from ridgeline.models.config import Config, head_width, wrong
 from ridgeline.models.experts import ExpertNames, layer_experts, routing, with_experts
-from ridgeline.models.names import LONGEST_CONV, mamba, named, outer
+from ridgeline.models.names import mamba, named, outer
+from ridgeline.models.selective import conv_length, dt_rank, expanded, need_silu
 
 DEFAULTS = {
     "vocab_size": 65536,
@@ -48,8 +49,7 @@ class Jamba:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         values = Config(config, DEFAULTS)
-        if (activation := values.activation("hidden_act")) != "silu":
-            raise wrong("hidden_act", activation, "silu, which the convolutions have too")
+        need_silu(values, "hidden_act")
         count, norm = values.integer("num_hidden_layers"), NormSpec(eps=values.number("rms_norm_eps"))
         attention, selective = _attention(values), _mamba(values, norm)
         attends = _every(values, "attn_layer_period", "attn_layer_offset")
@@ -105,15 +105,11 @@ def _attention(config: Config) -> AttentionSpec:
 
 
 def _mamba(config: Config, norm: NormSpec) -> MambaSpec:
-    width = config.integer("hidden_size")
-    automatic = config.raw("mamba_dt_rank") in (None, "auto")
-    if (length := config.integer("mamba_d_conv", at_least=2)) > LONGEST_CONV:
-        raise wrong("mamba_d_conv", length, f"at most {LONGEST_CONV}")
     return MambaSpec(
-        channels=config.integer("mamba_expand") * width,
+        channels=expanded(config, "mamba_expand"),
         state_width=config.integer("mamba_d_state"),
-        rank=-(-width // 16) if automatic else config.integer("mamba_dt_rank"),
-        length=length,
+        rank=dt_rank(config, "mamba_dt_rank"),
+        length=conv_length(config, "mamba_d_conv"),
         bias=config.boolean("mamba_proj_bias"),
         conv_bias=config.boolean("mamba_conv_bias"),
         norm=norm,

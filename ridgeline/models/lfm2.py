@@ -17,9 +17,10 @@ from ridgeline.core.model_spec import (
     NormSpec,
     WeightMap,
 )
-from ridgeline.models.config import Config, head_width, wrong
-from ridgeline.models.names import LONGEST_CONV, named, outer
+from ridgeline.models.config import MAX_INTEGER, Config, head_width, wrong
+from ridgeline.models.names import named, outer
 from ridgeline.models.rope import context, rope
+from ridgeline.models.selective import conv_length
 
 DEFAULTS = {
     "vocab_size": 65536,
@@ -85,10 +86,7 @@ def lfm2_like(architecture: str, config: Config, types: list[str], feed_forwards
         qk_norm=norm,
         rope=rope(config, head_dim),
     )
-    length = config.integer("conv_L_cache", at_least=2)
-    if length > LONGEST_CONV:
-        raise wrong("conv_L_cache", length, f"at most {LONGEST_CONV}")
-    conv = ShortConvSpec(channels=width, length=length, bias=config.boolean("conv_bias"))
+    conv = ShortConvSpec(channels=width, length=conv_length(config, "conv_L_cache"), bias=config.boolean("conv_bias"))
     mixers: dict[str, MixerSpec] = {"full_attention": attention, "conv": conv}
     tied = "tie_embedding" if "tie_embedding" in config else "tie_word_embeddings"
     return ModelSpec(
@@ -124,5 +122,8 @@ def _intermediate_size(config: Config) -> int:
     size = floor(2 * size / 3)
     if "block_ffn_dim_multiplier" not in config:
         return size
-    multiple = config.integer("block_multiple_of")
-    return -(-floor(config.number("block_ffn_dim_multiplier") * size) // multiple) * multiple
+    factor, multiple = config.number("block_ffn_dim_multiplier"), config.integer("block_multiple_of")
+    adjusted = -(-floor(factor * size) // multiple) * multiple
+    if not 0 < adjusted <= MAX_INTEGER:
+        raise wrong("block_ffn_dim_multiplier", factor, f"such that {size} times it is from 1 to {MAX_INTEGER}")
+    return adjusted

@@ -53,7 +53,7 @@ def mamba(ours: str, theirs: str, spec: MambaSpec) -> WeightMap:
     found = named(ours, theirs, {"mamba_in": "in_proj", "out": "out_proj"}, bias=spec.bias)
     found |= named(ours, theirs, {"conv": "conv1d"}, bias=spec.conv_bias)
     found |= named(ours, theirs, {"select": "x_proj", "dt": "dt_proj"})
-    if spec.norm is not None:
+    if spec.norms:
         norms = {f"{each}_norm": f"{each}_layernorm" for each in ("dt", "b", "c")}
         found |= named(ours, theirs, norms)
     return found | single(ours, theirs, {"rate.log": "A_log", "dt_bias": "dt_proj.bias", "skip": "D"})

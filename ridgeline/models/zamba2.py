@@ -1,8 +1,9 @@
-"""Zamba2: Mamba-2 without feed-forwards; some layers read what shared blocks of attention make of residual and tokens."""
+"""Zamba2: Mamba-2 without feed-forwards, in some layers behind blocks of attention that layers share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -20,8 +21,9 @@ from ridgeline.core.model_spec import (
 )
 from ridgeline.core.shared_spec import SharedBlockSpec
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.names import LONGEST_CONV, mamba2, named, outer
+from ridgeline.models.names import mamba2, named, outer
 from ridgeline.models.rope import rope
+from ridgeline.models.selective import Mamba2Names, expanded, mamba2_of
 
 DEFAULTS = {
     "vocab_size": 32000,
@@ -48,6 +50,7 @@ PUBLISHED_TYPES = [  # of configs that do not say
     *["mamba"] * 2,
 ]  # fmt: skip
 LONG_CONTEXT = 16384  # of models with use_long_context
+NAMES = Mamba2Names(heads="n_mamba_heads", head_dim="mamba_headdim", groups="mamba_ngroups")
 GATED_NORM_EPS = 1e-5  # which the config does not say
 
 
@@ -170,28 +173,13 @@ def _attention(config: Config) -> AttentionSpec:
 
 
 def _mamba(config: Config) -> Mamba2Spec:
-    heads, groups, expand = (
-        config.integer("n_mamba_heads"),
-        config.integer("mamba_ngroups"),
-        config.number("mamba_expand"),
+    spec = mamba2_of(
+        config,
+        NormSpec(eps=GATED_NORM_EPS),
+        names=NAMES,
+        inner=expanded(config, "mamba_expand"),
+        norm_groups=config.integer("mamba_ngroups"),
+        bias=config.boolean("add_bias_linear"),
+        limits=(config.number("time_step_min"), inf),
     )
-    inner, bias = int(expand * config.integer("hidden_size")), config.boolean("add_bias_linear")
-    if not inner or inner % heads:
-        raise wrong("n_mamba_heads", heads, f"a divisor of the {inner} columns of Mamba-2")
-    if heads % groups:
-        raise wrong("mamba_ngroups", groups, f"a divisor of the {heads} of n_mamba_heads")
-    if (length := config.integer("mamba_d_conv", at_least=2)) > LONGEST_CONV:
-        raise wrong("mamba_d_conv", length, f"at most {LONGEST_CONV}")
-    return Mamba2Spec(
-        heads=heads,
-        head_dim=inner // heads,
-        groups=groups,
-        state_width=config.integer("mamba_d_state"),
-        length=length,
-        bias=bias,
-        out_bias=bias,
-        norm=NormSpec(eps=GATED_NORM_EPS),
-        norm_groups=groups,
-        dt_min=config.number("time_step_min"),
-        dt_max=inf,
-    )
+    return replace(spec, conv_bias=True)  # whatever the config says, as in transformers

@@ -24,7 +24,7 @@ from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
-from ridgeline.core.sharding import check_experts, part_of, with_experts_of_a_rank
+from ridgeline.core.sharding import check_experts, check_mixers, part_of, with_experts_of_a_rank
 from ridgeline.perf.experts import devices_of_token
 from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, weight_bytes
 from ridgeline.perf.hardware import Hardware
@@ -71,7 +71,13 @@ class Division:
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a device holds of each layer. Raise InvalidConfig if it does not divide."""
+        for name, size in (("pp", self.pp), ("cp", self.cp)):
+            if size > 1:
+                check_mixers(model, f"{name} {size}")
         check_experts(model, self.ep, "ep")
+        for name, size in (("pp", self.pp), ("cp", self.cp)):
+            if size > 1:
+                check_mixers(model, f"{name} {size}")
         if self.pp > len(model.layers):
             raise InvalidConfig(f"pp {self.pp} is more than the model's {len(model.layers)} layers; choose less.")
         own = with_experts_of_a_rank(model, self.ep, named="ep") if self.ep > 1 else model

@@ -62,8 +62,12 @@ MIXERS = Registry(
     "mixer with a known cost",
     {
         "attention": "ridgeline.perf.parts:attention",
+        "mamba": "ridgeline.perf.scans:mamba",
+        "mamba2": "ridgeline.perf.scans:mamba2",
         "short_conv": "ridgeline.perf.recurrent:short_conv",
         "gated_delta": "ridgeline.perf.recurrent:gated_delta",
+        "side_by_side": "ridgeline.perf.hybrids:side_by_side",
+        "shared_block": "ridgeline.perf.hybrids:shared_block",
     },
 )
 
@@ -157,12 +161,15 @@ def experts(
         yield from mlp(spec.shared, width, None, tokens, p, of="shared.")
     if spec.shared_gate:
         yield "shared_gate", product_cost("shared_gate", products["shared_gate"], tokens, p)
+    for name in ("latent_in", "latent_out"):
+        if name in products:
+            yield name, product_cost(name, products[name], tokens, p)
     yield from grouped(spec, width, tokens, p, reach.experts(tokens, spec), reach.used(spec))
 
 
 def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: float, used: float) -> Iterator[Priced]:
     """Yield the experts' two products, if so many experts have tokens, and each token so many pairs."""
-    size = spec.intermediate_size
+    size, width = spec.intermediate_size, spec.latent or width
     yield (
         "grouped_gate_up",
         grouped_gate_up_cost(
@@ -188,6 +195,6 @@ def grouped(spec: ExpertsSpec, width: int, tokens: int, p: Precision, reached: f
             itemsize=p.item,
             weight_itemsize=p.weight_of("grouped_down"),
             bias=spec.bias,
-            add=spec.shared is not None,
+            add=spec.shared is not None and spec.latent is None,
         ),
     )

@@ -143,7 +143,10 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks (of `block_size` tokens in all layers) that fit."""
+        """The number of blocks (of `block_size` tokens in all layers) that fit, or, if no layer keeps tokens, of
+        requests' states."""
+        if not self.kv_per_token:
+            return self.max_requests
         return int(self.kv_budget // (self.deployment.block_size * self.kv_per_token))
 
     @cached_property

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ridgeline.core.conv_spec import ShortConvSpec
-from ridgeline.core.cost import StepShape
+from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.delta_spec import GatedDeltaSpec
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
@@ -24,20 +24,25 @@ def rows_of(shape: StepShape) -> int:
 def short_conv(
     mixer: ShortConvSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
 ) -> Iterator[Priced]:
-    """Yield the ops between a short convolution's two products."""
-    channels, length = mixer.channels, mixer.length
-    yield (
-        "causal_conv",
-        causal_conv_cost(tokens, rows_of(shape), channels, length, itemsize=p.item, bias=mixer.bias),
-    )
+    """Yield the ops between a short convolution's two products. Its gates are two products of numbers."""
+    yield "gates", Cost(6 * p.item * tokens * mixer.channels, float(2 * tokens * mixer.channels))
+    yield "causal_conv", causal_conv_cost(tokens, rows_of(shape), mixer.channels, mixer.length, itemsize=p.item)
 
 
 def gated_delta(
     mixer: GatedDeltaSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
 ) -> Iterator[Priced]:
     """Yield the ops between the two products of a gated delta rule."""
-    rows = rows_of(shape)
-    yield "causal_conv", causal_conv_cost(tokens, rows, mixer.channels, mixer.length, itemsize=p.item)
-    heads, widths = (mixer.key_heads, mixer.value_heads), (mixer.key_dim, mixer.value_dim)
-    yield "gated_delta", gated_delta_cost(tokens, rows, *heads, *widths, itemsize=p.item)
+    yield "causal_conv", causal_conv_cost(tokens, rows_of(shape), mixer.channels, mixer.length, itemsize=p.item)
+    yield (
+        "gated_delta",
+        gated_delta_cost(
+            shape.num_tokens_R,
+            heads=mixer.key_heads,
+            value_heads=mixer.value_heads,
+            key_width=mixer.key_dim,
+            value_width=mixer.value_dim,
+            itemsize=p.item,
+        ),
+    )
     yield "gated_norm", gated_norm_cost(tokens * mixer.value_heads, mixer.value_dim, itemsize=p.item)

@@ -37,15 +37,28 @@ PRODUCTS = (
     "qkv",
     "conv_in",
     "delta_in",
+    "mamba_in",
+    "select",
+    "dt",
     "out",
     "gate_up",
     "up",
     "down",
+    "latent_in",
+    "latent_out",
+    "both_in",
+    "attention.out",
+    "mamba.out",
+    *(f"block.{name}" for name in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+    *(f"{name}_adapter.{part}" for name in ("qkv", "mlp") for part in ("down", "up.0", "up.1", "up.2")),
+    "link",
     "shared.gate_up",
     "shared.up",
     "shared.down",
     *EXPERTS,
 )
+VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
+BY_ROW = ("gated_delta",)  # ops whose FLOPs depend on the length of each row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
@@ -64,7 +77,7 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    if model.layers[0].norms != "after":
+    if model.layers[0].norms != "after" and model.layers[0].mixer is not ABSENT:
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
         found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))
@@ -121,6 +134,8 @@ def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = Tru
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
+    if name in VECTOR and "float32" in hardware.matrix:
+        return hardware.rate("float32")
     usual = p.product_rate if name in PRODUCTS else p.other_rate
     held = p.rate_of(name, usual)
     return hardware.rate(held if held in hardware.matrix else usual)  # where it has no such units, weights are widened
@@ -144,8 +159,8 @@ def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str | Precision) ->
 
 
 class Roofline:
-    """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since all ops but attention
-    are linear in the numbers of tokens and of rows, or of sampled rows, and experts in one number more.
+    """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since most ops are linear in
+    the numbers of tokens and of rows, or of sampled rows, and experts in one number more.
 
     expert_devices: as in `step_ops`.
 
@@ -166,7 +181,8 @@ class Roofline:
         one, two, apart = (
             step_ops(model, StepShape(new, new, sum(new)), dtype=dtype, kv_dtype=kv_dtype) for new in ([1], [2], [1, 1])
         )
-        probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in ("attention", *EXPERTS)]
+        others = ("attention", *EXPERTS, *BY_ROW)
+        probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in others]
         self._per_token = _Lines([each for each in probes if each[0].name not in SAMPLED], hardware, p)
         self._per_sample = _Lines([each for each in probes if each[0].name in SAMPLED], hardware, p)
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)
@@ -176,6 +192,13 @@ class Roofline:
             for spec, times in feed_forwards.items()
             if isinstance(spec, ExpertsSpec)
         ]
+        self._hardware, self._precision, self._kv_dtype = hardware, p, kv_dtype
+        probe = StepShape([1], [1], 1)
+        self._rowwise = {
+            mixer: times
+            for mixer, times in Counter(layer.mixer for layer in model.layers if layer.mixer is not ABSENT).items()
+            if any(name in BY_ROW for name, _ in MIXERS[mixer.kind](mixer, probe, 1, p, kv_dtype))
+        }
         attention = [found for layer in model.layers if (found := attention_of(layer.mixer)) is not None]
         mixers = Counter(
             (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype)) for m in attention
@@ -194,7 +217,9 @@ class Roofline:
         """Return the least seconds that the step needs."""
         new_R, length_R = np.asarray(shape.num_tokens_R, np.float64), np.asarray(shape.kv_len_R, np.float64)
         tokens = float(new_R.sum())
-        total = self._per_token.seconds(tokens, np.count_nonzero(new_R)) + self._per_sample.seconds(shape.num_sampled)
+        total = sum(self._by_row(shape, int(tokens)))
+        total += self._per_token.seconds(tokens, int(np.count_nonzero(new_R)))
+        total += self._per_sample.seconds(shape.num_sampled)
         for window, per_token, per_key, per_pair in self._attention:
             pairs, keys = visible(new_R, length_R, window, shape.shared)
             total += max(per_token * tokens + per_key * keys, per_pair * pairs)
@@ -202,6 +227,14 @@ class Roofline:
             reach = Reach(shape.reach, self._expert_devices)
             total += sum(experts.seconds(tokens, reach) for experts in self._experts)
         return total
+
+    def _by_row(self, shape: StepShape, tokens: int) -> Iterator[float]:
+        """Yield the limits of the ops that are not linear."""
+        hardware, p = self._hardware, self._precision
+        for mixer, times in self._rowwise.items():
+            for name, cost in MIXERS[mixer.kind](mixer, shape, tokens, p, self._kv_dtype):
+                if name in BY_ROW:
+                    yield times * seconds(cost, hardware, op_rate(name, hardware, p))
 
 
 class _Lines:

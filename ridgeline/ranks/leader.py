@@ -130,6 +130,11 @@ class Group:
         assert ready is not None
         return ready
 
+    @property
+    def fingerprints(self) -> list[str]:
+        """What each rank says of the model's files that it read."""
+        return [member.ready.fingerprint for member in self._members if member.ready is not None]
+
     # ---- what a worker does -----------------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:

@@ -143,6 +143,7 @@ class Ready(Message, frozen=True, tag="ready"):
     """The rank works from now on. The facts are the same on every rank, but for the bytes of its memory.
 
     kv_cache: bytes. num_pages: of the smallest cache of all ranks. why: the reason for the dtype.
+    fingerprint: of the model's files before the rank read them (`weights.folder`).
     """
 
     dtype: str
@@ -158,6 +159,7 @@ class Ready(Message, frozen=True, tag="ready"):
     max_tokens: int
     cascade: bool
     captured: bool
+    fingerprint: str = ""
 
 
 class Mistake(Message, frozen=True, tag="mistake"):

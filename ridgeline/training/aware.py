@@ -72,7 +72,7 @@ def make_aware(decoder: Decoder, scheme: str, group: int) -> None:
         if isinstance(module, ExpertStack):
             module.matrices = AwareStack(module.ops, module.weight, module.parts, grid, inputs)
         else:
-            module.matrix = AwareWeight(module.ops, module.weight, module.parts, grid, inputs)
+            module.multiply_with(AwareWeight(module.ops, module.weight, module.parts, grid, inputs))
 
 
 def _rounding_of_inputs(scheme: str, grid: Grid) -> Rounding | None:

@@ -3,6 +3,7 @@ fast."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 
 from ridgeline.core.errors import ModelLoadError
@@ -11,6 +12,7 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
 
+_READ = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
 _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
 
@@ -18,6 +20,17 @@ _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights 
 def shipped_model(name: str) -> Path | None:
     """Return the folder of the model of that name that ships with Ridgeline, or None."""
     return next((asset for asset in ASSETS.iterdir() if asset.name == name), None)
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a text that changes when a file of the model is replaced or written to."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    digest = blake2b(digest_size=16)
+    for file in files:
+        if file.suffix in _READ and file.is_file():
+            facts = file.stat()
+            digest.update(f"{file.name}\x1f{facts.st_ino}\x1f{facts.st_size}\x1f{facts.st_mtime_ns}\x1f".encode())
+    return digest.hexdigest()
 
 
 def resolve_model(model: str | Path, revision: str | None = None) -> Path:

@@ -6,6 +6,7 @@ follows its step. On a CPU one thread plays the device, so plans overlap with sc
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import deque
@@ -248,7 +249,11 @@ class LocalWorker:
         if hasattr(self, "_runner") and (figures := self.expert_cache()) is not None:
             logger.info("experts in the host's memory: %s", figures)
         self._pending.clear()
-        vars(self).pop("_runner", None)
+        runner = vars(self).pop("_runner", None)
+        if runner is not None and runner.device.type == "cuda":
+            del runner
+            gc.collect()  # graphs and what they captured refer to one another
+            torch.cuda.empty_cache()  # whoever comes next on this GPU finds the memory free
 
     def _start(self, ticket: Ticket) -> None:
         if ticket.plan.reset:

@@ -154,7 +154,24 @@ def test_transformers_finds_blocks_of_fp8(made: Made) -> None:
     assert_weights_are(model, oracle(folder, quantization_config=how), lambda module: module.weight)
 
 
-@pytest.mark.parametrize("family", ["bloom", "neox", "phi3", "gemma2", "mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bloom",
+        "neox",
+        "phi3",
+        "gemma2",
+        "mixtral",
+        "qwen2_moe",
+        "gpt_oss",
+        "qwen3_next",
+        "qwen3_5",
+        "jamba",
+        "falcon_h1",
+        "zamba2",
+    ],
+)
+@torch.no_grad()
 def test_every_kind_of_checkpoint_is_quantized(family: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """Fused tensors, rows in orders of their own, biases, experts one by one; stacked experts stay."""
     model = quantized(tiny_model(family), MakeConfig(schemes=("w8a16",), group=8))

@@ -164,7 +164,9 @@ def test_the_command_writes_what_it_says(source: Path, tmp_path: Path) -> None:
 # Factors
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "neox", "mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "gemma2", "neox", "mixtral", "qwen2_moe", "gpt_oss", "qwen3_next"]
+)
 def test_factors_change_no_output(family: str, tiny_model: object) -> None:
     """They move between a layer's weights; only float32's rounding tells."""
     decoder = load(tiny_model(family))  # type: ignore[operator]

@@ -7,14 +7,22 @@ another order loses grows with the length of its sums; states and values are of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from ridgeline.kernels.causal_conv import op as conv
+from ridgeline.kernels.causal_conv.cost import causal_conv_cost
 from ridgeline.kernels.gated_delta import op as delta
+from ridgeline.kernels.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.gated_norm import op as norm
+from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.op import Op, Platform
+from ridgeline.kernels.turns import Turns
 from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, ran
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -37,8 +45,8 @@ def rounded(name: str, dtype: torch.dtype) -> float:
     return 2.0**-17 if dtype == torch.float32 or name != "triton" else 2 * torch.finfo(dtype).eps
 
 
-def assert_close(ours: Ran, theirs: Ran, slack: float, epsilons: float = 2) -> None:
-    for got, want in zip(ours, theirs, strict=True):
+def assert_close(ours: Ran, exact: Ran, slack: float, epsilons: float = 2) -> None:
+    for got, want in zip(ours, exact, strict=True):
         assert got.dtype == want.dtype
         tolerance = epsilons * torch.finfo(got.dtype).eps
         torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance + slack, equal_nan=True)
@@ -64,3 +72,126 @@ def test_gated_delta(name: str, case: delta.Case, dtype: torch.dtype, device: st
     ours = ran(chosen(delta.GATED_DELTA, name, device), inputs, 7)
     assert_close(ours, ran(delta.gated_delta, inputs, 7), slack=rounded(name, dtype))
     assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", norm.CASES, ids=str)
+@pytest.mark.parametrize("name", names(norm.GATED_NORM))
+def test_gated_norm(name: str, case: norm.Case, dtype: torch.dtype, device: str) -> None:
+    inputs = case.inputs(dtype, torch.device(device))
+    got = chosen(norm.GATED_NORM, name, device)(*inputs)
+    assert got.is_contiguous()
+    tolerance = 4 * torch.finfo(dtype).eps  # in the interpreter a cast to bfloat16 truncates
+    torch.testing.assert_close(got, norm.gated_norm(*inputs), rtol=tolerance, atol=tolerance)
+
+
+def test_references_are_the_models_own_arithmetic() -> None:
+    """That of transformers, for a fresh row."""
+    case = replace(delta.CASES[-1], rows=(70,), fresh=(0,), alike=0.3)
+    q, k, v, a, b, log_rate, dt_bias, states, turns, scale = case.inputs(torch.float32, torch.device("cpu"))
+    got, left = ran(delta.gated_delta, (q, k, v, a, b, log_rate, dt_bias, states, turns, scale), 7)
+    decay = -log_rate.exp() * torch.nn.functional.softplus(a + dt_bias)
+    wide_q, wide_k = (x.repeat_interleave(2, dim=1)[None] for x in (q, k))
+    out, state = theirs.torch_chunk_gated_delta_rule(
+        wide_q, wide_k, v[None], decay[None], b.sigmoid()[None], output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    torch.testing.assert_close(got, out[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(left[0], state[0], rtol=1e-5, atol=1e-5)
+
+    module = theirs.Qwen3NextRMSNormGated(64)
+    torch.nn.init.normal_(module.weight)
+    x, z = torch.randn(2, 5, 3, 64)
+    torch.testing.assert_close(norm.gated_norm(x, z, module.weight, 1e-6, 64, True), module(x, z))
+
+    x, weight, bias, tails, turns, _ = conv.Case((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
+    padded = torch.nn.functional.conv1d(x.T[None], weight[:, None], bias, padding=3, groups=8)[0, :, :9].T
+    got = conv.causal_conv(x, weight, bias, tails, turns, "silu")
+    torch.testing.assert_close(got, torch.nn.functional.silu(padded))
+    torch.testing.assert_close(tails[1], x[-3:])
+
+
+def in_steps(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int, size: int) -> tuple[Tensor, Tensor]:
+    """Run the first row in steps of so many tokens, each behind a row of another request."""
+    turns = next(x for x in inputs if isinstance(x, Turns))
+    start, end = (int(x) for x in turns.start_R1[:2])
+    states, outs = inputs[at].clone(), []
+    for first in range(start, end, size):
+        tokens = torch.tensor([end, *range(first, min(first + size, end))])  # the next row's first token, then these
+        now = replace(
+            turns,
+            start_R1=torch.tensor([0, 1, len(tokens)], dtype=torch.int32),
+            reads_R=turns.reads_R[[1, 0]],
+            writes_R=turns.writes_R[[1, 0]],
+            fresh_R=turns.fresh_R[[1, 0]] & (first == start),
+            marks_R=torch.zeros(2, dtype=torch.int32),
+            marked_R=torch.zeros(2, dtype=torch.int64),
+            num_tokens=len(tokens),
+            tokens_each=1 if len(tokens) == 2 else 0,
+            _chunks={},
+        )
+        given = [
+            x[tokens] if isinstance(x, Tensor) and i < at and len(x) == turns.num_tokens else x
+            for i, x in enumerate(inputs)
+        ]
+        given[at] = states
+        outs.append(run(*(now if isinstance(x, Turns) else x for x in given))[1:])
+    return torch.cat(outs), states[turns.writes_R[0]]
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("op", "name", "case"),
+    [
+        (conv.CAUSAL_CONV, "triton", conv.Case((41, 1), 24, bias=True, fresh=(0,))),
+        (delta.GATED_DELTA, "batch_invariant", delta.Case((41, 1), value_heads=2, value_width=16, fresh=(0,))),
+    ],
+    ids=["conv", "delta"],
+)
+def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], name: str, case: Any, size: int) -> None:
+    run, inputs = chosen(op, name, "cpu"), case.inputs(torch.float16, torch.device("cpu"))
+    at, turns = (3, inputs[4]) if op is conv.CAUSAL_CONV else (7, inputs[8])
+    whole = ran(run, inputs, at)
+    out, state = in_steps(run, inputs, at, size)
+    assert torch.equal(out, whole.out[:41])
+    assert torch.equal(state, whole.states[int(turns.writes_R[0]) - 1])
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(name: str) -> None:
+    """NaN in one request stays there."""
+    inputs = list(delta.Case((70, 1, 70), key_width=16, value_width=16).inputs(torch.float32, torch.device("cpu")))
+    run, turns = chosen(delta.GATED_DELTA, name, "cpu"), inputs[8]
+    clean = ran(run, tuple(inputs), 7)
+    for i in range(5):
+        inputs[i] = inputs[i].clone()
+        inputs[i][:70] = torch.nan
+    spoiled = ran(run, tuple(inputs), 7)
+    assert spoiled.out[:70].isnan().all()
+    assert torch.equal(spoiled.out[70:], clean.out[70:])
+    for row in (1, 2):
+        block = int(turns.writes_R[row]) - 1
+        assert torch.equal(spoiled.states[block], clean.states[block])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: conv.activation_of("gelu"), lambda: norm.gate_of("gelu")],
+    ids=["activation", "gate"],
+)
+def test_unknown_names_are_refused(call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=r"gelu.*known"):
+        call()
+
+
+def test_costs_count_what_there_is() -> None:
+    """One token: the state in and out, and six operations for each of its numbers. In chunks: more, for each pair."""
+    shape = {"heads": 2, "value_heads": 4, "key_width": 8, "value_width": 16, "itemsize": 2}
+    one, none, many = (gated_delta_cost(rows, **shape) for rows in ([1], [1, 0], [64, 64]))
+    assert one == none
+    assert one.flops == 6 * 4 * 8 * 16
+    assert one.bytes == 8 * 4 * 8 * 16 + 2 * (2 * 2 * 8 + 2 * 4 * 16 + 2 * 4)
+    assert many.flops == 128 * one.flops + 4 * (2 * 64 * 63 / 2) * (2 * 8 + 4 * 16)
+    assert causal_conv_cost(3, 1, 10, 4, itemsize=2).bytes == 2 * 10 * (3 + 3 + 3 + 3 + 4)
+    assert causal_conv_cost(3, 1, 10, 4, itemsize=2, bias=True).bytes == 2 * 10 * (3 + 3 + 3 + 3 + 4 + 1)
+    assert gated_norm_cost(5, 8, itemsize=2).bytes == 2 * 8 * (15 + 1)

@@ -35,6 +35,7 @@ SMALL = (
     Case(40, 64, 40, experts=12, used=3, bias=True, add=True, skew=2.0, dead=11, gate="gelu"),
     Case(70, 32, 32, experts=6, used=1, skew=9.0),  # one expert gets all tokens, the others none
     Case(6, 64, 32, experts=8, used=2, add=True, dead=6),
+    *(case for case in CASES if case.gate == "relu2"),
 )
 REAL = (
     *(Case(t, 2048, 768, experts=128, used=8, add=t == 8) for t in (1, 2, 4, 8, 64, 256)),
@@ -44,6 +45,7 @@ REAL = (
     Case(4, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped", dead=1),
     Case(40, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped", skew=8.0),
     Case(2000, 1000, 520, experts=7, used=1, skew=20.0),
+    *(Case(t, 2688, 1856, experts=128, used=6, gate="relu2", add=True) for t in (1, 8, 700)),
 )
 WITH_DEVICES = [
     *(pytest.param(case, "cpu", marks=ON_CPU) for case in SMALL),

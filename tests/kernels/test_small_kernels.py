@@ -142,7 +142,7 @@ def test_norms(case: norm.Case, dtype: torch.dtype, layer: bool, views: bool, de
         ),
     ],
 )
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
@@ -164,7 +164,7 @@ def test_output_gates(case: output_gate.Case, dtype: torch.dtype, device: str) -
     assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu2"])
 def test_activations_hold_at_the_ends_of_the_range(kind: str) -> None:
     x = torch.tensor([[-1e4, -100.0, -20.0, -0.0, 0.0, 20.0, 100.0, 1e4]])
     ours = activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(x, kind)

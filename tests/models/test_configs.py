@@ -22,6 +22,7 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.models.experts import COUNTS
 from ridgeline.weights.loader import checkpoint_views
 from tests import tiny_models
+from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
 LLAMA_3_1_8B: dict[str, Any] = {
@@ -824,6 +825,8 @@ ZAMBA2_2_7B: dict[str, Any] = {
     "use_mem_rope": False,
     "use_shared_attention_adapter": False,
     "vocab_size": 32000,
+}
+
 QWEN3_NEXT_80B_A3B: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],
     "attention_bias": False,
@@ -969,6 +972,7 @@ PUBLISHED = {
     "jamba": JAMBA_MINI,
     "falcon_h1": FALCON_H1_7B,
     "zamba2": ZAMBA2_2_7B,
+    **SELECTIVE,
 }
 
 
@@ -1300,6 +1304,44 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"use_shared_attention_adapter": True, "num_key_value_heads": 8},
         "num_key_value_heads to 8; it must be the 32 of num_attention_heads, since q and k have adapters",
     ),
+    ("mamba", {"conv_kernel": 1}, "conv_kernel to 1; it must be a whole number of at least 2"),
+    ("mamba", {"hidden_act": "gelu"}, "hidden_act to 'gelu'; it must be silu"),
+    ("mamba", {"expand": 1.5, "intermediate_size": None}, "expand to 1.5; it must be a whole number"),
+    ("falcon_mamba", {"time_step_rank": "much"}, "time_step_rank to 'much'; it must be a whole number"),
+    ("falcon_mamba", {"mixer_rms_eps": 0}, "mixer_rms_eps to 0; it must be a number above 0"),
+    ("mamba2", {"num_heads": 81}, "num_heads to 81; it must be a divisor of the 5120 columns"),
+    ("mamba2", {"head_dim": 32}, "head_dim to 32; it must be the 64 columns"),
+    ("mamba2", {"n_groups": 3}, "n_groups to 3; it must be a divisor of the 80 of num_heads"),
+    (
+        "mamba2",
+        {"time_step_limit": [1, 0]},
+        "time_step_limit to .*; it must be a number of at least 0 and a larger one",
+    ),
+    (
+        "bamba",
+        {"attn_layer_indices": [9, 32]},
+        "attn_layer_indices to .*; it must be a list of numbers of layers, from 0",
+    ),
+    ("bamba", {"attn_layer_indices": "9"}, "attn_layer_indices to '9'; it must be a list of numbers"),
+    ("bamba", {"mamba_d_conv": 5000}, "mamba_d_conv to 5000; it must be at most 1024"),
+    ("granite_hybrid", {"layer_types": ["mamba"]}, "40 entries, each mamba or attention or"),
+    (
+        "granite_hybrid",
+        {"position_embedding_type": "alibi"},
+        "position_embedding_type to 'alibi'; it must be rope, nope",
+    ),
+    ("granite_hybrid", {"num_local_experts": -1}, "num_local_experts to -1; it must be a whole number of at least 0"),
+    ("nemotron_h", {"hybrid_override_pattern": None}, "no layers_block_type"),
+    ("nemotron_h", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern to 'M-X'; it must be 1 to 1000 layers"),
+    (
+        "nemotron_h",
+        {"layers_block_type": ["mamba", "conv"]},
+        "layers_block_type to .*; it must be 1 to 1000 layers, each",
+    ),
+    ("nemotron_h", {"layers_block_type": []}, "layers_block_type to .*; it must be 1 to 1000 layers"),
+    ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act to 'silu'; it must be relu2"),
+    ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act to 'gelu'; it must be silu"),
+    ("nemotron_h_moe", {"mlp_bias": True}, "mlp_bias to True.*mixtures of experts have no biases"),
     ("lfm2_moe", {"layer_types": None}, "no layer_types"),
     ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers to -1; it must be a whole number"),
     ("qwen3_moe", {"num_hidden_layers": 1000, "num_experts": 4096}, "4096000 experts in all layers; at most 262144"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.sharding import part_of
+from ridgeline.core.stages import check_stages
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -72,6 +74,22 @@ def test_ranks_together_score_as_one_device(family: str, tp: int, tiny_model: Ca
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
+@pytest.mark.parametrize("tp", [2, 4])  # with two key heads, which four ranks have twice
+def test_gates_of_attention_are_divided_with_their_heads(tp: int, tmp_path: Path) -> None:
+    tiny_models.save("qwen3_5", tmp_path, layer_types=["full_attention"] * 3, attention_bias=True)
+    want = logits(tmp_path, Mesh())
+    for got in on_ranks(tp, lambda axis: logits(tmp_path, Mesh(tp=axis))):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("family", tiny_models.ZERO_CENTRED)
+def test_gated_delta_rules_are_not_divided_yet(family: str, tiny_model: Callable[[str], Path]) -> None:
+    model = read_model_config(tiny_model(family)).spec
+    for divide in (partial(part_of, tp=2), partial(part_of, tp=1, sources=2), partial(check_stages, stages=2)):
+        with pytest.raises(InvalidConfig, match=r"^[^\n]*leave .* out\.$"):
+            divide(model)
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 def test_ranks_that_divide_experts_score_as_one_device(family: str, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
@@ -122,6 +140,22 @@ def kept(folder: Path, mesh: Mesh) -> Decoder:
 def numbers_of(module: Linear | ExpertStack) -> Tensor:
     forms = [(each.held, each.tensors) for each in module.fillings]
     return torch.cat([dequantized(held, tensors) if held else tensors["weight_OI"] for held, tensors in forms], -2)
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "gptq"])
+def test_quantized_gates_are_divided_in_their_form(name: str, tmp_path: Path) -> None:
+    """Every rank holds the gates and queries of its heads."""
+    layers = {"layer_types": ["full_attention"] * 3, "num_key_value_heads": 2, "intermediate_size": 512}
+    folder, _ = quantize("qwen3_5", SCHEMES[name], tmp_path / "model", **layers)
+    whole = kept(folder, Mesh())
+    parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
+    for path, module in whole.named_modules():
+        if path.endswith("mixer.qkv"):
+            gated, keys, _ = module.parts
+            rows = (gated // 4, gated // 4, keys // 2, keys // 2)  # of gates, queries, keys and values
+            pieces = [numbers_of(each.get_submodule(path)).split(rows) for each in parts]
+            joined = torch.cat([torch.cat(each) for each in zip(*pieces, strict=True)])
+            torch.testing.assert_close(joined, numbers_of(module))
 
 
 @pytest.mark.parametrize("name", SCHEMES)

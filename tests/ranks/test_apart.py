@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,29 +42,34 @@ def settings(size: int) -> dict[str, object]:
     return {"data_parallel_size": size, "enable_expert_parallel": True}
 
 
-def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) -> None:
+@pytest.fixture(scope="module")
+def two(mixture: Path) -> Iterator[Rig]:
+    with rig(mixture, **settings(2)) as own:
+        yield own
+
+
+def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path, two: Rig) -> None:
     with rig(mixture) as one:
         want = one.run(*requests())
         load = one.worker.expert_load()
-    with rig(mixture, **settings(2)) as two:
-        engines = two.engine
-        assert isinstance(engines, Engines)
-        got = two.run(*requests())
-        group = engines._worker
-        assert isinstance(group, Apart)
-        own_load = group.expert_load()
-        assert all(engine.headroom.elapsed > 0 for engine in engines.engines), "both ranks ran requests"
-        two.run(ask("alone", [4, 4, 4], max_tokens=5))  # the other rank has nothing to do
-        figures = engines.scheduler.figures()
-        assert (figures.running, figures.waiting, figures.pages_used) == (0, 0, 0)
-        assert figures.hit_tokens > 0, "a prompt goes where its beginning is cached"
-        assert figures.num_pages == 2 * engines.engines[0].scheduler.figures().num_pages
-        two.add(ask("left", [3, 3], max_tokens=90), ask("ended", [3, 3], max_tokens=1))
-        two.step()
-        assert engines.abort("left")
-        assert not engines.abort("left")
-        two.run()
-        assert engines._load.total() == 0
+    engines = two.engine
+    assert isinstance(engines, Engines)
+    got = two.run(*requests())
+    group = engines._worker
+    assert isinstance(group, Apart)
+    own_load = group.expert_load()
+    assert all(engine.headroom.elapsed > 0 for engine in engines.engines), "both ranks ran requests"
+    two.run(ask("alone", [4, 4, 4], max_tokens=5))  # the other rank has nothing to do
+    figures = engines.scheduler.figures()
+    assert (figures.running, figures.waiting, figures.pages_used) == (0, 0, 0)
+    assert figures.hit_tokens > 0, "a prompt goes where its beginning is cached"
+    assert figures.num_pages == 2 * engines.engines[0].scheduler.figures().num_pages
+    two.add(ask("left", [3, 3], max_tokens=90), ask("ended", [3, 3], max_tokens=1))
+    two.step()
+    assert engines.abort("left")
+    assert not engines.abort("left")
+    two.run()
+    assert engines._load.total() == 0
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert got[name].finish_reason == outcome.finish_reason
@@ -76,36 +81,36 @@ def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path) ->
     assert own_load.total_LE.sum() >= load.total_LE.sum()  # a prompt that another rank has cached runs again
 
 
-def test_plans_of_a_rank_go_out_before_their_results_are_wanted(mixture: Path) -> None:
+def test_plans_of_a_rank_go_out_before_their_results_are_wanted(two: Rig) -> None:
     """While another rank has nothing to do too: or its device would wait for the host after every other step."""
-    with rig(mixture, **settings(2)) as two:
-        two.add(ask("alone", [1, 2], max_tokens=20))
-        group = two.engine._worker
-        assert isinstance(group, Apart)
-        for _ in range(6):
-            two.step()
-            assert sum(map(len, group._sent)) == 1  # the other of two plans in flight
-            assert not group._waiting
+    two.add(ask("steady", [1, 2], max_tokens=20))
+    group = two.engine._worker
+    assert isinstance(group, Apart)
+    for _ in range(6):
+        two.step()
+        assert sum(map(len, group._sent)) == 1  # the other of two plans in flight
+        assert not group._waiting
+    two.run()
 
 
-def test_a_plan_that_one_rank_refuses_loses_the_group(mixture: Path) -> None:
-    """The others wait for its experts: nobody may wait until a collective gives up."""
-    with rig(mixture, **settings(2)) as two:
-        two.add(ask("endless", [1, 2], max_tokens=200), ask("other", [7] * 9, max_tokens=200))
-        for _ in range(3):
-            two.step()
-        group = two.engine._worker
-        assert isinstance(group, Apart)
-        plan = two.engine.last_plan
-        assert plan is not None
-        rank = next(n for n, each in enumerate(group._senders) if each._rows.get(0) is plan.rows)
-        group.put(rank, replace(plan, id=10_000, rows=replace(plan.rows, generations_R=plan.rows.generations_R + 1)))
-        since = time.monotonic()
-        while not (result := group.collect_of(rank)).device_lost:
-            assert result.error is None
-        assert f"rank {rank} failed, and others wait for its experts" in (result.error or "")
-        assert time.monotonic() - since < SOON
-        assert group.collect_of(1 - rank).device_lost
+def test_a_plan_that_one_rank_refuses_loses_the_group(two: Rig) -> None:
+    """The others wait for its experts: nobody may wait until a collective gives up. It is the last test of this group,
+    since it ends it."""
+    two.add(ask("endless", [1, 2], max_tokens=200), ask("other", [7] * 9, max_tokens=200))
+    for _ in range(3):
+        two.step()
+    group = two.engine._worker
+    assert isinstance(group, Apart)
+    plan = two.engine.last_plan
+    assert plan is not None
+    rank = next(n for n, each in enumerate(group._senders) if each._rows.get(0) is plan.rows)
+    group.put(rank, replace(plan, id=10_000, rows=replace(plan.rows, generations_R=plan.rows.generations_R + 1)))
+    since = time.monotonic()
+    while not (result := group.collect_of(rank)).device_lost:
+        assert result.error is None
+    assert f"rank {rank} failed, and others wait for its experts" in (result.error or "")
+    assert time.monotonic() - since < SOON
+    assert group.collect_of(1 - rank).device_lost
 
 
 def step_on(own: Rig) -> None:
@@ -147,6 +152,7 @@ def test_what_cannot_be_is_one_sentence(mixture: Path, tiny_model: Callable[[str
     assert "does not divide" in refused(mixture, data_parallel_size=3, enable_expert_parallel=True)
 
 
+@pytest.mark.thorough
 def test_the_mixture_that_is_shipped_writes_the_same_text() -> None:
     prompts = ["Once upon a time", "The little dog", "Tom and"]
     params = SamplingParams(temperature=0, max_tokens=12)

@@ -56,9 +56,9 @@ def check(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
-        ("llama", {"prefill_context_parallel_size": 2}),
+        pytest.param("llama", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
         ("llama", {"prefill_context_parallel_size": 3}),
-        ("mistral", {"prefill_context_parallel_size": 2}),
+        pytest.param("mistral", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
         ("qwen3_moe", {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}),
     ],
     ids=["two", "three", "windows", "two by two, with experts"],

@@ -4,11 +4,13 @@ becomes of a rank."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,28 +64,55 @@ class OneOf:
         return self._bits_W
 
 
+@pytest.fixture(scope="module")
+def groups(tiny_model: Callable[[str], Path]) -> Iterator[Callable[[], Rig]]:
+    """Returns a function that gives two ranks: those of the test before, if it has not ended them."""
+    with ExitStack() as running:
+        started: list[Rig] = []
+
+        def living() -> Rig:
+            if not started or any(process.poll() is not None for process in processes_of(group_of(started[-1]))):
+                settings = {"kv_cache_memory": 1 << 19, "tensor_parallel_size": 2}
+                started.append(running.enter_context(rig(tiny_model("llama"), **settings)))
+            return started[-1]
+
+        yield living
+
+
 @pytest.fixture
-def two(tiny_model: Callable[[str], Path]) -> Iterator[Rig]:
-    with rig(tiny_model("llama"), tensor_parallel_size=2) as own:
-        yield own
+def two(groups: Callable[[], Rig]) -> Rig:
+    return groups()
+
+
+def test_requests_get_the_tokens_of_one_device(two: Rig, tiny_model: Callable[[str], Path]) -> None:
+    with rig(tiny_model("llama"), kv_cache_memory=1 << 19) as one:
+        check(two, one)
 
 
 @pytest.mark.parametrize(
     ("family", "ranks", "options"),
-    [("llama", 2, {}), ("gpt2", 4, {}), ("qwen3_moe", 2, {}), ("qwen3_moe", 2, {"enable_expert_parallel": True})],
-    ids=["llama", "gpt2", "experts in parts", "whole experts"],
+    [
+        pytest.param("gpt2", 4, {}, marks=pytest.mark.thorough),  # without processes: tests/parallel
+        pytest.param("qwen3_moe", 2, {}, marks=pytest.mark.thorough),
+        ("qwen3_moe", 2, {"enable_expert_parallel": True}),
+    ],
+    ids=["gpt2", "experts in parts", "whole experts"],
 )
-def test_requests_get_the_tokens_of_one_device(
+def test_other_models_get_the_tokens_of_one_device(
     family: str, ranks: int, options: dict[str, bool], tiny_model: Callable[[str], Path]
 ) -> None:
-    folder = tiny_model(family)
-    with rig(folder, kv_cache_memory=1 << 19) as one:
-        want = one.run(*requests())
-        load = one.worker.expert_load()
-    with rig(folder, kv_cache_memory=1 << 19, tensor_parallel_size=ranks, **options) as own:
-        got = own.run(*requests())
-        assert own.errors == []
-        own_load = own.worker.expert_load()
+    settings = {"kv_cache_memory": 1 << 19}
+    with (
+        rig(tiny_model(family), **settings) as one,
+        rig(tiny_model(family), **settings, tensor_parallel_size=ranks, **options) as own,
+    ):
+        check(own, one)
+
+
+def check(own: Rig, one: Rig) -> None:
+    want, got = one.run(*requests()), own.run(*requests())
+    assert own.errors == []
+    load, own_load = one.worker.expert_load(), own.worker.expert_load()
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert got[name].finish_reason == outcome.finish_reason
@@ -114,7 +143,30 @@ def begun(own: Rig) -> Group:
     return group_of(own)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+def test_a_plan_that_all_ranks_refuse_fails_alone(two: Rig) -> None:
+    group = begun(two)
+    while two.engine.scheduler.in_flight:  # what was submitted, and no more
+        two.engine._worker.collect()
+        two.engine.scheduler.in_flight.popleft()
+    group.submit(wrong_plan(group, 10_000))
+    result = group.collect()
+    assert "generation" in (result.error or "")
+    assert not result.device_lost
+    assert all(process.poll() is None for process in processes_of(group))
+
+
+def test_ranks_end_although_a_plan_waits_for_its_masks(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Ctrl-C ends a program between a plan and the masks of its rows."""
+    group = group_of(two)
+    monkeypatch.setattr(group, "provide_masks", lambda *_: None)
+    two.add(ask("masked", [8, 8], mask=OneOf(3, 5, 250)))
+    two.engine.fill()
+    two.engine.abort("masked")
+    group.shutdown()
+    assert [process.returncode for process in processes_of(group)] == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_the_death_of_a_rank_is_noticed_at_once(rank: int, two: Rig) -> None:
     group = begun(two)
     processes_of(group)[rank].kill()
@@ -132,6 +184,7 @@ def step_on(own: Rig) -> None:
         own.step()
 
 
+@pytest.mark.thorough  # as with ranks that have requests of their own (test_apart.py)
 def test_a_rank_that_stands_still_is_noticed(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "SILENCE", 2.0)
     group = begun(two)
@@ -147,18 +200,6 @@ def wrong_plan(group: Group, number: int) -> StepPlan:
     rows = group._plans._rows[0]
     generations_R = rows.generations_R + 1
     return StepPlan(number, replace(rows, generations_R=generations_R), np.ones(len(rows), np.int64))
-
-
-def test_a_plan_that_all_ranks_refuse_fails_alone(two: Rig) -> None:
-    group = begun(two)
-    while two.engine.scheduler.in_flight:  # what was submitted, and no more
-        two.engine._worker.collect()
-        two.engine.scheduler.in_flight.popleft()
-    group.submit(wrong_plan(group, 10_000))
-    result = group.collect()
-    assert "generation" in (result.error or "")
-    assert not result.device_lost
-    assert all(process.poll() is None for process in processes_of(group))
 
 
 def test_a_rank_that_fails_alone_ends_the_group(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,17 +300,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_ranks_end_although_a_plan_waits_for_its_masks(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Ctrl-C ends a program between a plan and the masks of its rows."""
-    group = group_of(two)
-    monkeypatch.setattr(group, "provide_masks", lambda *_: None)
-    two.add(ask("masked", [8, 8], mask=OneOf(3, 5, 250)))
-    two.engine.fill()
-    two.engine.abort("masked")
-    group.shutdown()
-    assert [process.returncode for process in processes_of(group)] == [0, 0]
-
-
 def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     def refused(folder: Path, **settings: Any) -> str:
         with pytest.raises((InvalidConfig, ModelLoadError)) as caught, LLM(folder, device="cpu", **settings):
@@ -297,3 +327,25 @@ def test_what_cannot_be_divided_is_one_sentence(tiny_model: Callable[[str], Path
         content = file.read_bytes()
         (damaged / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
     assert "damaged or incomplete" in refused(damaged, tensor_parallel_size=2, skip_tokenizer_init=True)
+
+
+def test_a_model_that_changes_while_ranks_read_it_is_refused(
+    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would hold parts of unlike models, and nothing would tell. The ranks end, as after any such refusal."""
+    folder, groups, wait = (
+        shutil.copytree(tiny_model("llama"), tmp_path / "model"),
+        list[Group](),
+        Group._wait_until_ready,
+    )
+
+    def replace_a_file(group: Group, progress: Any) -> None:
+        wait(group, progress)
+        groups.append(group)
+        [file] = folder.glob("*.safetensors")
+        file.write_bytes(file.read_bytes())
+
+    monkeypatch.setattr(Group, "_wait_until_ready", replace_a_file)
+    with pytest.raises(ModelLoadError, match="were changed while ranks read them"), rig(folder, tensor_parallel_size=2):
+        pass
+    assert all(process.poll() is not None for process in processes_of(groups[0]))

@@ -24,13 +24,25 @@ from tests import tiny_models
 Written = tuple[dict[str, Tensor], Tensor]
 Writer = Callable[[Tensor], Written]
 
+_DELTA = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 64,
+    "linear_num_value_heads": 8,
+}
 SIZES = {
     "llama": {"hidden_size": 128, "intermediate_size": 256},
     "qwen3": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32},
     "qwen3_moe": {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 4},
     "mixtral": {"hidden_size": 128, "intermediate_size": 128},
+    "qwen3_5": _DELTA,
+    "qwen3_next": {**_DELTA, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 4},
 }
-MATRICES = re.compile(r"layers\.\d+\..*(_proj|\.w[123])\.weight$")
+MATRICES = re.compile(r"layers\.\d+\..*(_proj|in_proj_[a-z]+|\.w[123])\.weight$")
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,12 @@ def test_a_case_is_the_same_again() -> None:
         ("GraniteMoeForCausalLM", "num_local_experts", 4096),
         ("DeepseekForCausalLM", "n_shared_experts", 4096),
         ("Glm4MoeForCausalLM", "n_routed_experts", 2**24),
+        ("Qwen3_5ForCausalLM", "linear_num_value_heads", 2**20),
+        ("Qwen3_5ForCausalLM", "linear_key_head_dim", 2**24),
+        ("JambaForCausalLM", "mamba_d_state", 2**24),
+        ("FalconH1ForCausalLM", "mamba_d_ssm", 2**24),
+        ("Zamba2ForCausalLM", "mamba_d_state", 2**24),
+        ("Lfm2ForCausalLM", "conv_L_cache", 1024),
     ],
 )
 def test_a_lie_about_a_size_costs_nothing(tmp_path: Path, architecture: str, name: str, value: int) -> None:

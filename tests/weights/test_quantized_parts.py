@@ -55,6 +55,40 @@ def test_experts_keep_the_form_of_their_files(family: str, name: str, tmp_path: 
         torch.testing.assert_close(dense_logits(decoder, IDS), oracle(IDS).logits, rtol=1e-3, atol=1e-3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen3_next", "fp8 blocks"),
+        ("qwen3_next", "gptq"),
+        ("qwen3_5", "gptq order"),
+        ("qwen3_5", "fp8 static"),
+        ("qwen3_5", "ct w4 zeros"),
+    ],
+)
+def test_projections_that_lie_head_by_head_keep_the_form_of_their_files(family: str, name: str, tmp_path: Path) -> None:
+    """Queries with their gates, and the projections of gated delta rules: every key head has its rows of each. What is
+    narrower than a block of FP8 stays as it is."""
+    small = ["in_proj_ba", "in_proj_a", "in_proj_b"] if name == "fp8 blocks" else []
+    config = {**SCHEMES[name].config, **({"modules_to_not_convert": ["lm_head", *small]} if small else {})}
+    scheme = replace(SCHEMES[name], config=config, plain=(*SCHEMES[name].plain, *small))
+    folder, oracle = quantize(family, scheme, tmp_path / "model")
+    plain, decoder = load(tmp_path / "model-plain"), kept(folder)
+    for parameter, tensor in load(folder).named_parameters():
+        torch.testing.assert_close(tensor, plain.get_parameter(parameter), rtol=1e-6, atol=0)
+    assert assert_same_numbers(decoder, plain) == {"qwen3_5": 12, "qwen3_next": 16}[family]
+    decoder.prepare()
+    if scheme.rounds is None:
+        torch.testing.assert_close(dense_logits(decoder, IDS), oracle(IDS).logits, rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_blocks_that_heads_do_not_fill_are_refused(tmp_path: Path) -> None:
+    folder, _ = quantize("qwen3_next", SCHEMES["fp8 blocks"], tmp_path / "model", linear_value_head_dim=32)
+    with pytest.raises(ModelLoadError, match=r"linear_attn\..* has its rows in another order .* FP8 cross"):
+        kept(folder)
+
+
 @pytest.fixture
 def gpt_oss(tiny_model: Callable[[str], Path], tmp_path: Path) -> tuple[Path, Path]:
     """A gpt-oss as it is shipped, and with the numbers that transformers makes of it."""

@@ -12,7 +12,7 @@ from ridgeline.kernels.activation import torch_ops
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 
-KINDS = ("silu", "gelu", "gelu_tanh")
+KINDS = ("silu", "gelu", "gelu_tanh", "relu2")
 GATED_KINDS = (*KINDS, "swiglu_clamped")
 
 
@@ -23,6 +23,9 @@ def activate(x, KIND: tl.constexpr):
         y = x * tl.sigmoid(x)
     elif KIND == "gelu":
         y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "relu2":
+        y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        y = y * y
     else:
         tl.static_assert(KIND == "gelu_tanh")
         # (1 + tanh(u)) / 2 = sigmoid(2u), here with u = sqrt(2 / pi) * (x + 0.044715 x^3)

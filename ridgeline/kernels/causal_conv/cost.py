@@ -5,10 +5,11 @@ from __future__ import annotations
 from ridgeline.core.cost import Cost
 
 
-def causal_conv_cost(tokens: int, rows: int, channels: int, width: int, *, itemsize: float) -> Cost:
-    """Count inputs as read, outputs as written, each row's tail as read and written, and the weights as read once.
+def causal_conv_cost(tokens: int, rows: int, channels: int, width: int, *, itemsize: float, bias: bool = False) -> Cost:
+    """Count inputs as read, outputs as written, each row's tail as read and written, and the weights, and the biases if there
+    are any, as read once.
 
     tokens: those of all rows together.
     """
-    moved = 2 * tokens + 2 * rows * (width - 1) + width
+    moved = 2 * tokens + 2 * rows * (width - 1) + width + bias
     return Cost(itemsize * channels * moved, float(tokens * channels * (2 * width + 4)))

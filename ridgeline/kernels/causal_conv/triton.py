@@ -9,7 +9,7 @@ Legend: that of op.py.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -140,7 +140,7 @@ def _aot(single: bool) -> AotKernel:
     types |= {} if single else dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     types |= {"x_token": "i32:16", "tails_block": "i32:16"}
     cut = choose(8192, single)
-    constants = {"X": 8192, "W": 4, "BLOCK": cut.block, "TOKENS": 1 if single else CHUNK, "TAIL": 4}
+    constants: dict[str, Any] = {"X": 8192, "W": 4, "BLOCK": cut.block, "TOKENS": 1 if single else CHUNK, "TAIL": 4}
     absent = ("bias_ptr", *(("first_ptr", "length_ptr", "row_ptr") if single else ()))
     constants |= {"BIAS": False, "SILU": True} | dict.fromkeys(absent)
     return AotKernel(_causal_conv, types, constants, num_warps=cut.warps, hot=True, archs=ONE_OF_EACH)

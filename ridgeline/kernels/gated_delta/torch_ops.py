@@ -25,7 +25,7 @@ CHUNK = 64
 
 
 class _Tokens(NamedTuple):
-    """What the rule needs of each token, in float32. g_TG: the logarithm of the decay."""
+    """The numbers that the rule needs of each token, in float32. g_TG: the logarithm of the decay."""
 
     q_THK: Tensor
     k_THK: Tensor

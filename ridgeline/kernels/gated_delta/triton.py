@@ -13,7 +13,7 @@ from ridgeline.kernels.gated_delta import triton_chunks, triton_step
 from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.gated_delta.triton_chunks import _gated_delta_chunks
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK, PART, _gated_delta_prepare
-from ridgeline.kernels.launch import launch_options, num_multiprocessors
+from ridgeline.kernels.launch import launch_options, num_multiprocessors, shared_memory
 from ridgeline.kernels.turns import Turns
 
 SHORT = 1  # rows of so many tokens go token by token, whatever else is in the step
@@ -79,24 +79,26 @@ def _in_chunks(
     (heads, keys), (value_heads, values), device = k_THK.shape[1:], v_TGV.shape[1:], k_THK.device
     if q_THK.stride(0) != k_THK.stride(0):
         q_THK, k_THK = q_THK.contiguous(), k_THK.contiguous()
-    chunks = turns.chunks(CHUNK)
-    number, squares = len(chunks.first_C), (len(chunks.first_C), value_heads, CHUNK, CHUNK)
-    solve_CGLL, within_CGLL = (torch.empty(squares, dtype=k_THK.dtype, device=device) for _ in range(2))
-    factors_CG4L = torch.empty((number, value_heads, 4, CHUNK), dtype=torch.float32, device=device)
+    tokens, chunks = turns.num_tokens, turns.chunks(CHUNK)
+    solve_GTL, within_GTL = (
+        torch.empty((value_heads, tokens, CHUNK), dtype=k_THK.dtype, device=device) for _ in range(2)
+    )
+    factors_GFT = torch.empty((value_heads, 4, tokens), dtype=torch.float32, device=device)
     options = launch_options(device)
-    _gated_delta_prepare[(number, heads)](
-        q_THK, k_THK, a_TG, b_TG, log_rate_G, dt_bias_G, solve_CGLL, within_CGLL, factors_CG4L,
+    _gated_delta_prepare[(len(chunks.first_C), heads)](
+        q_THK, k_THK, a_TG, b_TG, log_rate_G, dt_bias_G, solve_GTL, within_GTL, factors_GFT,
         turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
-        q_THK.stride(0), k_THK.stride(0), a_TG.stride(0), b_TG.stride(0), scale, NORM_EPS,
+        q_THK.stride(0), k_THK.stride(0), a_TG.stride(0), b_TG.stride(0), tokens, scale, NORM_EPS,
         H=heads, G=value_heads, K=keys, BK=triton.next_power_of_2(keys), L=CHUNK, PART=PART, SHORT=SHORT,
         num_warps=8, **options,
     )  # fmt: skip
-    cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, num_multiprocessors(device))
+    multiprocessors, shared = num_multiprocessors(device), shared_memory(device)
+    cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, multiprocessors, shared)
     _gated_delta_chunks[(triton.cdiv(values, cut.columns), value_heads, turns.num_rows)](
-        q_THK, k_THK, v_TGV, solve_CGLL, within_CGLL, factors_CG4L, states_NGKV, o_TGV,
+        q_THK, k_THK, v_TGV, solve_GTL, within_GTL, factors_GFT, states_NGKV, o_TGV,
         turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8),
-        turns.marks_R, turns.marked_R, chunks.of_R1,
-        k_THK.stride(0), v_TGV.stride(0), states_NGKV.stride(0),
+        turns.marks_R, turns.marked_R,
+        k_THK.stride(0), v_TGV.stride(0), states_NGKV.stride(0), tokens,
         H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=cut.columns,
         L=CHUNK, SHORT=SHORT, STAGES=cut.stages, num_warps=cut.warps, **options,
     )  # fmt: skip

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK
 from ridgeline.kernels.gated_delta.triton_step import aot_types
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gated_delta_chunks(
     q_ptr, k_ptr, v_ptr, solve_ptr, within_ptr, factors_ptr, states_ptr, o_ptr,
-    start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr, of_ptr,
-    k_token, v_token, states_block,
+    start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr,
+    k_token, v_token, states_block, num_tokens,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     L: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -48,23 +48,25 @@ def _gated_delta_chunks(
     o_cell = i[:, None] * (G * V) + head * V + value[None, :]
     in_v = (value < V)[None, :]
     mark = tl.load(marks_ptr + row)
-    chunk = tl.load(of_ptr + row)
+    solve_ptr += head.to(tl.int64) * num_tokens * L
+    within_ptr += head.to(tl.int64) * num_tokens * L
+    factors_ptr += head.to(tl.int64) * 4 * num_tokens
+    square = i[:, None] * L + i[None, :]
     for piece in range(2):  # up to the mark, and behind it
         first = start if piece == 0 else start + mark
         behind = start + mark if piece == 0 else end
         for begin in tl.range(first, behind, L, num_stages=STAGES):
             live = begin + i < behind
-            at = (chunk.to(tl.int64) * G + head) * L
             mask = live[:, None] & (key < K)[None, :]
             k = tl.load(k_ptr + tl.cast(begin, tl.int64) * k_token + k_cell, mask=mask, other=0)
             q = tl.load(q_ptr + tl.cast(begin, tl.int64) * k_token + k_cell, mask=mask, other=0)
             v = tl.load(v_ptr + tl.cast(begin, tl.int64) * v_token + v_cell, mask=live[:, None] & in_v, other=0)
-            solve = tl.load(solve_ptr + at * L + i[:, None] * L + i[None, :])
-            within = tl.load(within_ptr + at * L + i[:, None] * L + i[None, :])
-            of_x = tl.load(factors_ptr + at * 4 + i)
-            of_o = tl.load(factors_ptr + at * 4 + L + i)
-            of_state = tl.load(factors_ptr + at * 4 + 2 * L + i)
-            decay = tl.load(factors_ptr + at * 4 + 3 * L)
+            solve = tl.load(solve_ptr + tl.cast(begin, tl.int64) * L + square, mask=live[:, None], other=0)
+            within = tl.load(within_ptr + tl.cast(begin, tl.int64) * L + square, mask=live[:, None], other=0)
+            of_x = tl.load(factors_ptr + begin + i, mask=live, other=0)
+            of_o = tl.load(factors_ptr + num_tokens + begin + i, mask=live, other=0)
+            of_state = tl.load(factors_ptr + 2 * num_tokens + begin + i, mask=live, other=0)
+            decay = tl.load(factors_ptr + 3 * num_tokens + begin)
             left = state.to(k.dtype)
             told = tl.dot(left, tl.trans(k), input_precision="ieee")
             told = (told * -of_x[None, :]).to(k.dtype)
@@ -75,7 +77,6 @@ def _gated_delta_chunks(
             state = tl.dot((u * of_state[None, :]).to(k.dtype), k, state * decay, input_precision="ieee")
             o_at = o_ptr + tl.cast(begin, tl.int64) * (G * V) + o_cell
             tl.store(o_at, tl.trans(o).to(o_ptr.dtype.element_ty), mask=live[:, None] & in_v)
-            chunk += 1
         block = tl.load(marked_ptr + row) if piece == 0 else tl.load(writes_ptr + row)
         if (piece == 1) | (mark > 0):
             tl.store(states_ptr + block * states_block + cell, tl.trans(state), mask=inside)
@@ -89,20 +90,24 @@ class Cut(NamedTuple):
     stages: int
 
 
-def choose(rows: int, value_heads: int, values: int, multiprocessors: int) -> Cut:
-    """Return the cut. With 64 columns a warpgroup has one tile of a Hopper GPU's products; where rows are many, two
-    warpgroups share what they read."""
-    if rows * value_heads * -(-values // 64) <= 2 * multiprocessors or values <= 64:
-        return Cut(min(64, max(16, triton.next_power_of_2(values))), 4, 3)
-    return Cut(128, 8, 3)
+def choose(rows: int, value_heads: int, values: int, multiprocessors: int, shared: int) -> Cut:
+    """Return the cut for a GPU with so many bytes of shared memory for a program. With 64 columns a warpgroup has one
+    tile of a Hopper GPU's products; where rows are many, two warpgroups share what they read."""
+    stages = 3 if shared > 200_000 else 2 if shared > 140_000 else 1  # a stage of a cut has 56 or 64 KiB
+    if rows * value_heads * -(-values // 64) <= 2 * multiprocessors or values <= 64 or stages == 1:
+        return Cut(min(64, max(16, triton.next_power_of_2(values))), 4, stages)
+    return Cut(128, 8, stages)
 
 
-def _aot(columns: int, warps: int, dtype: str = "*bf16") -> AotKernel:
+def _aot(rows: int, shared: int, arch: str, dtype: str = "*bf16") -> AotKernel:
+    """Registers spill where a row begins and ends; in the loop over chunks a handful are loaded again."""
     absent = ("q_token", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "a_token", "b_token", "scale", "norm_eps")
     types = {name: kind for name, kind in aot_types(dtype).items() if name not in absent}
-    types |= dict.fromkeys(("solve_ptr", "within_ptr"), dtype) | {"factors_ptr": "*fp32", "of_ptr": "*i32"}
-    constants = {"H": 16, "G": 32, "K": 128, "V": 128, "BK": 128, "BV": columns, "L": CHUNK, "SHORT": 1, "STAGES": 3}
-    return AotKernel(_gated_delta_chunks, types, constants, num_warps=warps, tensor_cores="MMA", archs=ONE_OF_EACH)
+    types |= dict.fromkeys(("solve_ptr", "within_ptr"), dtype) | {"factors_ptr": "*fp32", "num_tokens": "i32"}
+    cut = choose(rows, 32, 128, 132, shared)
+    constants = {"H": 16, "G": 32, "K": 128, "V": 128, "BK": 128, "BV": cut.columns, "L": CHUNK, "SHORT": 1}
+    constants["STAGES"] = cut.stages
+    return AotKernel(_gated_delta_chunks, types, constants, num_warps=cut.warps, tensor_cores="MMA", archs=(arch,))
 
 
-AOT = (_aot(64, 4), _aot(128, 8))
+AOT = (_aot(1, 232_448, "sm_90"), _aot(16, 232_448, "sm_90"), _aot(1, 65_536, "gfx942"))

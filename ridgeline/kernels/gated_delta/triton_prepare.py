@@ -1,4 +1,4 @@
-"""What can be computed of a chunk without the state before it: the first of two kernels for long rows.
+"""The first of two kernels for long rows: it computes of a chunk what needs no state.
 
 With the decays' running sum c_i, unit keys k_i, and x_i = v_i - exp(c_i) · Sᵀ k_i (S: the state before the chunk), the
 changes u that a chunk's tokens make are those of a triangular system:
@@ -13,8 +13,8 @@ P = (I + L)⁻¹ β and A_ij = exp(c_i - c_j) q_i · k_j for j <= i, which come 
 their entries are at most one in size (A's: the scale), because each token's change of a state shortens it.
 
 Legend: that of op.py, and
-    C  chunks
     L  tokens of a chunk
+    F  factors of a token
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ CHUNK = 64
 PART = 16  # tokens of the blocks on the diagonal that are inverted row by row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _gated_delta_prepare(
     q_ptr, k_ptr, a_ptr, b_ptr, log_rate_ptr, dt_bias_ptr, solve_ptr, within_ptr, factors_ptr,
     start_ptr, first_ptr, length_ptr, row_ptr,
-    q_token, k_token, a_token, b_token, scale, norm_eps,
+    q_token, k_token, a_token, b_token, num_tokens, scale, norm_eps,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, L: tl.constexpr, PART: tl.constexpr,
     SHORT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Prepare a chunk for all value heads of a key head. Rows of at most SHORT tokens are left out.
 
-    solve_ptr, within_ptr: P and A, [C, G, L, L]. factors_ptr: float32 [C, G, 4, L]: what the products with raw keys and
-    queries are multiplied by in x, in o and in the new state; and the chunk's decay.
+    solve_ptr, within_ptr: P and A, [G, T, L]: a chunk's tokens lie behind one another.
+    factors_ptr: float32 [G, F, T]: what the products with raw keys and queries are multiplied by in x, in o and in the
+        new state; and the chunk's decay.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -53,11 +54,13 @@ def _gated_delta_prepare(
     if tl.load(start_ptr + row + 1) - tl.load(start_ptr + row) <= SHORT:
         return
     i, key = tl.arange(0, L), tl.arange(0, BK)
-    token = (tl.load(first_ptr + chunk) + i).to(tl.int64)
+    first = tl.load(first_ptr + chunk).to(tl.int64)
+    token = first + i
     live = i < length
     mask = live[:, None] & (key < K)[None, :]
-    k = tl.load(k_ptr + (token * k_token + key_head * K)[:, None] + key[None, :], mask=mask, other=0)
-    q = tl.load(q_ptr + (token * q_token + key_head * K)[:, None] + key[None, :], mask=mask, other=0)
+    q_ptr, k_ptr = q_ptr + first * q_token + key_head * K, k_ptr + first * k_token + key_head * K
+    k = tl.load(k_ptr + i[:, None] * k_token + key[None, :], mask=mask, other=0)
+    q = tl.load(q_ptr + i[:, None] * q_token + key[None, :], mask=mask, other=0)
     wide_k, wide_q = k.to(tl.float32), q.to(tl.float32)
     of_k = tl.rsqrt(tl.sum(wide_k * wide_k, 1) + norm_eps)
     of_q = tl.rsqrt(tl.sum(wide_q * wide_q, 1) + norm_eps) * scale
@@ -76,14 +79,15 @@ def _gated_delta_prepare(
         system = tl.where(before, keys_keys * fade * beta[:, None], 0)
         solve = _inverse(system, i, L, PART, k.dtype) * beta[None, :]
         within = tl.where(upto, queries_keys * fade, 0)
-        at = (chunk.to(tl.int64) * G + head) * L
-        square = at * L + i[:, None] * L + i[None, :]
-        tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
-        tl.store(within_ptr + square, within.to(within_ptr.dtype.element_ty))
-        tl.store(factors_ptr + at * 4 + i, of_k * tl.exp(total))
-        tl.store(factors_ptr + at * 4 + L + i, of_q * tl.exp(total))
-        tl.store(factors_ptr + at * 4 + 2 * L + i, of_k * tl.exp(whole - total))
-        tl.store(factors_ptr + at * 4 + 3 * L + i, tl.exp(whole + tl.zeros((L,), tl.float32)))
+        at = (head.to(tl.int64) * num_tokens + first) * L
+        square = i[:, None] * L + i[None, :]
+        tl.store(solve_ptr + at + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
+        tl.store(within_ptr + at + square, within.to(within_ptr.dtype.element_ty), mask=live[:, None])
+        factor_ptr = factors_ptr + head.to(tl.int64) * 4 * num_tokens + token
+        tl.store(factor_ptr, of_k * tl.exp(total), mask=live)
+        tl.store(factor_ptr + num_tokens, of_q * tl.exp(total), mask=live)
+        tl.store(factor_ptr + 2 * num_tokens, of_k * tl.exp(whole - total), mask=live)
+        tl.store(factor_ptr + 3 * num_tokens, tl.exp(whole + tl.zeros((L,), tl.float32)), mask=live)
 
 
 @triton.jit
@@ -122,7 +126,7 @@ def _aot(dtype: str) -> AotKernel:
         for name, kind in aot_types(dtype).items()
         if name in (*names, "a_token", "b_token", "scale", "norm_eps")
     }
-    types |= dict.fromkeys(("solve_ptr", "within_ptr"), dtype) | {"factors_ptr": "*fp32"}
+    types |= dict.fromkeys(("solve_ptr", "within_ptr"), dtype) | {"factors_ptr": "*fp32", "num_tokens": "i32"}
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
     return AotKernel(

@@ -19,6 +19,7 @@ from torch import Tensor
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.triton_math import softplus
 from ridgeline.kernels.turns import Turns
 
 
@@ -26,7 +27,7 @@ from ridgeline.kernels.turns import Turns
 def log_decay(a, log_rate, dt_bias):
     """Compute `op.log_decay`."""
     x = a.to(tl.float32) + dt_bias.to(tl.float32)
-    return -tl.exp(log_rate.to(tl.float32)) * tl.where(x > 20, x, tl.log(1 + tl.exp(tl.minimum(x, 20))))
+    return -tl.exp(log_rate.to(tl.float32)) * softplus(x)
 
 
 @triton.jit
@@ -161,4 +162,4 @@ def _aot(single: bool, longest: int) -> AotKernel:
     return AotKernel(_gated_delta_step, aot_types(), constants, num_warps=CUT.warps, hot=True, archs=ONE_OF_EACH)
 
 
-AOT = (_aot(True, 0), _aot(False, 1), _aot(False, 0))
+AOT = (_aot(True, 0), _aot(False, 1))

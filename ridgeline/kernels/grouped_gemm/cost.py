@@ -8,6 +8,7 @@ Legend:
 from __future__ import annotations
 
 from ridgeline.core.cost import Cost
+from ridgeline.core.expert_spec import UNGATED
 from ridgeline.kernels.activation.cost import activation_cost
 
 
@@ -33,14 +34,16 @@ def grouped_gate_up_cost(
     bias: bool = False,
 ) -> Cost:
     """Count the two matrices of each reached expert and each token's row as read once, and [P, F] as written once.
+    Experts without a gate have one matrix.
 
     used: how many pairs a token makes. reached: how many experts have tokens.
     """
-    pairs = tokens * used
-    stored = reached * 2 * inner * ((weight_itemsize or itemsize) * width + itemsize * bias)
+    pairs, gated = tokens * used, kind not in UNGATED
+    outputs = (1 + gated) * inner
+    stored = reached * outputs * ((weight_itemsize or itemsize) * width + itemsize * bias)
     moved = itemsize * (tokens * width + pairs * inner) + 4 * pairs  # an int32 tells the token of each pair
-    gate = activation_cost(pairs, inner, kind=kind, itemsize=itemsize, gated=True).flops
-    return Cost(stored + moved, pairs * 2 * inner * (2.0 * width + bias) + gate)
+    gate = activation_cost(pairs, inner, kind=kind, itemsize=itemsize, gated=gated).flops
+    return Cost(stored + moved, pairs * outputs * (2.0 * width + bias) + gate)
 
 
 def grouped_down_cost(

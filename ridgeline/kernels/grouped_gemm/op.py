@@ -13,7 +13,7 @@ Legend:
     K  experts of a token
     P  pairs of a token and one of its experts, T · K, sorted by expert
     F  an expert's inner width
-    G  2 F: the rows of gate, then those of up
+    G  2 F: the rows of gate, then those of up; without a gate F
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ridgeline.core.expert_spec import UNGATED
 from ridgeline.core.weight_format import CodedFormat, Fp8Format, WeightFormat
-from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.activation.op import activation, gated_activation
 from ridgeline.kernels.coded_gemm import op as coded
 from ridgeline.kernels.fp8_gemm.op import to_fp8
 from ridgeline.kernels.grouped_gemm.matrices import Matrices, product, shape_of, stacked
@@ -37,16 +38,20 @@ def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, 
     """Return act(gate(x)) * up(x) of every pair, by each pair's own expert: [P, F] in the dtype of `x_TM`. Rows of
     pairs that nobody computes are undefined.
 
+    gate: the activation. Experts with one that is in UNGATED have no gate: their matrices are [F, M], and the result is
+        act(up(x)).
+
     Activations beside FP8 weights are rounded as the weights' format says. An implementation may leave them as they
     are, or find finer scales than a static one, and may round dequantized weights to the dtype of `x_TM`.
     """
-    pairs = len(routes.token_P)
-    y_PF = torch.zeros(pairs, shape_of(weight_EGM)[1] // 2, dtype=x_TM.dtype, device=x_TM.device)
+    pairs, apply = len(routes.token_P), activation if gate in UNGATED else gated_activation
+    inner = shape_of(weight_EGM)[1] // (1 if gate in UNGATED else 2)
+    y_PF = torch.zeros(pairs, inner, dtype=x_TM.dtype, device=x_TM.device)
     for expert, (first, end) in enumerate(_spans(routes)):
         if first < end:
             bias_G = None if bias_EG is None else bias_EG[expert]
             y_NG = product(x_TM[routes.token_P[first:end].long()], weight_EGM, expert, bias_G)
-            y_PF[first:end] = gated_activation(y_NG, gate).to(x_TM.dtype)
+            y_PF[first:end] = apply(y_NG, gate).to(x_TM.dtype)
     return y_PF
 
 
@@ -112,8 +117,9 @@ class Case:
 
     def gate_up_inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
         """Return random inputs of the first op, with outputs of order one."""
-        x_TM, weight_EGM = self._operands(self.tokens, 2 * self.inner, self.width, dtype, device, seed)
-        bias_EG = self._normal(seed + 1, device, self.experts, 2 * self.inner).to(dtype) if self.bias else None
+        outputs = self.inner if self.gate in UNGATED else 2 * self.inner
+        x_TM, weight_EGM = self._operands(self.tokens, outputs, self.width, dtype, device, seed)
+        bias_EG = self._normal(seed + 1, device, self.experts, outputs).to(dtype) if self.bias else None
         return x_TM, weight_EGM, bias_EG, self.routes(device, seed), self.gate
 
     def down_inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
@@ -149,6 +155,8 @@ CASES = (
     Case(33, 64, 40, experts=8, used=2, skew=3.0),
     Case(64, 128, 64, experts=128, used=8, add=True),
     Case(200, 64, 64, experts=4, used=1, bias=True, skew=1.0),
+    Case(3, 64, 40, experts=8, used=2, gate="relu2", dead=1),
+    Case(70, 96, 64, experts=8, used=3, gate="relu2", bias=True),
 )
 
 _HERE = "ridgeline.kernels.grouped_gemm"

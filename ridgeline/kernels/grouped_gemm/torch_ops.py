@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.activation.torch_ops import gated_activation
+from ridgeline.core.expert_spec import UNGATED
+from ridgeline.kernels.activation.torch_ops import activation, gated_activation
 from ridgeline.kernels.fp8_gemm.op import Fp8, rounded
 from ridgeline.kernels.grouped_gemm.matrices import Matrices, Quantized, dequantized, shape_of
 from ridgeline.kernels.route.op import Routes
@@ -44,7 +45,12 @@ def gate_up(linear: Linear, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes
     so the result may be shorter."""
     computed, spans = _spans(routes)
     x_CM = x_TM.index_select(0, routes.token_P[:computed])
-    return gated_activation(_each(linear, x_CM, bias_EO, spans), gate) if computed else x_CM
+    return activated(_each(linear, x_CM, bias_EO, spans), gate) if computed else x_CM
+
+
+def activated(y_PG: Tensor, gate: str) -> Tensor:
+    """Return act(gate) * up of products with both, or act(up) of experts without a gate: [P, F]."""
+    return activation(y_PG, gate) if gate in UNGATED else gated_activation(y_PG, gate)
 
 
 def down(

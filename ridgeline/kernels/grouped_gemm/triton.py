@@ -21,8 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ridgeline.core.expert_spec import UNGATED
+from ridgeline.kernels.activation.triton import activation
 from ridgeline.kernels.grouped_gemm import matrices, quantized, torch_ops
 from ridgeline.kernels.grouped_gemm.choose import (
+    FIXED,
     FP8_ROWS,
     WIDENED,
     Rows,
@@ -57,6 +60,8 @@ def grouped_gate_up(
     """Compute `op.grouped_gate_up`. plan: another cut than the one that would be chosen, for tests and tuning."""
     if _needs_gradient(x_TM, weight_EGM, bias_EG):
         return torch_ops.grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
+    if gate in UNGATED:
+        return activation(_up(x_TM, weight_EGM, bias_EG, routes, plan), gate)
     (tokens, used), (experts, height, width) = routes.expert_TK.shape, shape_of(weight_EGM)
     x_TM = x_TM if x_TM.stride(1) == 1 else x_TM.contiguous()
     if isinstance(weight_EGM, Tensor):
@@ -75,6 +80,24 @@ def grouped_gate_up(
     if isinstance(how, Rows):
         return quantized.gate_up_rows(how, x_TM, weight_EGM, bias_EG, routes, gate)
     return _quantized_products(how, x_TM, weight_EGM, bias_EG, routes, gate, on_hopper=plan is None)
+
+
+def _up(
+    x_TM: Tensor, weight_EFM: Matrices, bias_EF: Tensor | None, routes: Routes, plan: Rows | Tiles | Widened | None
+) -> Tensor:
+    """Return every pair's product with its own expert's one matrix, by the kernels that multiply a row for each pair:
+    [P, F]."""
+    x_PM = x_TM.index_select(0, routes.token_P)
+    if isinstance(weight_EFM, Tensor):
+        (tokens, used), experts = routes.expert_TK.shape, len(weight_EFM)
+        own = plan or choose_tiles(
+            tokens, experts=experts, used=used, itemsize=x_TM.itemsize, shared=shared_memory(x_TM.device)
+        )
+        assert isinstance(own, Tiles)
+        return _plain_products(own, x_PM, weight_EFM, bias_EF, routes, None, on_hopper=plan is None)
+    how = plan or _quantized_plan(x_PM, weight_EFM, routes, 1)
+    how = FIXED if isinstance(how, Rows) else how
+    return _quantized_products(how, x_PM, weight_EFM, bias_EF, routes, None, on_hopper=plan is None)
 
 
 def grouped_down(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.kernels.op import Op
+from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -102,7 +102,7 @@ class Case:
         x_TX, z_TX = normal(tokens, 2 * channels).to(dtype).split(channels, dim=1)
         b_TS, c_TS = normal(tokens, 2 * width).to(dtype).split(width, dim=1)
         rate_XS = -self.fast * torch.arange(1, width + 1, device=device).float().repeat(channels, 1)
-        states_NXS = normal(turns.num_blocks, channels, width)
+        states_NXS = normal(3 * turns.num_rows + 2, channels, width)
         states_NXS[turns.reads_R[turns.fresh_R]] = torch.nan
         return (
             x_TX, normal(tokens, channels).to(dtype), rate_XS, b_TS, c_TS, normal(channels),
@@ -118,4 +118,12 @@ CASES = (
     Case((150,), channels=24, state_width=8),
 )
 
-SELECTIVE_SCAN = Op("selective_scan", selective_scan)
+SELECTIVE_SCAN = Op(
+    "selective_scan",
+    selective_scan,
+    (
+        Implementation("triton", "ridgeline.kernels.selective_scan.triton:selective_scan", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.selective_scan.batch_invariant:selective_scan", on_gpu),
+        Implementation("torch", "ridgeline.kernels.selective_scan.torch_ops:selective_scan"),
+    ),
+)

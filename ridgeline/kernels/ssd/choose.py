@@ -1,4 +1,4 @@
-"""How the chunked kernels of Mamba-2 are cut.
+"""The cuts of the chunked kernels of Mamba-2.
 
 A row is cut twice. A *segment* is what one program walks through with the state in registers; segments of a row run
 side by side. A *chunk* is what the program multiplies at once.
@@ -26,8 +26,8 @@ class Cut:
     segment: int = LONGEST
 
 
-def choose(heads: int, groups: int, width: int, size: int) -> Cut:
-    """Return the cut for so many heads and groups, head width and state width. Few heads get short segments,
+def choose(heads: int, width: int, size: int) -> Cut:
+    """Return the cut for so many heads, head width and state width. Few heads get short segments,
     or there would be too few programs."""
     segment = SHORTEST
     while segment < min(LONGEST, heads * TOKENS_PER_HEAD):

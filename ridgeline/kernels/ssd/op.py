@@ -112,7 +112,7 @@ class Case:
         x, b, c = normal(tokens, heads * self.head_width + 2 * shared).to(dtype).split(
             (heads * self.head_width, shared, shared), dim=1
         )  # fmt: skip
-        states_NHPS = normal(turns.num_blocks, heads, self.head_width, self.state_width)
+        states_NHPS = normal(3 * turns.num_rows + 2, heads, self.head_width, self.state_width)
         states_NHPS[turns.reads_R[turns.fresh_R]] = torch.nan
         rate_H = -self.fast * torch.linspace(1, 16, heads, device=device)
         return (
@@ -136,5 +136,6 @@ SSD = Op(
     (
         Implementation("triton", "ridgeline.kernels.ssd.triton:ssd", on_gpu),
         Implementation("batch_invariant", "ridgeline.kernels.ssd.batch_invariant:ssd", on_gpu),
+        Implementation("torch", "ridgeline.kernels.ssd.torch_ops:ssd"),
     ),
 )

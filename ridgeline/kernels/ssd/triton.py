@@ -34,7 +34,7 @@ def ssd(
         walk(*given, "each", one)
         return y_THP
     _, heads, width = x_THP.shape
-    many = cut if isinstance(cut, Cut) else choose(heads, *b_TGS.shape[1:2], width, b_TGS.shape[2])
+    many = cut if isinstance(cut, Cut) else choose(heads, width, b_TGS.shape[2])
     walk(*given, "single", one)
     scan(*given, many)
     return y_THP

@@ -34,6 +34,9 @@ from ridgeline.kernels.triton_math import softplus
 from ridgeline.kernels.turns import Turns
 
 LOG2_E = 1.4426950408889634
+# A token that leaves 2**-60 of a state or less leaves nothing. A larger logarithm would only cost the chunk's other
+# decays bits, since they are differences of sums.
+FORGOTTEN = -60.0
 HEADS_AT_ONCE = 32  # of a program of `_decays`: a sector of memory for two of a token's
 
 
@@ -41,7 +44,8 @@ HEADS_AT_ONCE = 32  # of a program of `_decays`: a sector of memory for two of a
 def _decays(
     dt_ptr, rate_ptr, bias_ptr, log_ptr, shift_ptr, weight_ptr, first_ptr, length_ptr, row_ptr, start_ptr,
     dt_token, dt_min, dt_max,
-    H: tl.constexpr, Q: tl.constexpr, BLOCK_H: tl.constexpr, LOG2_E: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, Q: tl.constexpr, BLOCK_H: tl.constexpr, LOG2_E: tl.constexpr, FORGOTTEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Write, for a chunk, [H, Q] each:
 
@@ -72,7 +76,7 @@ def _decays(
     dt = tl.load(places, mask=exists[:, None] & (head < H)[None, :], other=0.0).to(tl.float32)
     step = tl.minimum(tl.maximum(softplus(dt + bias[None, :]), dt_min), dt_max)
     step = tl.where(exists[:, None], step, 0.0)
-    log = step * rate[None, :]
+    log = tl.maximum(step * rate[None, :], FORGOTTEN)
     total = tl.sum(log, 0)
     log = tl.cumsum(log, 0)
     weight = step * tl.exp2(tl.minimum(total[None, :] - log, 0.0))
@@ -112,17 +116,18 @@ def _tile(pointer, offset, rows, columns, width: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _advance(
-    state, x_ptr, b_ptr, log_ptr, shift_ptr, first, length, chunk, head, p, s, x_token, bc_token, share,
+    state, x_ptr, b_ptr, log_ptr, shift_ptr, first, length, chunk, head, p, s, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
     Q: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Return (a state after `length` tokens, the binary logarithm of what is left of it then). The first token begins
     a chunk."""
     i = tl.arange(0, Q)
-    x_ptr += head * P + first.to(tl.int64) * x_token
-    b_ptr += head // share * S + first.to(tl.int64) * bc_token
-    x_offset = i[:, None] * x_token + p[None, :]
-    b_offset = i[:, None] * bc_token + s[None, :]
+    x_ptr += head * P + first.to(tl.int64) * X_TOKEN
+    b_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
+    x_offset = i[:, None] * X_TOKEN + p[None, :]
+    b_offset = i[:, None] * BC_TOKEN + s[None, :]
     scale = (chunk.to(tl.int64) * H + head) * Q
     left = 0.0
     for ahead in tl.range(0, length, Q, num_stages=STAGES):
@@ -134,8 +139,8 @@ def _advance(
         weighted = (x * weight[:, None]).to(x.dtype)
         state = tl.dot(tl.trans(weighted), b, acc=state * tl.exp2(total), input_precision=DOT)
         left += total
-        x_ptr += Q * x_token
-        b_ptr += Q * bc_token
+        x_ptr += Q * X_TOKEN
+        b_ptr += Q * BC_TOKEN
         scale += H * Q
     return state, left
 
@@ -143,7 +148,8 @@ def _advance(
 @triton.jit
 def _segments(
     x_ptr, b_ptr, log_ptr, shift_ptr, sums_ptr, left_ptr,
-    first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, x_token, bc_token, share,
+    first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
     Q: tl.constexpr, SEGMENT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +167,7 @@ def _segments(
     s = tl.arange(0, BLOCK_S)
     state, left = _advance(
         tl.zeros((BLOCK_P, BLOCK_S), tl.float32), x_ptr, b_ptr, log_ptr, shift_ptr, first, length,
-        tl.load(chunk_ptr + row) + (first - begin) // Q, head, p, s, x_token, bc_token, share,
+        tl.load(chunk_ptr + row) + (first - begin) // Q, head, p, s, share, X_TOKEN, BC_TOKEN,
         H, P, S, BLOCK_P, BLOCK_S, Q, STAGES, DOT,
     )  # fmt: skip
     slot = (first // SEGMENT).to(tl.int64)
@@ -233,7 +239,8 @@ def _before(
 @triton.jit
 def _marks(
     x_ptr, b_ptr, log_ptr, shift_ptr, sums_ptr, states_ptr,
-    start_ptr, chunk_ptr, reads_ptr, fresh_ptr, marks_ptr, marked_ptr, x_token, bc_token, block_size, share,
+    start_ptr, chunk_ptr, reads_ptr, fresh_ptr, marks_ptr, marked_ptr, block_size, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
     Q: tl.constexpr, SEGMENT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +263,7 @@ def _marks(
     )
     state, _ = _advance(
         state, x_ptr, b_ptr, log_ptr, shift_ptr, begin + ahead, mark - ahead, tl.load(chunk_ptr + row) + ahead // Q,
-        head, p, s, x_token, bc_token, share, H, P, S, BLOCK_P, BLOCK_S, Q, STAGES, DOT,
+        head, p, s, share, X_TOKEN, BC_TOKEN, H, P, S, BLOCK_P, BLOCK_S, Q, STAGES, DOT,
     )  # fmt: skip
     place = tl.load(marked_ptr + row) * block_size + head * P * S + p[:, None] * S + s[None, :]
     tl.store(states_ptr + place, state, mask=(p < P)[:, None] & (s < S)[None, :])
@@ -266,7 +273,8 @@ def _marks(
 def _scan(
     x_ptr, b_ptr, c_ptr, skip_ptr, log_ptr, shift_ptr, weight_ptr, sums_ptr, y_ptr, states_ptr,
     first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, reads_ptr, writes_ptr, fresh_ptr,
-    x_token, bc_token, block_size, share,
+    block_size, share,
+    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
     Q: tl.constexpr, SEGMENT: tl.constexpr, HEADS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
     PDL: tl.constexpr,
@@ -292,17 +300,17 @@ def _scan(
             states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head + 1, p, s, H, P, S, SEGMENT
         )
         skip2 = tl.load(skip_ptr + head + 1).to(tl.float32)
-    x_ptr += head * P + first.to(tl.int64) * x_token
+    x_ptr += head * P + first.to(tl.int64) * X_TOKEN
     y_ptr += head * P + first.to(tl.int64) * (H * P)
-    b_ptr += head // share * S + first.to(tl.int64) * bc_token
-    c_ptr += head // share * S + first.to(tl.int64) * bc_token
+    b_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
+    c_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
     scale = ((tl.load(chunk_ptr + row) + (first - begin) // Q).to(tl.int64) * H + head) * Q
     log_ptr += scale
     shift_ptr += scale
     weight_ptr += scale
-    x_offset = i[:, None] * x_token + p[None, :]
+    x_offset = i[:, None] * X_TOKEN + p[None, :]
     y_offset = i[:, None] * (H * P) + p[None, :]
-    bc_offset = i[:, None] * bc_token + s[None, :]
+    bc_offset = i[:, None] * BC_TOKEN + s[None, :]
     total = tl.load(log_ptr + Q - 1)
     if HEADS == 2:
         total2 = tl.load(log_ptr + 2 * Q - 1)
@@ -329,10 +337,10 @@ def _scan(
             y2 = y2.to(y_ptr.dtype.element_ty)
             tl.store(y_ptr + P + y_offset, y2, mask=(i < rows)[:, None] & (p < P)[None, :])
             total2 = next_total2
-        x_ptr += Q * x_token
+        x_ptr += Q * X_TOKEN
         y_ptr += Q * H * P
-        b_ptr += Q * bc_token
-        c_ptr += Q * bc_token
+        b_ptr += Q * BC_TOKEN
+        c_ptr += Q * BC_TOKEN
         log_ptr += H * Q
         shift_ptr += H * Q
         weight_ptr += H * Q
@@ -373,17 +381,18 @@ def scan(
     _decays[(len(chunks.first_C), triton.cdiv(heads, HEADS_AT_ONCE))](
         dt_TH, rate_H, dt_bias_H, log, shift, weight, chunks.first_C, chunks.length_C, chunks.row_C, turns.start_R1,
         dt_TH.stride(0), dt_min, dt_max,
-        H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, num_warps=4, **options,
+        H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, FORGOTTEN=FORGOTTEN, num_warps=4, **options,
     )  # fmt: skip
     sums_LHPS = torch.empty((full, heads, width, size), dtype=torch.float32, device=device)
     shape = shape_constants(heads, width, size, x_THP.dtype, cut)
+    shape |= {"X_TOKEN": x_THP.stride(0), "BC_TOKEN": b_TGS.stride(0)}
     parts = triton.cdiv(width, shape["BLOCK_P"])
     segment = (segments.first_C, segments.length_C, segments.row_C, turns.start_R1, chunks.of_R1)
     if full:
         left_LH = torch.empty((full, heads), dtype=torch.float32, device=device)
         _segments[(heads * parts, many)](
             x_THP, b_TGS, log, shift, sums_LHPS, left_LH, *segment,
-            x_THP.stride(0), b_TGS.stride(0), share, **shape, num_warps=cut.warps, **options,
+            share, **shape, num_warps=cut.warps, **options,
         )  # fmt: skip
         block = min(1024, triton.next_power_of_2(width * size))
         _pass[(heads * triton.cdiv(width * size, block), turns.num_rows)](
@@ -392,14 +401,14 @@ def scan(
         )  # fmt: skip
     _marks[(heads * parts, turns.num_rows)](
         x_THP, b_TGS, log, shift, sums_LHPS, states_NHPS, turns.start_R1, chunks.of_R1, turns.reads_R, fresh_R,
-        turns.marks_R, turns.marked_R, x_THP.stride(0), b_TGS.stride(0), states_NHPS.stride(0), share,
+        turns.marks_R, turns.marked_R, states_NHPS.stride(0), share,
         **shape, num_warps=cut.warps, **options,
     )  # fmt: skip
     together = cut.heads if share % cut.heads == 0 else 1
     _scan[(heads // together * parts, many)](
         x_THP, b_TGS, c_TGS, skip_H, log, shift, weight, sums_LHPS, y_THP, states_NHPS, *segment,
         turns.reads_R, turns.writes_R, fresh_R,
-        x_THP.stride(0), b_TGS.stride(0), states_NHPS.stride(0), share,
+        states_NHPS.stride(0), share,
         **shape, HEADS=together, num_warps=cut.warps, **options,
     )  # fmt: skip
 
@@ -423,7 +432,15 @@ def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKer
     types |= dict.fromkeys(chunk_parts, "*i32") | dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
     types |= {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
     constants = shape_constants(128, 64, 128, torch.bfloat16, cut)
-    constants |= {"BLOCK_H": HEADS_AT_ONCE, "LOG2_E": LOG2_E, "HEADS": cut.heads, "SIZE": 64 * 128, "BLOCK": 1024}
+    constants |= {"X_TOKEN": 8448, "BC_TOKEN": 8448}
+    constants |= {
+        "BLOCK_H": HEADS_AT_ONCE,
+        "LOG2_E": LOG2_E,
+        "FORGOTTEN": FORGOTTEN,
+        "HEADS": cut.heads,
+        "SIZE": 64 * 128,
+        "BLOCK": 1024,
+    }
     names = [name for name in kernel.arg_names if name != "PDL"]
     return AotKernel(
         kernel,
@@ -438,7 +455,7 @@ AOT = (
     _aot(_segments, Cut()),
     _aot(_marks, Cut()),
     _aot(_pass, Cut(), dot=False),
-    _aot(_scan, Cut()),
+    _aot(_scan, Cut(), hot=False),  # ptxas spills a few of what a loop keeps, and reads them once a chunk
     _aot(_scan, Cut(warps=8), hot=False),
     _aot(_scan, Cut(heads=2, warps=8), hot=False),
     _aot(_scan, Cut(heads=2, warps=4), hot=False),

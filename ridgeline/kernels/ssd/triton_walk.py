@@ -57,11 +57,8 @@ def _walk(
     else:
         first = tl.load(start_ptr + row)
         length = tl.load(start_ptr + row + 1) - first
-        if length <= 0:
+        if length <= 0 or (ROWS == "single" and length > 1):
             return
-        if ROWS == "single":
-            if length > 1:
-                return
     mark = tl.load(marks_ptr + row)
     place = head * P * S + p[:, None] * S + s[None, :]
     inside = (p < P)[:, None] & (s < S)[None, :]

@@ -215,4 +215,5 @@ def coded(held: Held) -> CodedFormat:
 
 def little_endian_bytes(words: Tensor) -> Tensor:
     """Return int32 words as bytes, the low one first: [..., 4 · words]."""
-    return words.contiguous().view(torch.uint8)
+    # Flat, since a last dimension of one word need not count as contiguous
+    return words.reshape(-1).view(torch.uint8).view(*words.shape[:-1], 4 * words.shape[-1])
