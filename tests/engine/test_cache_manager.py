@@ -44,8 +44,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def findable(self) -> dict[tuple[int, Prefix], int]:
         """(group, prefix) → block, as far as the pool still keeps it for the index."""
-        pool = self.manager.pool
-        return {(g, self.content[g, b]): b for g, b, _ in self.manager.index.published() if pool.is_cached(g, b)}
+        pool, published = self.manager.pool, self.manager.index.published()
+        named = ((g, b) for g, b, node_hash in published if not node_hash.startswith(b"parted"))
+        return {(g, self.content[g, b]): b for g, b in named if pool.is_cached(g, b)}
 
     def longest_hit(self, salt: str, tokens: list[int]) -> int:
         found = self.findable()
