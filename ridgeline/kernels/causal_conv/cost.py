@@ -6,8 +6,8 @@ from ridgeline.core.cost import Cost
 
 
 def causal_conv_cost(tokens: int, rows: int, channels: int, width: int, *, itemsize: float, bias: bool = False) -> Cost:
-    """Count inputs as read, outputs as written, each row's tail as read and written, and the weights, and the biases if there
-    are any, as read once.
+    """Count inputs as read, outputs as written, each row's tail as read and written, and the weights and biases as read
+    once.
 
     tokens: those of all rows together.
     """

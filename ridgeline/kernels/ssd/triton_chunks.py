@@ -93,15 +93,10 @@ def _segment(first_ptr, length_ptr, row_ptr, start_ptr, index):
     the row has only one, which another kernel runs."""
     length = tl.load(length_ptr + index)
     first = tl.load(first_ptr + index)
-    row = 0
-    begin = 0
-    end = 0
-    if length > 0:
-        row = tl.load(row_ptr + index)
-        begin = tl.load(start_ptr + row)
-        end = tl.load(start_ptr + row + 1)
-        if end - begin == 1:
-            length = 0
+    row = tl.load(row_ptr + index)  # behind the last segment there is no such row
+    begin = tl.load(start_ptr + row)
+    end = tl.load(start_ptr + row + 1, mask=length > 0, other=0)
+    length = tl.where(end - begin == 1, 0, length)
     return first, length, row, begin, end
 
 
@@ -228,10 +223,10 @@ def _before(
     """Return the state of a head before a segment."""
     if first == begin:
         source = states_ptr + tl.load(reads_ptr + row) * block_size
-        held = S * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # nothing of a fresh row's state is read
     else:
         source = sums_ptr + (first // SEGMENT - 1).to(tl.int64) * H * P * S
-        held = S
+    fresh = (first == begin).to(tl.int32) * tl.load(fresh_ptr + row).to(tl.int32)
+    held = S * (1 - fresh)  # nothing of a fresh row's state is read
     place = head * P * S + p[:, None] * S + s[None, :]
     return tl.load(source + place, mask=(p < P)[:, None] & (s < held)[None, :], other=0.0)
 
