@@ -475,6 +475,21 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "use_mamba_kernels": False,
         },
     ),
+    "rwkv": (
+        "Rwkv",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "attention_hidden_size": 96,
+            "intermediate_size": 112,
+            "num_hidden_layers": 3,
+            "context_length": 256,
+            "rescale_every": 2,
+            "use_cache": False,  # whose shapes transformers takes from the model width
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -504,7 +519,7 @@ FAMILIES = tuple(CONFIGS)
 RECURRENT = (
     *("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
     *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),
-    *("nemotron_h", "nemotron_h_moe"),
+    *("nemotron_h", "nemotron_h_moe", "rwkv"),
 )
 DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
 
@@ -527,7 +542,11 @@ def build(family: str, **changes: Any) -> Oracle:
         if family in ZERO_CENTRED:
             mean = float(name.endswith("linear_attn.norm.weight"))  # the only norm without an offset
         mean = -2.0 if name.endswith("A_log") else mean  # states that remember for some twenty tokens
-        std = SPREAD.get(family, 0.3) if parameter.ndim >= 2 and ("layers." in name or "h." in name) else 0.2
+        std = (
+            SPREAD.get(family, 0.3)
+            if parameter.ndim >= 2 and ("layers." in name or "h." in name or "blocks." in name)
+            else 0.2
+        )
         if name.endswith(("embed_tokens.weight", "word_embeddings_layernorm.weight")):
             mean, std = mean * EMBEDDED.get(family, 1), std * EMBEDDED.get(family, 1)
         with torch.no_grad():

@@ -28,8 +28,11 @@ def train() -> None:
 def pretrain(
     out: Annotated[Path, typer.Option(help="Folder for the finished models, their logs and report.json.")],
     recipe: Annotated[
-        Literal["embedded", "mixture"],
-        typer.Option(help="embedded: the embedded model and its draft. mixture: three mixtures of experts."),
+        Literal["embedded", "mixture", "gla", "retnet"],
+        typer.Option(
+            help="embedded: the embedded model and its draft. mixture: three mixtures of experts. gla, retnet: a model "
+            "of linear attention, gated or with retention, and attention to compare with."
+        ),
     ] = "embedded",
     work: Annotated[
         Path | None, typer.Option(help="Folder for tokens and checkpoints; a run goes on from what lies there.")
@@ -68,7 +71,8 @@ def pretrain(
         "group": group if quantize else "",
     }
     named = "".join(f" --{flag} {value}" for flag, value in flags.items() if value)
-    chosen = modules["embedded"].EMBEDDED if recipe == "embedded" else modules["mixture"].MIXTURE
+    of_module = {"embedded": "embedded", "mixture": "mixture", "gla": "linear", "retnet": "linear"}
+    chosen = getattr(modules[of_module[recipe]], recipe.upper())
     if start:
         chosen = modules["recipe"].continued(chosen, resolve_model(start), lr)
     if quantize:
@@ -98,7 +102,7 @@ def _recipes() -> dict[str, ModuleType]:
     Raise InvalidConfig if that extra is not installed.
     """
     try:
-        names = ("recipe", "embedded", "mixture")
+        names = ("recipe", "embedded", "mixture", "linear")
         return {name: importlib.import_module(f"ridgeline.training.{name}") for name in names}
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":

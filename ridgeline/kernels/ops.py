@@ -12,6 +12,7 @@ from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTI
 from ridgeline.kernels.causal_conv.op import CAUSAL_CONV
 from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
+from ridgeline.kernels.delta_attention.op import DELTA_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
 from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
 from ridgeline.kernels.gated_delta.op import GATED_DELTA
@@ -20,6 +21,8 @@ from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.launch import settle_cache_keys
+from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
+from ridgeline.kernels.long_convolution.op import LONG_CONVOLUTION
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.output_gate.op import OUTPUT_GATE
@@ -31,6 +34,7 @@ from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
 from ridgeline.kernels.ssd.op import SSD
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
+from ridgeline.kernels.wkv.op import WKV
 
 
 class Ops:
@@ -71,6 +75,10 @@ class Ops:
     gated_norm = GATED_NORM
     selective_scan = SELECTIVE_SCAN
     ssd = SSD
+    linear_attention = LINEAR_ATTENTION
+    delta_attention = DELTA_ATTENTION
+    wkv = WKV
+    long_convolution = LONG_CONVOLUTION
     sample = SAMPLE
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS

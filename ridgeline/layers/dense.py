@@ -89,6 +89,18 @@ def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
     return causal_SS if window is None else causal_SS.triu(1 - window)
 
 
+def recurs(model: ModelSpec) -> bool:
+    """Return True if a layer keeps a state of constant size."""
+    return any(isinstance(state, RecurrentSpec) for layer in model.layers for state in layer.mixer.states)
+
+
+def dense_states(
+    model: ModelSpec, batch: int, length: int, dtype: torch.dtype, device: torch.device
+) -> DenseCausal | DenseStates:
+    """Return the states of a model of any kind, for `batch` sequences of `length` tokens."""
+    return DenseStates(model, batch, length, dtype, device) if recurs(model) else DenseCausal(batch)
+
+
 class FreshRows(NamedTuple):
     """The state of one recurrent layer for rows that begin with zeros, a `layers.recurrent.Recurs`."""
 
@@ -98,7 +110,8 @@ class FreshRows(NamedTuple):
 
 class DenseStates:
     """The states of all layers of a model with mixers of any kind, without memory between calls: T is `batch` sequences
-    of `length` tokens, run from their beginning. Recurrent ops have no gradients, so it is not for training."""
+    of `length` tokens, run from their beginning. The recurrent ops that training takes
+    have gradients, and their last states have none."""
 
     live_T: Tensor | None = None
 

@@ -20,6 +20,10 @@ MIXERS = Registry(
         "side_by_side": "ridgeline.layers.side_by_side:SideBySide",
         "shared_block": "ridgeline.layers.shared_block:BehindSharedBlock",
         "gated_delta": "ridgeline.layers.gated_delta:GatedDelta",
+        "linear_attention": "ridgeline.layers.linear_attention:LinearAttention",
+        "delta_attention": "ridgeline.layers.linear_attention:DeltaAttention",
+        "time_mix": "ridgeline.layers.rwkv:TimeMix",
+        "channel_mix": "ridgeline.layers.rwkv:ChannelMix",
     },
 )
 

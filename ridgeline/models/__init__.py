@@ -55,6 +55,9 @@ ARCHITECTURES = Registry(
         "NemotronHForCausalLM": "ridgeline.models.nemotron_h:NemotronH",
         "JambaForCausalLM": "ridgeline.models.jamba:Jamba",
         "Zamba2ForCausalLM": "ridgeline.models.zamba2:Zamba2",
+        "RwkvForCausalLM": "ridgeline.models.rwkv:Rwkv",
+        "GatedLinearAttentionForCausalLM": "ridgeline.models.gla:GatedLinearAttention",
+        "RetNetForCausalLM": "ridgeline.models.gla:RetNet",
     },
 )
 

@@ -63,6 +63,7 @@ def model_card(report: Mapping[str, Any], sources: list[Source]) -> str:
 
 
 FAMILIES = {"llama": "Llama", "qwen3_moe": "Qwen3-MoE", "glm4_moe": "GLM-4.5-MoE"}
+FAMILIES |= {"gla": "gated linear attention", "retnet": "RetNet"}
 _BALANCING = {
     "none": "Nothing balanced the experts.",
     "loss": "An auxiliary loss of weight {weight} a layer balanced the experts (Fedus et al., arXiv 2101.03961).",

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import dense_states
 from ridgeline.text.windows import windows as cut
 from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
 
@@ -89,7 +89,7 @@ def _nats(decoder: Decoder, batch: Sequence[ScoredWindow], device: torch.device)
         inputs_BS[row, : len(w.inputs)] = torch.from_numpy(w.inputs)
         targets_BS[row, w.first : len(w.targets)] = torch.from_numpy(w.targets[w.first :])
     positions_N = torch.arange(length, device=device).repeat(len(batch))
-    state = DenseCausal(len(batch))
+    state = dense_states(decoder.spec, len(batch), length, decoder.embed.weight.dtype, device)
     ends_B = torch.tensor([len(w.inputs) for w in batch], device=device)
     state.live_T = positions_N < ends_B.repeat_interleave(length)  # so that experts do not count padding
     hidden_NM = decoder(inputs_BS.flatten().to(device), positions_N, state)

@@ -16,15 +16,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.cost import StepShape
+from ridgeline.core.model_spec import AttentionSpec, ModelSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder, Hidden
-from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.dense import dense_states
+from ridgeline.perf.parts import MIXERS
+from ridgeline.perf.precision import precision
 
 # Plain torch throughout, because our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
-    ("linear", "norm_linear", "embedding", "activation", "gated_activation", "grouped_gate_up", "grouped_down"), "torch"
+    (
+        *("linear", "norm_linear", "embedding", "activation", "gated_activation", "grouped_gate_up", "grouped_down"),
+        *("linear_attention", "delta_attention", "wkv", "causal_conv", "gated_norm"),
+    ),
+    "torch",
 )
 
 
@@ -42,7 +49,7 @@ class NextTokenLoss(nn.Module):
     def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, bf16: bool) -> None:
         super().__init__()
         self.decoder = decoder
-        self.state = DenseCausal(batch_size)
+        self.batch_size = batch_size
         self.chunk = chunk
         self.bf16 = bf16
 
@@ -53,7 +60,9 @@ class NextTokenLoss(nn.Module):
         batch, length = inputs_BS.shape
         positions_N = torch.arange(length, device=tokens_BS1.device).repeat(batch)
         with torch.autocast(tokens_BS1.device.type, torch.bfloat16, enabled=self.bf16):
-            hidden = self.decoder(inputs_BS.flatten(), positions_N, self.state)
+            dtype, device = self.decoder.embed.weight.dtype, tokens_BS1.device
+            states = dense_states(self.decoder.spec, self.batch_size, length, dtype, device)
+            hidden = self.decoder(inputs_BS.flatten(), positions_N, states)
             total = torch.zeros((), device=tokens_BS1.device)
             for start in range(0, len(targets_N), self.chunk):
                 chunk = slice(start, start + self.chunk)
@@ -74,7 +83,12 @@ def training_flops_per_token(spec: ModelSpec, length: int) -> float:
     per_token = 2.0 * spec.vocab_size * spec.hidden_size
     for layer in spec.layers:
         per_token += 2 * sum(p.used * p.inputs * p.outputs for p in layer.products(spec.hidden_size).values())
-        per_token += 4 * layer.attention.q_size * min(length, layer.attention.window or length) / 2
+        if isinstance(layer.mixer, AttentionSpec):
+            per_token += 4 * layer.mixer.q_size * min(length, layer.mixer.window or length) / 2
+            continue
+        shape = StepShape([length], [length], 0)
+        ops = MIXERS[layer.mixer.kind](layer.mixer, shape, length, precision("float32"), None)
+        per_token += sum(cost.flops for _, cost in ops) / length
     return 3 * per_token
 
 

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.layers.dense import recurs
 from ridgeline.models import model_config
 from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, experts_of, load_figures
@@ -222,7 +223,8 @@ def _train(
         steps=config.steps,
         seconds=seconds,
         bf16=config.device.type == "cuda",
-        compile=config.compile and not experts_of(decoder),  # which read counts back to the host
+        # Experts read counts back to the host, and recurrent ops the rows
+        compile=config.compile and not experts_of(decoder) and not recurs(decoder.spec),
         balance=recipe.balance,
         scheme=recipe.scheme,
         group=recipe.group,

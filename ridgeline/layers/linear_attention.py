@@ -1,0 +1,99 @@
+"""Mixers of linear attention: gated, with retention, and with a delta rule.
+
+Legend:
+    T  tokens of the step
+    M  model width
+    H  heads
+    K  width of a query or key
+    V  width of a value
+    X  columns of several heads
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ridgeline.core.linear_spec import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.layers.build import Build
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+from ridgeline.layers.recurrent import CausalConv, Recurs
+
+
+class LinearAttention(nn.Module):
+    """The mixer of a `LinearAttentionSpec`, with one fused projection to q, k, v, z and what decays are made of.
+    Differentiable."""
+
+    decay_H: Tensor
+
+    def __init__(self, spec: LinearAttentionSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.linear_in = Linear(width, spec.projected, False, build.within("linear_in"), pending=build.pending)
+        self.decay = Linear(spec.rank, (spec.key_size,), True, build.within("decay")) if spec.rank else None
+        if not spec.rank:
+            kept = [math.log1p(-(2.0 ** -(5 + head))) for head in range(spec.heads)]
+            self.register_buffer("decay_H", torch.tensor(kept, device=build.device), persistent=False)
+        self.rotary = build.rotary(spec.rope) if spec.rope else None
+        self.norm = Norm(spec.norm, spec.value_dim, build)
+        self.out = Linear(spec.value_size, (width,), False, build.within("out"), over=build.sums)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
+        spec = self.spec
+        y_TX, residual_TM = self.linear_in.normed(norm, x_TM, residual_TM)
+        q_TX, k_TX, v_TX, z_TX, *low = y_TX.split(spec.projected, dim=-1)
+        q_THK, k_THK, v_THV, z_THV = (x.unflatten(-1, (spec.heads, -1)) for x in (q_TX, k_TX, v_TX, z_TX))
+        if self.rotary is not None:
+            q_THK, k_THK = self.ops.rope(q_THK, k_THK, self.rotary.cos_sin_ZY, positions_T)
+        decay = self.decay_H if self.decay is None else self._decay(self.decay(low[0]))
+        o_THV = self.ops.linear_attention(
+            q_THK, k_THK, v_THV, decay, state.parts[0], state.turns, spec.key_dim**-0.5
+        )  # fmt: skip
+        o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.value_dim, True)
+        return self.out(o_THV.flatten(1)), residual_TM
+
+    def _decay(self, y_TX: Tensor) -> Tensor:
+        """Return the logarithms of the decays, float32 [T, H, K]."""
+        return (F.logsigmoid(y_TX.float()) / self.spec.divisor).unflatten(-1, (self.spec.heads, -1))
+
+
+class DeltaAttention(nn.Module):
+    """The mixer of a `DeltaAttentionSpec`, with one fused projection to q, k, v, what a and z are made of, and b."""
+
+    def __init__(self, spec: DeltaAttentionSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.delta_in = Linear(width, spec.projected, False, build.within("delta_in"), pending=build.pending)
+        self.conv = CausalConv(3 * spec.size, spec.length, False, "silu", build)
+        self.decay = Linear(spec.rank, (spec.size,), False, build.within("decay"))
+        self.gate = Linear(spec.rank, (spec.size,), False, build.within("gate"))
+        self.log_rate = build.parameter(spec.heads, dtype=torch.float32)
+        self.dt_bias = build.parameter(spec.size, dtype=torch.float32)
+        self.norm = Norm(spec.norm, spec.head_dim, build)
+        self.out = Linear(spec.size, (width,), False, build.within("out"), over=build.sums)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
+        spec, (tails_NwX, states_NHKV) = self.spec, state.parts
+        y_TX, residual_TM = self.delta_in.normed(norm, x_TM, residual_TM)
+        qkv_TX, of_a, of_z, b_TH = y_TX.split((3 * spec.size, spec.rank, spec.rank, spec.heads), dim=-1)
+        qkv_TX = self.conv(qkv_TX, tails_NwX, state.turns)
+        q_THK, k_THK, v_THV, a_THK, z_THV = (
+            x_TX.unflatten(-1, (spec.heads, -1))
+            for x_TX in (*qkv_TX.split(spec.size, dim=-1), self.decay(of_a), self.gate(of_z))
+        )
+        dt_bias_HK = self.dt_bias.unflatten(0, (spec.heads, -1))
+        o_THV = self.ops.delta_attention(
+            q_THK, k_THK, v_THV, a_THK, b_TH, self.log_rate, dt_bias_HK, states_NHKV, state.turns, spec.head_dim**-0.5
+        )  # fmt: skip
+        o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.head_dim, True, "sigmoid")
+        return self.out(o_THV.flatten(1)), residual_TM

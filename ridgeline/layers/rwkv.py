@@ -1,0 +1,95 @@
+"""RWKV's mixers: over time, and over channels.
+
+Legend:
+    T  tokens of the step
+    M  model width
+    N  block ids
+    X  channels
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.core.rwkv_spec import ChannelMixSpec, TimeMixSpec
+from ridgeline.kernels.turns import Turns
+from ridgeline.layers.build import Build
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+from ridgeline.layers.recurrent import DecayRate, Recurs
+
+
+class Shift(nn.Module):
+    """Mixtures of each token with the one before it, channel by channel.
+
+    share: [mixtures, 1, M], how much of the token itself is in each.
+    """
+
+    def __init__(self, mixtures: int, width: int, build: Build) -> None:
+        super().__init__()
+        self.ops, self.parts = build.ops, (1,) * mixtures
+        self.share = build.parameter(mixtures, 1, width)
+        before = torch.tensor([1.0, 0.0], dtype=build.dtype, device=build.device)
+        self.register_buffer("before", before.expand(width, 2), persistent=False)
+
+    def forward(self, x_TM: Tensor, last_N1M: Tensor, turns: Turns) -> list[Tensor]:
+        """Return the mixtures, [T, M] each, and leave each row's last token in `last_N1M`."""
+        assert isinstance(self.before, Tensor)
+        before_TM = self.ops.causal_conv(x_TM, self.before, None, last_N1M, turns, None)
+        return [torch.lerp(before_TM, x_TM, share_1M) for share_1M in self.share]
+
+
+class TimeMix(nn.Module):
+    """The mixer of a `TimeMixSpec`."""
+
+    def __init__(self, spec: TimeMixSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.ops, channels = build.ops, spec.channels
+        self.shift = Shift(3, width, build)
+        self.key = Linear(width, (channels,), False, build.within("key"))
+        self.value = Linear(width, (channels,), False, build.within("value"))
+        self.receptance = Linear(width, (channels,), False, build.within("receptance"))
+        self.rate = DecayRate((channels,), build)
+        self.bonus = build.parameter(channels, dtype=torch.float32)
+        self.out = Linear(channels, (width,), False, build.within("out"), over=build.sums)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
+        x_TM, residual_TM = normed(norm, x_TM, residual_TM)
+        last_N1M, states_N3X = state.parts
+        of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.turns)
+        o_TX = self.ops.wkv(
+            self.key(of_key), self.value(of_value), self.rate(), self.bonus, states_N3X, state.turns
+        )  # fmt: skip
+        return self.out(torch.sigmoid(self.receptance(of_receptance)) * o_TX), residual_TM
+
+
+class ChannelMix(nn.Module):
+    """The mixer of a `ChannelMixSpec`."""
+
+    def __init__(self, spec: ChannelMixSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.shift = Shift(2, width, build)
+        self.key = Linear(width, (spec.channels,), False, build.within("key"))
+        self.receptance = Linear(width, (width,), False, build.within("receptance"))
+        self.value = Linear(spec.channels, (width,), False, build.within("value"), over=build.sums)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
+        x_TM, residual_TM = normed(norm, x_TM, residual_TM)
+        of_key, of_receptance = self.shift(x_TM, state.parts[0], state.turns)
+        y_TM = self.value(torch.relu(self.key(of_key)).square())
+        return torch.sigmoid(self.receptance(of_receptance)) * y_TM, residual_TM
+
+
+def normed(norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return (norm(s), s) with s = x + residual; without a norm (s, s)."""
+    if norm is not None:
+        return norm(x_TM, residual_TM)
+    s_TM = x_TM if residual_TM is None else x_TM + residual_TM
+    return s_TM, s_TM

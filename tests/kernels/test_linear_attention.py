@@ -1,0 +1,146 @@
+"""Linear attention, delta attention and RWKV's weighted mean against their recurrences in float64, and the long
+convolution against the direct sum.
+
+Tolerances: an output is rounded once to its dtype, and may be off by a few of its epsilons. What float32 arithmetic in
+another order loses grows with the length of its sums; states and values are of order one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.delta_attention import op as delta
+from ridgeline.kernels.linear_attention import op as linear
+from ridgeline.kernels.linear_attention.torch_ops import met
+from ridgeline.kernels.long_convolution import op as long
+from ridgeline.kernels.op import Op, Platform
+from ridgeline.kernels.wkv import op as wkv
+from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, ran
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.float16]
+CPU = torch.device("cpu")
+
+
+def names(op: Op[Any]) -> list[str]:
+    return [implementation.name for implementation in op.implementations]
+
+
+def chosen(op: Op[Any], name: str, device: str = "cpu") -> Callable[..., Any]:
+    if name in ("triton", "batch_invariant"):
+        pytest.importorskip("triton")
+    return op.choose(Platform.of(torch.device(device)), name)
+
+
+def assert_close(ours: Ran, theirs: Ran, slack: float) -> None:
+    for got, want in zip(ours, theirs, strict=True):
+        assert got.dtype == want.dtype
+        tolerance = 2 * torch.finfo(got.dtype).eps
+        torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance + slack, equal_nan=True)
+
+
+def slack(name: str, dtype: torch.dtype) -> float:
+    """What float32 sums of some dozen products lose, and products whose operands are rounded to 16 bits. Those of
+    linear attention are of order ten, as nothing normalizes its queries and keys."""
+    return 2.0**-15 if dtype == torch.float32 or name != "triton" else 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", linear.CASES, ids=str)
+@pytest.mark.parametrize("name", names(linear.LINEAR_ATTENTION))
+def test_linear_attention(name: str, case: linear.Case, dtype: torch.dtype, device: str) -> None:
+    inputs = case.inputs(dtype, torch.device(device))
+    ours = ran(chosen(linear.LINEAR_ATTENTION, name, device), inputs, 4)
+    assert_close(ours, ran(linear.linear_attention, inputs, 4), slack(name, dtype))
+    assert_other_blocks_are_left_alone(inputs[4], ours, inputs[5])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", delta.CASES, ids=str)
+@pytest.mark.parametrize("name", names(delta.DELTA_ATTENTION))
+def test_delta_attention(name: str, case: delta.Case, dtype: torch.dtype, device: str) -> None:
+    inputs = case.inputs(dtype, torch.device(device))
+    ours = ran(chosen(delta.DELTA_ATTENTION, name, device), inputs, 7)
+    assert_close(ours, ran(delta.delta_attention, inputs, 7), slack(name, dtype))
+    assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", wkv.CASES, ids=str)
+@pytest.mark.parametrize("name", names(wkv.WKV))
+def test_weighted_means(name: str, case: wkv.Case, dtype: torch.dtype, device: str) -> None:
+    inputs = case.inputs(dtype, torch.device(device))
+    ours = ran(chosen(wkv.WKV, name, device), inputs, 4)
+    theirs = ran(wkv.wkv, inputs, 4)
+    exponents = max(1.0, case.large / 10) * 2.0**-16  # the error of an exponent is a factor of its exponential
+    torch.testing.assert_close(
+        ours.out.double(), theirs.out.double(), rtol=0, atol=exponents + 4 * torch.finfo(dtype).eps
+    )
+    for got, want in zip(meant(ours.states), meant(theirs.states), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=exponents, equal_nan=True)
+    assert_other_blocks_are_left_alone(inputs[4], ours, inputs[5])
+
+
+def meant(states_N3X: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the logarithm of the weight that states stand for. An exponent of an exponential is exact to a few
+    of its own roundings, so the logarithm is compared with what it is of order of."""
+    a, b, p = states_N3X.double().unbind(1)
+    return a / b, (p + b.log()) / (1 + p.abs())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", long.CASES, ids=str)
+def test_long_convolutions(case: long.Case, dtype: torch.dtype) -> None:
+    """A transform's error is that of its largest numbers, which sums of so many numbers of order one have."""
+    inputs = case.inputs(dtype, CPU)
+    tokens = sum(case.rows)
+    ours, theirs = (f(*inputs)[:tokens].double() for f in (chosen(long.LONG_CONVOLUTION, "fft"), long.long_convolution))
+    epsilon = torch.finfo(dtype).eps
+    torch.testing.assert_close(ours, theirs, rtol=2 * epsilon, atol=2 * epsilon + 2.0**-17)
+
+
+def test_rows_that_filters_do_not_reach_are_refused() -> None:
+    inputs = long.Case((9,), length=8).inputs(torch.float32, CPU)
+    for name in ("reference", "fft"):
+        with pytest.raises(ValueError, match="9 tokens, and the filters reach 8"):
+            long.LONG_CONVOLUTION.choose(Platform.of(CPU), name)(*inputs)
+
+
+def test_decays_that_leave_nothing_do_not_overflow() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 64, 8, generator=generator) for _ in range(2))
+    decay = -60 * torch.rand(2, 64, 8, generator=generator)
+    total = decay.double().cumsum(-2)
+    products = torch.einsum(
+        "hik,hjk,hijk->hij", *(x.double() for x in (q, k, (total[:, :, None] - total[:, None]).exp()))
+    )
+    torch.testing.assert_close(met(q, k, decay).tril().double(), products.tril(), rtol=0, atol=2.0**-10)
+
+
+@pytest.mark.parametrize(("op", "case", "states"), [
+    (linear.LINEAR_ATTENTION, linear.Case((40, 21), fresh=(0, 1), key_width=8, value_width=8), 4),
+    (linear.LINEAR_ATTENTION, linear.Case((40, 21), fresh=(0, 1), decay="token", key_width=8, value_width=8), 4),
+    (delta.DELTA_ATTENTION, delta.Case((40, 21), fresh=(0, 1), key_width=8, value_width=8), 7),
+    (wkv.WKV, wkv.Case((40, 21), fresh=(0, 1), channels=8), 4),
+], ids=["channel", "token", "delta", "wkv"])  # fmt: skip
+def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any, states: int) -> None:
+    """Of all inputs but the states, through float64 in the recurrence and float32 in the chunks."""
+    inputs = case.inputs(torch.float32, CPU)
+    found = []
+    for name in ("reference", "torch"):
+        mine = [x.detach().clone() for x in inputs[:states]]
+        for x in mine:
+            x.requires_grad_(True)
+        y = op.choose(Platform.of(CPU), name)(*mine, inputs[states].clone(), *inputs[states + 1 :])
+        weights = torch.linspace(-1, 1, y.numel()).view(y.shape)
+        found.append(torch.autograd.grad((y * weights).sum(), mine))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
