@@ -40,6 +40,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {**_LLAMA, "num_hidden_layers": 4, "sliding_window": WINDOW},
     "mixed": {**_LLAMA, "head_dim": 64, "sliding_window": WINDOW},
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": WIDTH, "n_layer": 4},
+    "lfm2": {**_LLAMA, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"]},
+    "falcon_h1": {**_LLAMA, "num_hidden_layers": 4, "mamba_d_ssm": 512, "mamba_d_state": 64, "mamba_chunk_size": 64},
 }
 
 Logits = dict[tuple[str, int], Tensor]  # (request, tokens of its past) → a row of logits, float32

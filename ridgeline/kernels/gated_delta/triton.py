@@ -16,6 +16,7 @@ from ridgeline.kernels.gated_delta.triton_prepare import CHUNK, PART, _gated_del
 from ridgeline.kernels.launch import launch_options, num_multiprocessors, shared_memory
 from ridgeline.kernels.turns import Turns
 
+PREPARE_WARPS = 8
 SHORT = 1  # rows of so many tokens go token by token, whatever else is in the step
 
 
@@ -90,7 +91,7 @@ def _in_chunks(
         turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
         q_THK.stride(0), k_THK.stride(0), a_TG.stride(0), b_TG.stride(0), tokens, scale, NORM_EPS,
         H=heads, G=value_heads, K=keys, BK=triton.next_power_of_2(keys), L=CHUNK, PART=PART, SHORT=SHORT,
-        num_warps=8, **options,
+        num_warps=PREPARE_WARPS, **options,
     )  # fmt: skip
     multiprocessors, shared = num_multiprocessors(device), shared_memory(device)
     cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, multiprocessors, shared)

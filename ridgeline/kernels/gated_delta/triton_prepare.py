@@ -92,24 +92,29 @@ def _gated_delta_prepare(
 
 @triton.jit
 def _inverse(system, i, L: tl.constexpr, PART: tl.constexpr, dtype: tl.constexpr):
-    """Return (I + system)⁻¹, system being strictly lower triangular. The blocks on the diagonal are solved row by row
-    in float32. Then neighbours become one block of twice the size, until there is one.
+    """Return (I + system)⁻¹, system being strictly lower triangular. Blocks of two tokens on the diagonal are inverted
+    by a change of sign, larger ones row by row in float32. Then neighbours become one block of twice the size, until
+    there is one.
 
     Entries of both matrices are at most one in size, so float16 has three digits of them: more than the result keeps.
     """
     BLOCKS: tl.constexpr = L // PART
     operand: tl.constexpr = tl.float32 if dtype == tl.float32 else tl.float16
-    block, place = tl.arange(0, BLOCKS), tl.arange(0, PART)
-    same = block[:, None, None, None] == block[None, None, :, None]
-    parts = -tl.sum(tl.where(same, tl.reshape(system, (BLOCKS, PART, BLOCKS, PART)), 0), 2)
-    for r in range(2, PART):  # rows up to r - 1 are done, row r is that of -system
-        at = (place == r)[None, :, None]
-        this = tl.sum(tl.where(at, parts, 0), 1)
-        this += tl.sum(this[:, :, None] * parts, 1)
-        parts = tl.where(at, this[:, None, :], parts)
-    parts += (place[:, None] == place[None, :]).to(tl.float32)[None, :, :]
-    result = tl.reshape(tl.where(same, parts[:, :, None, :], 0), (L, L))
-    for doubling in tl.static_range(4):
+    if PART == 2:
+        alike = (i // 2)[:, None] == (i // 2)[None, :]
+        result = (i[:, None] == i[None, :]).to(tl.float32) - tl.where(alike, system, 0)
+    else:
+        block, place = tl.arange(0, BLOCKS), tl.arange(0, PART)
+        same = block[:, None, None, None] == block[None, None, :, None]
+        parts = -tl.sum(tl.where(same, tl.reshape(system, (BLOCKS, PART, BLOCKS, PART)), 0), 2)
+        for r in range(2, PART):  # rows up to r - 1 are done, row r is that of -system
+            at = (place == r)[None, :, None]
+            this = tl.sum(tl.where(at, parts, 0), 1)
+            this += tl.sum(this[:, :, None] * parts, 1)
+            parts = tl.where(at, this[:, None, :], parts)
+        parts += (place[:, None] == place[None, :]).to(tl.float32)[None, :, :]
+        result = tl.reshape(tl.where(same, parts[:, :, None, :], 0), (L, L))
+    for doubling in tl.static_range(5):
         if PART * 2**doubling < L:
             one, two = i // (PART * 2**doubling), i // (PART * 2 ** (doubling + 1))
             beside = (two[:, None] == two[None, :]) & (one[:, None] > one[None, :])
