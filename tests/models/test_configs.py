@@ -20,6 +20,7 @@ from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
 from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.experts import COUNTS
+from ridgeline.training.linear import GLA_CONFIG, RETNET_CONFIG
 from ridgeline.weights.loader import checkpoint_views
 from tests import tiny_models
 from tests.models.selective_configs import SELECTIVE
@@ -936,6 +937,26 @@ QWEN3_5_35B_A3B_MULTIMODAL: dict[str, Any] = {
     "vision_config": {"model_type": "qwen3_5_moe_vision", "depth": 1},
 }
 
+RWKV_169M: dict[str, Any] = {
+    "architectures": ["RwkvForCausalLM"],
+    "attention_hidden_size": 768,
+    "bos_token_id": 0,
+    "context_length": 1024,
+    "eos_token_id": 0,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "rwkv",
+    "num_hidden_layers": 12,
+    "rescale_every": 6,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "use_cache": True,
+    "vocab_size": 50277,
+}
+
+OUR_OWN = (GLA_CONFIG, RETNET_CONFIG)  # of architectures that transformers does not have
+
 PUBLISHED = {
     "llama": LLAMA_3_1_8B,
     "qwen3": QWEN3_0_6B,
@@ -972,6 +993,7 @@ PUBLISHED = {
     "jamba": JAMBA_MINI,
     "falcon_h1": FALCON_H1_7B,
     "zamba2": ZAMBA2_2_7B,
+    "rwkv": RWKV_169M,
     **SELECTIVE,
 }
 
@@ -1278,6 +1300,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"num_key_value_heads": 5}, "num_key_value_heads to 5; it must be a divisor of the 32"),
     ("lfm2", {"layer_types": ["sliding_attention"] * 16}, "16 entries, each full_attention or conv"),
     ("lfm2", {"block_multiple_of": 0}, "block_multiple_of to 0; it must be a whole number"),
+    ("rwkv", {"rescale_every": "6"}, "rescale_every to '6'; it must be a whole number"),
+    ("rwkv", {"rescale_every": 1, "num_hidden_layers": 200}, "rescale_every to 1; .* halve at most 100 times"),
     ("jamba", {"mamba_d_conv": 1}, "mamba_d_conv to 1; it must be a whole number of at least 2"),
     ("jamba", {"mamba_dt_rank": "many"}, "mamba_dt_rank to 'many'; it must be a whole number"),
     ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset to 8; it must be below the 8 of attn_layer_period"),
@@ -1409,7 +1433,8 @@ def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_every_registered_architecture_loads_under_its_own_name(name: str) -> None:
-    config = next(config for config in PUBLISHED.values() if config["architectures"] == [name])
+    known = (*PUBLISHED.values(), *OUR_OWN)
+    config = next(config for config in known if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name
 
 

@@ -1,4 +1,4 @@
-"""What can be computed of a chunk without the state before it: the first of the kernels for long rows.
+"""The part of a chunk's work that needs no state before it: the first of the kernels for long rows.
 
 With the decays' running sums c_i of a chunk, one for each channel, and the state S before it:
 

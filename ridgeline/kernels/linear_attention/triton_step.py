@@ -25,7 +25,7 @@ from ridgeline.kernels.turns import Turns
 
 
 class Rule(NamedTuple):
-    """What both kinds of attention read of the tokens.
+    """The tokens' numbers that both kinds of attention read.
 
     fade_THK: the logarithms of the decays, or the numbers that these are made of if there is a delta rule. Widths that
         share a number have stride 0.
