@@ -7,8 +7,9 @@ of 512, "mixed" a prompt, four rows of 512 and 64 requests of one token. "check"
 fresh states over NaN, with the recurrence in float64. What is timed is compared with the implementation in plain torch.
 
 "vllm" are vLLM's kernels on the same inputs, where it can be imported: `mamba_chunk_scan_combined_varlen` with its
-chunks of 256 tokens and `selective_state_update`, or `selective_scan_fn`, whose inputs are channels first. They do not
-gather rows' states nor put them back, so they have a little less to do.
+chunks of 256 tokens and `selective_state_update`, or `selective_scan_fn`, whose inputs are channels first. Those for
+prefill do not gather rows' states nor put them back, so they have a little less to do. When they are first launched
+they try many cuts, for which `--seconds` may have to be longer.
 
 A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s; for the selective scan, of the bytes and of
 exponentials at 16 a cycle and multiprocessor. Errors are relative to 1 + |result|. sweeping_runs.py says how it is
@@ -89,7 +90,7 @@ def lengths_of(op: str, tokens: int) -> tuple[int, ...]:
 class Scans(Sweep):
     workload = "state space scans"
     seconds, tolerance = 78.0, 0.05
-    start, silence = 45.0, 15.0
+    start, silence = 45.0, 45.0  # vLLM's kernels try their cuts when they are first launched
     _compared = False
 
     def jobs(self) -> list[Job]:

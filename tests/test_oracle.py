@@ -175,7 +175,7 @@ def thorough(value: object, unless: bool) -> object:
     [
         thorough((family, settings), unless=family == "llama" or SETTINGS.index(settings) in (0, 5, 8))
         # settings are the scheduler's: few of them meet other layers
-        for family in ("llama", "mixed", "qwen2_moe", "qwen3_5", "falcon_h1", "rwkv")
+        for family in ("llama", "mixed", "qwen2_moe", "qwen3_5", "falcon_h1", "nemotron_h_moe", "rwkv")
         for settings in SETTINGS
     ],
     ids=str,
@@ -194,7 +194,7 @@ def test_settings_and_neighbours_change_nothing(
         thorough((family, policy), unless=policy == "fcfs" or family in ("llama", "mixed"))  # who goes is the policy's
         for family in (
             *("llama", "mixed", "gpt2", "olmoe", "deepseek", "glm4_moe", "gpt_oss", "gemma4_moe"),
-            *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "falcon_h1"),
+            *("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "falcon_h1", "nemotron_h_moe"),
         )
         for policy in ("fcfs", "priority")
     ],
@@ -211,7 +211,7 @@ def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_mod
     assert pool.free_pages == pool.num_pages
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mixed", "qwen3_next", "lfm2", "rwkv"])
+@pytest.mark.parametrize("family", ["qwen3", "mixed", "qwen3_next", "lfm2", "mamba2", "rwkv"])
 def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     family: str, open_llm, tiny_model: Callable[[str], Path]
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "mixed", "mistral", "gemma3", "gpt_oss", "gemma4_moe", "qwen3_5", "lfm2", "falcon_h1"]
+    "family", ["llama", "mixed", "mistral", "gemma3", "gpt_oss", "gemma4_moe", "qwen3_5", "lfm2", "falcon_h1", "mamba"]
 )
 def test_a_conversation_that_goes_on_from_within_a_block_is_transformers(family: str, open_llm) -> None:
     """Turn by turn, all turns' tokens but the last from the cache; and the same without it."""

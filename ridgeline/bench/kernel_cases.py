@@ -26,6 +26,8 @@ from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
 from ridgeline.kernels.decode_attention import op as decode
 from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.gated_norm import op as gated_norm
+from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.output_gate import op as output_gate
@@ -83,6 +85,7 @@ REAL: Mapping[str, Sequence[Any]] = {
     ],
     "activation": [activation.Case(t, 28_672, "silu") for t in (1, 64, 256, 8192)],
     "output_gate": [output_gate.Case(t, 4096, 2048) for t in (1, 64, 256, 8192)],
+    "gated_norm": [gated_norm.Case(t, 128, 128, heads=32) for t in (1, 64, 256, 8192)],
     "paged_attention": [
         attention.Case(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
         for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
@@ -127,6 +130,8 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
     for c in cases("output_gate", output_gate.CASES):
         yield Subject(output_gate.OUTPUT_GATE, f"{c.tokens}x{c.width}", c.inputs, _output_gate(c), slack=16 * 16)
+    for c in cases("gated_norm", gated_norm.CASES):
+        yield Subject(gated_norm.GATED_NORM, f"{c.tokens}x{c.heads or 1}x{c.width}", c.inputs, _gated_norm(c))
     for c in cases("paged_attention", attention.CASES):
         yield _attention(c)
     for c in cases("decode_attention", decode.CASES):
@@ -177,6 +182,10 @@ def _rope_kv(c: rotary.FusedCase) -> Callable[[int], Cost]:
         return Cost(queries + kept.bytes + 8.0 * c.tokens, 0.0)
 
     return cost
+
+
+def _gated_norm(c: gated_norm.Case) -> Callable[[int], Cost]:
+    return lambda item: gated_norm_cost(c.tokens * (c.heads or 1), c.width, itemsize=item)
 
 
 def _output_gate(c: output_gate.Case) -> Callable[[int], Cost]:

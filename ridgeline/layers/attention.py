@@ -37,7 +37,7 @@ class Attends(Protocol):
 class AttentionBehind(nn.Module):
     """Causal grouped-query attention behind its fused projection to q, k and v, and to gates if there are any.
 
-    multiplier: that of its output.
+    multiplier: that of its output. projection: its own, if it has one, so that it comes first.
     """
 
     slopes_H: Tensor | None
@@ -45,8 +45,17 @@ class AttentionBehind(nn.Module):
     kv_scales: nn.Parameter | None
     saturated_1: Tensor | None
 
-    def __init__(self, spec: AttentionSpec, width: int, build: Build, multiplier: float = 1.0) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        width: int,
+        build: Build,
+        multiplier: float = 1.0,
+        projection: Linear | None = None,
+    ) -> None:
         super().__init__()
+        if projection is not None:
+            self.qkv = projection
         self.spec = spec
         self.ops = build.ops
         self.out = Linear(
@@ -100,8 +109,9 @@ class Attention(AttentionBehind):
     """Causal grouped-query attention with its projection. inputs: what it reads is so wide (default: as the model)."""
 
     def __init__(self, spec: AttentionSpec, width: int, build: Build, inputs: int | None = None) -> None:
-        super().__init__(spec, width, build)
-        self.qkv = Linear(inputs or width, spec.projected, spec.qkv_bias, build.within("qkv"), pending=build.pending)
+        inner = build.within("qkv")
+        qkv = Linear(inputs or width, spec.projected, spec.qkv_bias, inner, pending=build.pending)
+        super().__init__(spec, width, build, projection=qkv)
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Attends

@@ -24,10 +24,17 @@ from ridgeline.layers.recurrent import CausalConv, DecayRate, Recurs
 
 
 class Mamba2Behind(nn.Module):
-    """The mixer of a `Mamba2Spec` behind its fused projection to z, x, b, c and dt. multiplier: that of its output."""
+    """The mixer of a `Mamba2Spec` behind its fused projection to z, x, b, c and dt.
 
-    def __init__(self, spec: Mamba2Spec, width: int, build: Build, multiplier: float = 1.0) -> None:
+    multiplier: that of its output. projection: its own, if it has one, so that it comes first.
+    """
+
+    def __init__(
+        self, spec: Mamba2Spec, width: int, build: Build, multiplier: float = 1.0, projection: Linear | None = None
+    ) -> None:
         super().__init__()
+        if projection is not None:
+            self.mamba_in = projection
         self.spec, self.ops = spec, build.ops
         self.conv = CausalConv(spec.channels, spec.length, spec.conv_bias, "silu", build)
         self.rate = DecayRate((spec.heads,), build)
@@ -72,8 +79,9 @@ class Mamba2(Mamba2Behind):
     """The mixer of a `Mamba2Spec`."""
 
     def __init__(self, spec: Mamba2Spec, width: int, build: Build) -> None:
-        super().__init__(spec, width, build)
-        self.mamba_in = Linear(width, (spec.projected,), spec.bias, build.within("mamba_in"), pending=build.pending)
+        inner = build.within("mamba_in")
+        projection = Linear(width, (spec.projected,), spec.bias, inner, pending=build.pending)
+        super().__init__(spec, width, build, projection=projection)
 
     def forward(
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs

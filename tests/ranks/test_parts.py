@@ -107,3 +107,25 @@ def test_plans_that_share_their_rows_send_them_once() -> None:
             assert (arrived.id, arrived.after) == (part.plan.id, part.plan.after)
             assert (sent.rows is None) == (number > 1)
     assert len(frames[-1]) < len(frames[0])
+
+
+def test_marks_reach_a_rank_and_lie_in_the_piece_that_passes_them() -> None:
+    """A piece that ends at a mark stores its state there anyway."""
+    marks = np.array([0, 0, 1600, 2048, 0], np.int32)
+    dealer, sender, receiver = Dealer(2), PlanSender(), PlanReceiver()
+    plan = plan_of(2, [4096, 4096, 100], marks_R=marks)
+    message = decode_from_leader(encode(sender.message(plan)))
+    np.testing.assert_array_equal(receiver.plan(message).rows.marks_R, marks)
+    assert receiver.plan(decode_from_leader(encode(PlanSender().message(plan_of(2, [9]))))).rows.marks_R is None
+    passed: dict[int, list[int]] = {row: [] for row in range(5)}
+    done = dict.fromkeys(range(5), 0)
+    for part in dealer.parts(plan):
+        for row, count, mark in zip(
+            part.rows_R.tolist(), part.plan.rows.num_tokens_R.tolist(), part.plan.rows.marks_R.tolist(), strict=True
+        ):
+            assert 0 <= mark < count
+            passed[row] += [done[row] + mark] if mark else []
+            done[row] += count
+            assert done[row] != marks[row] or passed[row] == []
+    assert passed[2] == [1600]
+    assert passed[3] in ([2048], [])

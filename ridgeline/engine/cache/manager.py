@@ -210,23 +210,24 @@ class CacheManager:
         """
         if not self._exact or not self.names.shares(seq):
             return 0, [], []
-        size = self.block_size
         boundary = self._boundary(seq, start, end)
-        column, changes = boundary // size - 1, list[SetBlocks]()
-        if boundary and boundary < end:
-            one = [int(g in self._exact) for g in range(len(self.specs))]
-            spare = [have or reserve for have in one]
-            taken = self.pool.take(one) if self.pool.can_take(spare) else None
-            if taken is None:
-                boundary = 0
-            else:
-                for g in self._exact:
-                    seq.blocks[g][column] = taken[g][0]
-                    changes.append(SetBlocks(seq.slot, g, column, (taken[g][0],)))
+        inside = 0 < boundary < end
+        changes = self._give_mark(seq, boundary, reserve) if inside else []
         fresh = self.published.publish(seq, end)
-        if boundary:
+        if boundary and bool(changes) == inside:
             fresh += self.published.publish_state(seq, boundary)
-        return (boundary - start if boundary < end else 0) if boundary else 0, changes, fresh
+        return boundary - start if changes else 0, changes, fresh
+
+    def _give_mark(self, seq: Sequence, boundary: int, reserve: int) -> list[SetBlocks]:
+        """Put blocks into the sequence's tables for its state at `boundary`, if there are any to spare."""
+        one = [int(g in self._exact) for g in range(len(self.specs))]
+        taken = self.pool.take(one) if self.pool.can_take([have or reserve for have in one]) else None
+        column, changes = boundary // self.block_size - 1, list[SetBlocks]()
+        for g, new in enumerate(taken or ()):
+            for block in new:
+                seq.blocks[g][column] = block
+                changes.append(SetBlocks(seq.slot, g, column, (block,)))
+        return changes
 
     def _boundary(self, seq: Sequence, start: int, end: int) -> int:
         """Return after how many tokens of the sequence a row from `start` to `end` keeps its state; 0: nowhere."""

@@ -118,7 +118,7 @@ def causal_conv(
     activation_of(activation)
     channels, width = weight_XW.shape
     single = turns.tokens_each == 1
-    chunks = None if single else turns.chunks(CHUNK)
+    chunks = None if single else turns.chunks(CHUNK, at_marks=False)  # no state within a row is one of a chunk's
     first_C, length_C, row_C = (None, None, None) if chunks is None else (chunks.first_C, chunks.length_C, chunks.row_C)
     number = turns.num_rows if first_C is None else len(first_C)
     cut = cut or choose(channels, single)

@@ -85,10 +85,10 @@ def _scan(
     y_ptr += first.to(tl.int64) * X
     if z_ptr is not None:
         z_ptr += first.to(tl.int64) * z_token
-    begin = 0
+    begin = mark * 0
     # Two spans of tokens, to the mark and from there on
     for span in range(2):
-        end = mark if span == 0 else length
+        end = tl.where(span == 0, mark, length)
         for ahead in tl.range(begin, end, BLOCK_T, num_stages=STAGES):
             token = ahead + i
             exists = token < end

@@ -93,15 +93,10 @@ def _segment(first_ptr, length_ptr, row_ptr, start_ptr, index):
     the row has only one, which another kernel runs."""
     length = tl.load(length_ptr + index)
     first = tl.load(first_ptr + index)
-    row = 0
-    begin = 0
-    end = 0
-    if length > 0:
-        row = tl.load(row_ptr + index)
-        begin = tl.load(start_ptr + row)
-        end = tl.load(start_ptr + row + 1)
-        if end - begin == 1:
-            length = 0
+    row = tl.load(row_ptr + index)  # behind the last segment there is no such row
+    begin = tl.load(start_ptr + row)
+    end = tl.load(start_ptr + row + 1, mask=length > 0, other=0)
+    length = tl.where(end - begin == 1, 0, length)
     return first, length, row, begin, end
 
 
@@ -179,10 +174,11 @@ def _segments(
 
 @triton.jit
 def _pass(
-    sums_ptr, left_ptr, states_ptr, start_ptr, reads_ptr, fresh_ptr, block_size,
+    sums_ptr, before_ptr, left_ptr, states_ptr, start_ptr, reads_ptr, fresh_ptr, block_size,
     H: tl.constexpr, SIZE: tl.constexpr, SEGMENT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Turn sums_LHPS into the states at the segments' ends."""
+    """Turn sums_LHPS into the states at the segments' ends. Copy the states that rows of several segments begin with to
+    before_LHPS, because the program of a row's last segment may replace them while that of its first one runs."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -199,6 +195,7 @@ def _pass(
     state = tl.load(states_ptr + tl.load(reads_ptr + row) * block_size + place, mask=within < held, other=0.0)
     slot = (begin // SEGMENT).to(tl.int64)
     sums_ptrs = sums_ptr + slot * H * SIZE + place
+    tl.store(before_ptr + slot * H * SIZE + place, state, mask=within < SIZE)
     left_ptr += slot * H + head
     for _ in range(many):
         added = tl.load(sums_ptrs, mask=within < SIZE, other=0.0)
@@ -222,23 +219,25 @@ def _chunk(state, x, b, c, products, log, shift, weight, total, skip, DOT: tl.co
 
 @triton.jit
 def _before(
-    states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head, p, s,
+    states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, end, head, p, s,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
     """Return the state of a head before a segment."""
-    if first == begin:
+    if end - begin <= SEGMENT:
         source = states_ptr + tl.load(reads_ptr + row) * block_size
-        held = S * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # nothing of a fresh row's state is read
+    elif first == begin:
+        source = before_ptr + (begin // SEGMENT).to(tl.int64) * H * P * S
     else:
         source = sums_ptr + (first // SEGMENT - 1).to(tl.int64) * H * P * S
-        held = S
+    fresh = (end - begin <= SEGMENT).to(tl.int32) * tl.load(fresh_ptr + row).to(tl.int32)
+    held = S * (1 - fresh)  # nothing of a fresh row's state is read
     place = head * P * S + p[:, None] * S + s[None, :]
     return tl.load(source + place, mask=(p < P)[:, None] & (s < held)[None, :], other=0.0)
 
 
 @triton.jit
 def _marks(
-    x_ptr, b_ptr, log_ptr, shift_ptr, sums_ptr, states_ptr,
+    x_ptr, b_ptr, log_ptr, shift_ptr, before_ptr, sums_ptr, states_ptr,
     start_ptr, chunk_ptr, reads_ptr, fresh_ptr, marks_ptr, marked_ptr, block_size, share,
     X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -251,16 +250,17 @@ def _marks(
     parts: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     row = tl.program_id(1)
     mark = tl.load(marks_ptr + row)
-    begin = tl.load(start_ptr + row)
-    if (mark == 0) | (tl.load(start_ptr + row + 1) - begin == 1):
+    begin, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
+    if (mark == 0) | (end - begin == 1):
         return
     head = tl.program_id(0) // parts
     p = tl.program_id(0) % parts * BLOCK_P + tl.arange(0, BLOCK_P)
     s = tl.arange(0, BLOCK_S)
     ahead = (mark - 1) // SEGMENT * SEGMENT
     state = _before(
-        states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, begin + ahead, begin, head, p, s, H, P, S, SEGMENT
-    )
+        states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, begin + ahead, begin, end, head, p, s,
+        H, P, S, SEGMENT,
+    )  # fmt: skip
     state, _ = _advance(
         state, x_ptr, b_ptr, log_ptr, shift_ptr, begin + ahead, mark - ahead, tl.load(chunk_ptr + row) + ahead // Q,
         head, p, s, share, X_TOKEN, BC_TOKEN, H, P, S, BLOCK_P, BLOCK_S, Q, STAGES, DOT,
@@ -271,7 +271,7 @@ def _marks(
 
 @triton.jit
 def _scan(
-    x_ptr, b_ptr, c_ptr, skip_ptr, log_ptr, shift_ptr, weight_ptr, sums_ptr, y_ptr, states_ptr,
+    x_ptr, b_ptr, c_ptr, skip_ptr, log_ptr, shift_ptr, weight_ptr, before_ptr, sums_ptr, y_ptr, states_ptr,
     first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, reads_ptr, writes_ptr, fresh_ptr,
     block_size, share,
     X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
@@ -292,13 +292,15 @@ def _scan(
     s = tl.arange(0, BLOCK_S)
     i = tl.arange(0, Q)
     state = _before(
-        states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head, p, s, H, P, S, SEGMENT
-    )
+        states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, end, head, p, s,
+        H, P, S, SEGMENT,
+    )  # fmt: skip
     skip = tl.load(skip_ptr + head).to(tl.float32)
     if HEADS == 2:
         state2 = _before(
-            states_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, head + 1, p, s, H, P, S, SEGMENT
-        )
+            states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, end, head + 1, p, s,
+            H, P, S, SEGMENT,
+        )  # fmt: skip
         skip2 = tl.load(skip_ptr + head + 1).to(tl.float32)
     x_ptr += head * P + first.to(tl.int64) * X_TOKEN
     y_ptr += head * P + first.to(tl.int64) * (H * P)
@@ -383,7 +385,7 @@ def scan(
         dt_TH.stride(0), dt_min, dt_max,
         H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, FORGOTTEN=FORGOTTEN, num_warps=4, **options,
     )  # fmt: skip
-    sums_LHPS = torch.empty((full, heads, width, size), dtype=torch.float32, device=device)
+    before_LHPS, sums_LHPS = torch.empty((2, full, heads, width, size), dtype=torch.float32, device=device)
     shape = shape_constants(heads, width, size, x_THP.dtype, cut)
     shape |= {"X_TOKEN": x_THP.stride(0), "BC_TOKEN": b_TGS.stride(0)}
     parts = triton.cdiv(width, shape["BLOCK_P"])
@@ -396,17 +398,18 @@ def scan(
         )  # fmt: skip
         block = min(1024, triton.next_power_of_2(width * size))
         _pass[(heads * triton.cdiv(width * size, block), turns.num_rows)](
-            sums_LHPS, left_LH, states_NHPS, turns.start_R1, turns.reads_R, fresh_R, states_NHPS.stride(0),
+            sums_LHPS, before_LHPS, left_LH, states_NHPS, turns.start_R1, turns.reads_R, fresh_R, states_NHPS.stride(0),
             H=heads, SIZE=width * size, SEGMENT=cut.segment, BLOCK=block, num_warps=4, **options,
         )  # fmt: skip
     _marks[(heads * parts, turns.num_rows)](
-        x_THP, b_TGS, log, shift, sums_LHPS, states_NHPS, turns.start_R1, chunks.of_R1, turns.reads_R, fresh_R,
+        x_THP, b_TGS, log, shift, before_LHPS, sums_LHPS, states_NHPS, turns.start_R1, chunks.of_R1,
+        turns.reads_R, fresh_R,
         turns.marks_R, turns.marked_R, states_NHPS.stride(0), share,
         **shape, num_warps=cut.warps, **options,
     )  # fmt: skip
     together = cut.heads if share % cut.heads == 0 else 1
     _scan[(heads // together * parts, many)](
-        x_THP, b_TGS, c_TGS, skip_H, log, shift, weight, sums_LHPS, y_THP, states_NHPS, *segment,
+        x_THP, b_TGS, c_TGS, skip_H, log, shift, weight, before_LHPS, sums_LHPS, y_THP, states_NHPS, *segment,
         turns.reads_R, turns.writes_R, fresh_R,
         states_NHPS.stride(0), share,
         **shape, HEADS=together, num_warps=cut.warps, **options,
