@@ -177,7 +177,7 @@ def _aot(delta: bool) -> AotKernel:
     else:
         constants |= {"system_ptr": None, "known_ptr": None}
     return AotKernel(
-        _linear_attention_prepare, types, constants, num_warps=8, hot=True, tensor_cores="MMA", archs=ONE_OF_EACH
+        _linear_attention_prepare, types, constants, num_warps=8, hot=not delta, tensor_cores="MMA", archs=ONE_OF_EACH
     )
 
 
