@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from triton._utils import validate_block_shape
@@ -21,6 +22,21 @@ def patch_once() -> None:
     _patch_shapes()
     _patch_overflow()
     _patch_e4m3()
+    _patch_dot()
+
+
+def _patch_dot() -> None:
+    """Let products be summed in float64: BLAS sums a row in another order at another place of a tile, on some CPUs, and
+    no GPU does."""
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if a.data.dtype not in (np.float16, np.float32) or d.data.dtype != np.float32:
+            return multiply(self, a, b, d, *options)
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def _patch_e4m3() -> None:

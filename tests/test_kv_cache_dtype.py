@@ -137,7 +137,7 @@ def test_blocks_of_unlike_formats_have_unlike_hashes() -> None:
     for form in (*map(kv_format, ("auto", "bfloat16", *QUANTIZED)), KVFormat("fp8_e4m3", "model")):
         groups = model().with_kv_format(form).cache_groups
         layout = CacheLayout(groups=groups, block_size=16, dtype="float16", num_pages=4)
-        roots.add(CacheManager(layout, prefix_caching=True, max_chunk=16)._root(seq))
+        roots.add(CacheManager(layout, prefix_caching=True, max_chunk=16).names.root(seq))
     assert len(roots) == 6
 
 

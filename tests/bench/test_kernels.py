@@ -56,6 +56,8 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "mask_logits",  # works in place; benchmarks/masks.py measures it
         *("causal_conv", "gated_delta"),  # work on states in place; benchmarks/sweep_recurrent.py measures them
         *("selective_scan", "ssd"),  # so do these, for benchmarks/sweep_scans.py
+        *("linear_attention", "delta_attention", "wkv"),  # and these, for benchmarks/sweep_linear.py
+        "long_convolution",  # a reference, which no layer runs
         "w8a8_linear",  # its weight is packed once, with a model; benchmarks/cpu.py measures it
     }
     assert missing - elsewhere == {"activation", "step_inputs", "step_advance", "step_post", "attention_schedule"}, (
