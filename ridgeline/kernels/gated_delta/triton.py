@@ -12,11 +12,10 @@ from torch import Tensor
 from ridgeline.kernels.gated_delta import triton_chunks, triton_step
 from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.gated_delta.triton_chunks import _gated_delta_chunks
-from ridgeline.kernels.gated_delta.triton_prepare import CHUNK, PART, _gated_delta_prepare
+from ridgeline.kernels.gated_delta.triton_prepare import CHUNK, PART, WARPS, _gated_delta_prepare
 from ridgeline.kernels.launch import launch_options, num_multiprocessors, shared_memory
 from ridgeline.kernels.turns import Turns
 
-PREPARE_WARPS = 8
 SHORT = 1  # rows of so many tokens go token by token, whatever else is in the step
 
 
@@ -86,12 +85,12 @@ def _in_chunks(
     )
     factors_GFT = torch.empty((value_heads, 4, tokens), dtype=torch.float32, device=device)
     options = launch_options(device)
-    _gated_delta_prepare[(len(chunks.first_C), heads)](
+    _gated_delta_prepare[(value_heads, len(chunks.first_C))](
         q_THK, k_THK, a_TG, b_TG, log_rate_G, dt_bias_G, solve_GTL, within_GTL, factors_GFT,
         turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
         q_THK.stride(0), k_THK.stride(0), a_TG.stride(0), b_TG.stride(0), tokens, scale, NORM_EPS,
         H=heads, G=value_heads, K=keys, BK=triton.next_power_of_2(keys), L=CHUNK, PART=PART, SHORT=SHORT,
-        num_warps=PREPARE_WARPS, **options,
+        num_warps=WARPS, **options,
     )  # fmt: skip
     multiprocessors, shared = num_multiprocessors(device), shared_memory(device)
     cut = cut or triton_chunks.choose(turns.num_rows, value_heads, values, multiprocessors, shared)
