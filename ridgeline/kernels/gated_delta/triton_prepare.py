@@ -28,6 +28,7 @@ from ridgeline.kernels.gated_delta.triton_step import aot_types, log_decay
 CHUNK = 64
 PART = 16  # tokens of the blocks on the diagonal that are inverted as a batch
 WARPS = 4
+REGISTERS = 168  # of a thread, so that a multiprocessor of Hopper has three programs
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -148,7 +149,7 @@ def _aot(dtype: str) -> AotKernel:
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
     return AotKernel(
-        _gated_delta_prepare, types, constants, num_warps=WARPS, hot=True, tensor_cores="MMA", archs=ONE_OF_EACH
+        _gated_delta_prepare, types, constants, num_warps=WARPS, hot=True, tensor_cores="MMA", archs=ONE_OF_EACH, registers=REGISTERS
     )
 
 
