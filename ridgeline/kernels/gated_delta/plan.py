@@ -16,7 +16,7 @@ class Plan(NamedTuple):
 
     columns, warps: the columns of a state that a program of triton_chunks.py has, and its warps.
     stages: the chunks that are in shared memory at once.
-    hopper: the kernel is that of hopper_chunks.py, which has cuts of its own for columns and warps.
+    hopper: the kernel is that of hopper_chunks.py, which has four warps for 64 columns and eight for 128.
     segment: the tokens of a segment, a multiple of a chunk's; 0: a row is not divided.
     part, prepare_warps, registers: the blocks that triton_prepare.py inverts as a batch, its warps, and the limit of
         each thread's registers; 0: there is none.

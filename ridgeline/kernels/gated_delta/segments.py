@@ -47,7 +47,7 @@ def _gated_delta_carry(
     cell = value[:, None] * K + key[None, :]
     first, behind = tl.load(of_ptr + row), tl.load(of_ptr + row + 1)
     for segment in range(first, behind):
-        lines_ptr = carried_ptr + (segment.to(tl.int64) * G + head) * (V + K) * K
+        lines_ptr = carried_ptr + (tl.cast(segment, tl.int64) * G + head) * (V + K) * K
         added = tl.load(lines_ptr + cell)
         tl.store(lines_ptr + cell, state)
         if segment + 1 < behind:

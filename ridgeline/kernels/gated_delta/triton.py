@@ -113,19 +113,19 @@ def _in_chunks(
         return
     from ridgeline.kernels.gated_delta import hopper_chunks
 
-    kernel, tiles = hopper_chunks.gated_delta_hopper_chunks, values // hopper_chunks.COLUMNS
+    kernel, tiles = hopper_chunks.gated_delta_hopper_chunks, values // plan.columns
     if not plan.segment:
         kernel[(tiles, value_heads, turns.num_rows)](
             *of_chunks, None, None, None, None, *numbers, RUN=hopper_chunks.ROWS, **shape,
-            num_warps=hopper_chunks.WARPS, **options,
+            C=plan.columns, num_warps=plan.columns // 16, **options,
         )  # fmt: skip
         return
     parts = turns.chunks(plan.segment)
-    number, all_tiles = len(parts.first_C), (values + keys) // hopper_chunks.COLUMNS
+    number, all_tiles = len(parts.first_C), (values + keys) // plan.columns
     carried_DGCK = torch.empty((number, value_heads, values + keys, keys), dtype=torch.float32, device=device)
     table = parts.first_C, parts.length_C, parts.row_C, carried_DGCK
     kernel[(all_tiles, value_heads, number)](
-        *of_chunks, *table, *numbers, RUN=hopper_chunks.CARRIES, **shape, num_warps=hopper_chunks.WARPS, **options
+        *of_chunks, *table, *numbers, RUN=hopper_chunks.CARRIES, **shape, C=plan.columns, num_warps=plan.columns // 16, **options
     )
     segments._gated_delta_carry[(values // segments.COLUMNS, value_heads, turns.num_rows)](
         carried_DGCK, states_NGKV, turns.start_R1, turns.reads_R, turns.fresh_R.view(torch.uint8), parts.of_R1,
@@ -133,5 +133,5 @@ def _in_chunks(
         num_warps=segments.WARPS, **options,
     )  # fmt: skip
     kernel[(tiles, value_heads, number)](
-        *of_chunks, *table, *numbers, RUN=hopper_chunks.OUTPUTS, **shape, num_warps=hopper_chunks.WARPS, **options
+        *of_chunks, *table, *numbers, RUN=hopper_chunks.OUTPUTS, **shape, C=plan.columns, num_warps=plan.columns // 16, **options
     )
