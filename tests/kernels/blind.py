@@ -295,7 +295,8 @@ class Names:
 
 
 def launch(kernel: Any, programs: int | tuple[int, ...], **arguments: Any) -> None:
-    """Run a kernel, as so many programs or a grid of them. Tensors become pointers, and numbers that are no constants tensors."""
+    """Run a kernel, as so many programs or a grid of them. Tensors become pointers, and numbers that are no constants
+    tensors."""
     changed = threading.Condition()
     constants = {name for name, kind in kernel.fn.__annotations__.items() if "constexpr" in str(kind)}
 

@@ -138,7 +138,8 @@ def causal_conv(
         turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, first_C, length_C, row_C,
         x_TX.stride(0), tails_NwX.stride(0),
         X=channels, W=width, BLOCK=cut.block, AHEAD=cut.ahead, TAIL=triton.next_power_of_2(width - 1),
-        SINGLE=single, BIAS=bias_X is not None, SILU=activation == "silu", num_warps=cut.warps, **launch_options(x_TX.device),
+        SINGLE=single, BIAS=bias_X is not None, SILU=activation == "silu", num_warps=cut.warps,
+        **launch_options(x_TX.device),
     )  # fmt: skip
     return y_TX
 

@@ -35,7 +35,7 @@ _CARRIES, _OUTPUTS = gl.constexpr(CARRIES), gl.constexpr(OUTPUTS)
 
 @gluon.jit
 def _ask(
-    begin, behind, here, tiles, sources, k_token, v_token, num_tokens, in_values,
+    begin, behind, here, tiles, sources, k_token: gl.constexpr, v_token: gl.constexpr, num_tokens, in_values,
     K: gl.constexpr, L: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
     """Ask for a chunk's tiles and factors. Tokens from `behind` on become zeros."""
@@ -72,9 +72,7 @@ def _ask(
 
 
 @gluon.jit
-def _write(
-    tile, o, begin, behind, o_ptr, G: gl.constexpr, V: gl.constexpr, L: gl.constexpr, C: gl.constexpr
-):
+def _write(tile, o, begin, behind, o_ptr, G: gl.constexpr, V: gl.constexpr, L: gl.constexpr, C: gl.constexpr):
     """Write a chunk's outputs, [columns, tokens], which are turned in shared memory."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // C, C // 8], [C // 16, 1], [1, 0])
     tile.permute((1, 0)).store(o)
@@ -87,7 +85,7 @@ def _write(
 
 @gluon.jit
 def _run(
-    first, behind, state, tiles, sources, o_ptr, k_token, v_token, num_tokens, in_values,
+    first, behind, state, tiles, sources, o_ptr, k_token: gl.constexpr, v_token: gl.constexpr, num_tokens, in_values,
     G: gl.constexpr, K: gl.constexpr, V: gl.constexpr, L: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr,
     OUT: gl.constexpr,
 ):  # fmt: skip
@@ -169,7 +167,7 @@ def _cells(column_step, key_step, K: gl.constexpr, C: gl.constexpr, layout: gl.c
 def gated_delta_hopper_chunks(
     q_ptr, k_ptr, v_ptr, solve_ptr, within_ptr, factors_ptr, states_ptr, o_ptr,
     start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr, first_ptr, length_ptr, row_ptr, carried_ptr,
-    k_token, v_token, states_block, num_tokens,
+    k_token: gl.constexpr, v_token: gl.constexpr, states_block, num_tokens,
     H: gl.constexpr, G: gl.constexpr, K: gl.constexpr, V: gl.constexpr, L: gl.constexpr, SHORT: gl.constexpr,
     C: gl.constexpr, STAGES: gl.constexpr, RUN: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -256,18 +254,27 @@ def gated_delta_hopper_chunks(
 
 
 def _aot(run: int, columns: int, stages: int) -> AotKernel:
+    """Of 64 columns of a row, some addresses are spilled; the products do not wait for them."""
     absent = ("q_token", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "a_token", "b_token", "scale", "norm_eps")
     types = {name: kind for name, kind in aot_types().items() if name not in absent}
     types |= dict.fromkeys(("solve_ptr", "within_ptr"), "*bf16") | {"factors_ptr": "*fp32", "num_tokens": "i32"}
     constants: dict[str, int | None] = {"H": 16, "G": 32, "K": 128, "V": 128, "L": CHUNK, "SHORT": 1}
-    constants |= {"C": columns, "STAGES": stages, "RUN": run}
+    for name in ("k_token", "v_token"):
+        del types[name]
+    constants |= {"k_token": 8192, "v_token": 8192, "C": columns, "STAGES": stages, "RUN": run}
     segments = dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32") | {"carried_ptr": "*fp32"}
     if run == ROWS:
         constants |= dict.fromkeys(segments)
     else:
         types |= segments
     return AotKernel(
-        gated_delta_hopper_chunks, types, constants, num_warps=columns // 16, hot=True, tensor_cores="HGMMA", archs=("sm_90",)
+        gated_delta_hopper_chunks,
+        types,
+        constants,
+        num_warps=columns // 16,
+        hot=True,
+        tensor_cores="HGMMA",
+        archs=("sm_90",),
     )
 
 

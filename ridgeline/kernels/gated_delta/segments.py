@@ -1,6 +1,6 @@
 """Long rows in segments that run at the same time, for GPUs with more multiprocessors than there are heads to fill.
 
-What a segment does to a state is affine: S ← Mᵀ S + B. A first launch runs every segment from zeros, which leaves B, and
+What a segment does to a state is affine: S ← M S + B. A first launch runs every segment from zeros, which leaves B, and
 its keys alone from the identity, which leaves M, both without outputs. The kernel here then goes through a row's
 segments, and leaves the state in front of each one in B's place. A second launch runs every segment from there, with
 outputs. So more than twice the products are computed, by as many more programs as there are segments.

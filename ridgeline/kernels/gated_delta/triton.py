@@ -125,7 +125,14 @@ def _in_chunks(
     carried_DGCK = torch.empty((number, value_heads, values + keys, keys), dtype=torch.float32, device=device)
     table = parts.first_C, parts.length_C, parts.row_C, carried_DGCK
     kernel[(all_tiles, value_heads, number)](
-        *of_chunks, *table, *numbers, RUN=hopper_chunks.CARRIES, **shape, C=plan.columns, num_warps=plan.columns // 16, **options
+        *of_chunks,
+        *table,
+        *numbers,
+        RUN=hopper_chunks.CARRIES,
+        **shape,
+        C=plan.columns,
+        num_warps=plan.columns // 16,
+        **options,
     )
     segments._gated_delta_carry[(values // segments.COLUMNS, value_heads, turns.num_rows)](
         carried_DGCK, states_NGKV, turns.start_R1, turns.reads_R, turns.fresh_R.view(torch.uint8), parts.of_R1,
@@ -133,5 +140,12 @@ def _in_chunks(
         num_warps=segments.WARPS, **options,
     )  # fmt: skip
     kernel[(tiles, value_heads, number)](
-        *of_chunks, *table, *numbers, RUN=hopper_chunks.OUTPUTS, **shape, C=plan.columns, num_warps=plan.columns // 16, **options
+        *of_chunks,
+        *table,
+        *numbers,
+        RUN=hopper_chunks.OUTPUTS,
+        **shape,
+        C=plan.columns,
+        num_warps=plan.columns // 16,
+        **options,
     )

@@ -96,9 +96,9 @@ def _gated_delta_prepare(
 
 @triton.jit
 def _inverse(system, i, L: tl.constexpr, PART: tl.constexpr, dtype: tl.constexpr):
-    """Return (I - system)⁻¹, system being strictly lower triangular. Blocks of two tokens on the diagonal are inverted
-    as they are but for the diagonal. Then neighbours become one block of twice the size, until there is one. Up to PART tokens the
-    blocks are a batch of small products; from there on products are of the whole, with zeros beside the blocks.
+    """Return (I - system)⁻¹, system being strictly lower triangular. In a block of two tokens on the diagonal that is
+    I + system. Then neighbours become one block of twice the size, until there is one. Up to PART tokens the blocks are
+    a batch of small products; from there on products are of the whole, with zeros beside the blocks.
 
     Entries of both matrices are at most one in size, so float16 has three digits of them: more than the result keeps.
     """
@@ -149,7 +149,14 @@ def _aot(dtype: str) -> AotKernel:
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
     return AotKernel(
-        _gated_delta_prepare, types, constants, num_warps=WARPS, hot=True, tensor_cores="MMA", archs=ONE_OF_EACH, registers=REGISTERS
+        _gated_delta_prepare,
+        types,
+        constants,
+        num_warps=WARPS,
+        hot=True,
+        tensor_cores="MMA",
+        archs=ONE_OF_EACH,
+        registers=REGISTERS,
     )
 
 
