@@ -52,26 +52,30 @@ def _causal_conv(
         start, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
     read_ptr = tails_ptr + tl.load(reads_ptr + row) * tails_block + channel
     kept = before * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # how much of a tail there is
-    weights, held = (), ()  # and the inputs in front of a token, oldest first
+    weights = ()  # type: Any
+    held = ()  # type: Any  # the inputs in front of a token, oldest first
     for i in tl.static_range(W):
-        weights += (tl.load(weight_ptr + channel * W + i, mask=in_x, other=0).to(tl.float32),)
+        weight = tl.load(weight_ptr + channel * W + i, mask=in_x, other=0).to(tl.float32)
+        weights = weights + (weight,)  # noqa: RUF005 (the form that Triton knows)
     source_ptr = x_ptr + tl.cast(first, tl.int64) * x_token + channel
     for i in tl.static_range(before):
         place = channel * 0 + (first - start - before + i)  # among the row's own tokens; its tail is in front of them
         old = tl.load(read_ptr + (place + before) * X, mask=in_x & (place < 0) & (place + before < kept), other=0)
         x = tl.load(source_ptr + (i - before) * x_token, mask=in_x & (place >= 0), other=0)
-        held += (tl.where(place < 0, old.to(tl.float32), x.to(tl.float32)),)
+        input = tl.where(place < 0, old.to(tl.float32), x.to(tl.float32))
+        held = held + (input,)  # noqa: RUF005
     begun = tl.zeros((BLOCK,), tl.float32)
     if BIAS:
         begun += tl.load(bias_ptr + channel, mask=in_x, other=0).to(tl.float32)
     target_ptr = y_ptr + tl.cast(first, tl.int64) * X + channel
     behind = tl.where(in_x, length, 0)
     for begin in range(0, length, AHEAD):
-        asked = ()
+        asked = ()  # type: Any
         for j in tl.static_range(AHEAD):
-            asked += (tl.load(source_ptr + (begin + j) * x_token, mask=begin + j < behind, other=0),)
+            taken = tl.load(source_ptr + (begin + j) * x_token, mask=begin + j < behind, other=0)
+            asked = asked + (taken,)  # noqa: RUF005
         for j in tl.static_range(AHEAD):
-            held += (asked[j].to(tl.float32),)
+            held = held + (asked[j].to(tl.float32),)  # noqa: RUF005
             sums = begun
             for i in tl.static_range(W):
                 sums += weights[i] * held[i]

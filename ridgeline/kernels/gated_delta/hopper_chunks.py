@@ -254,7 +254,7 @@ def gated_delta_hopper_chunks(
 
 
 def _aot(run: int, columns: int, stages: int) -> AotKernel:
-    """Of 64 columns of a row, some addresses are spilled; the products do not wait for them."""
+    """A row of 64 columns spills some addresses; its products do not wait for them."""
     absent = ("q_token", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "a_token", "b_token", "scale", "norm_eps")
     types = {name: kind for name, kind in aot_types().items() if name not in absent}
     types |= dict.fromkeys(("solve_ptr", "within_ptr"), "*bf16") | {"factors_ptr": "*fp32", "num_tokens": "i32"}

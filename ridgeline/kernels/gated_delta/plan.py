@@ -12,7 +12,7 @@ LEAST_SEGMENT = 512  # tokens; shorter ones spend their time on the states that 
 
 
 class Plan(NamedTuple):
-    """How rows run in chunks.
+    """The cut of rows that run in chunks.
 
     columns, warps: the columns of a state that a program of triton_chunks.py has, and its warps.
     stages: the chunks that are in shared memory at once.
