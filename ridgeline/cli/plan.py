@@ -132,7 +132,8 @@ def _kept(one: Plan) -> str:
     state = f" and a state of {short(one.state_per_request, 'B')} per request" if one.state_per_request else ""
     return (
         f"KV {short(one.kv_per_token, 'B', 6)} per token{state}, "
-        f"room for {one.blocks:,} blocks of {d.block_size} tokens: {one.max_requests:,} requests of {d.context:,} tokens"
+        f"room for {one.blocks:,} blocks of {d.block_size} tokens: "
+        f"{one.max_requests:,} requests of {d.context:,} tokens"
     )
 
 
