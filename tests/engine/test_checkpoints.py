@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.plan import RowKind, StepPlan
 from ridgeline.core.request import Preemption, Request
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.idle import SLACK, Idle, IdlePages
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.sequence import Sequence
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import Groups, layout_of
 
@@ -296,3 +300,27 @@ def test_states_and_forks_are_those_of_one_tenant(groups: Groups) -> None:
     assert hit_of(desk, *alike) == [0, 0, 0, 20]
     begin = [make_request(f"r{n}", words(7, 22) + words(8 + n, 9), max_tokens=3, salt=f"{n % 3}") for n in range(9)]
     assert hit_of(desk, *begin) == [0, 0, 0, 0, 0, 0, 20, 20, 20]  # each tenant's third request finds its own
+
+
+def test_short_conversations_keep_their_states_as_long_as_their_keys() -> None:
+    """A page could hold the keys and values of 256 tokens, or one state; each conversation has 40 tokens."""
+    keys, state = KVSpec(num_kv_heads=1, head_dim=8), RecurrentSpec(parts=(StatePart((64, 64)),))
+    groups = CacheGroup(spec=keys, layers=(0,)), CacheGroup(spec=state, layers=(1,))
+    layout = CacheLayout(groups=groups, block_size=4, dtype="float32", num_pages=31)
+    assert [layout.blocks_per_page(g) for g in (0, 1)] == [64, 1]
+    manager = CacheManager(layout, prefix_caching=True, max_chunk=64)
+
+    def begun(seed: int) -> Sequence:
+        seq = Sequence(make_request(f"{seed}", words(seed, 40), max_tokens=1), 2)
+        seq.slot = 0
+        assert manager.admit(seq, reserve_blocks=0)
+        return seq
+
+    for n in range(60):
+        seq = begun(n)
+        assert manager.tables.extend(seq, 0, 40) is not None
+        manager.publish_chunk(seq, 0, 40)
+        manager.keep_state(seq, 0, 40, reserve=0)
+        manager.release(seq, n + 1, 40)
+    hits = [begun(n).cached_tokens for n in reversed(range(50, 60))]
+    assert hits[:7] == [36] * 7
