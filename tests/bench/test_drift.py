@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.drift import CHUNK, SUBJECTS, Subject, arguments, error, in_steps, reference
 
-TOKENS = 600
+TOKENS = 300
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.op.name)
