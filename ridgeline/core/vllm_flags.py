@@ -1,8 +1,8 @@
 """vLLM's flags that are no settings of ours under the same name: one row each, for the command line, for `LLM()`, for
 `ridgeline migrate` and for docs/api-flags.md.
 
-A flag is renamed (ours means the same), accepted (it changes no answer, and a line says why) or refused (it would change
-one, and the line says what to do). A refused flag is accepted with the values that ask for what happens anyway.
+A flag is renamed (ours means the same), accepted (it changes no answer, and a line says why) or refused (it would
+change one, and the line says what to do). A refused flag is accepted with the values that ask for what happens anyway.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     (
         "kernels are chosen by device and model; `ridgeline explain` shows them",
         SWITCH,
-        "monokernel enable-flashinfer-autotune use-replayssm use-fp64-gumbel kv-sharing-fast-prefill swa-bounded-replay",
+        "monokernel enable-flashinfer-autotune use-replayssm use-fp64-gumbel kv-sharing-fast-prefill "
+        "swa-bounded-replay",
     ),
     (
         "nothing is compiled at start, and graphs are captured for the sizes that the device gains by; --enforce-eager "
@@ -344,7 +345,8 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("windows are the model's; set --max-model-len to stay inside them", SWITCH, "disable-sliding-window", ()),
     ("set --kv-cache-memory instead, in bytes", VALUE, "num-gpu-blocks-override", ()),
     ("requests that run are bounded by --max-num-seqs", VALUE, "max-num-active-seqs", ()),
-    ("states are kept in the numbers that docs/state.md names", VALUE, "mamba-cache-dtype mamba-ssm-cache-dtype", ("auto",)),
+    ("states are kept in the numbers that docs/state.md names", VALUE, "mamba-cache-dtype mamba-ssm-cache-dtype",
+     ("auto",)),
     ("log-probabilities are the model's own, before penalties", VALUE, "logprobs-mode", ("raw_logprobs",)),
     ("nothing of a step is reported but tokens and their log-probabilities", SWITCH,
      "enable-return-routed-experts return-sampling-mask enable-trace-replay", ()),
@@ -360,6 +362,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("gRPC has a port beside HTTP's; use --grpc-port", SWITCH, "grpc", ()),
     ("grammars follow each request; only the key `backend` is taken", VALUE, "structured-outputs-config",
      ('{"backend": ""}',)),
+    ("clients send and get text; leave it out", SWITCH, "skip-tokenizer-init", ()),
     ("`ridgeline profile` measures kernels", VALUE, "profiler-config", ("{}",)),
     ("text is not watermarked; leave it out", VALUE, "watermark-config", ("{}",)),
     ("diffusion models do not run; `ridgeline models` lists those that do", VALUE, "diffusion-config", ("{}",)),

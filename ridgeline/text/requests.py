@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.core.request import MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -18,6 +18,7 @@ class RequestLimits:
     max_model_len: int
     vocab_size: int
     eos_ids: frozenset[int]
+    max_logprobs: int = MAX_LOGPROBS
 
 
 def make_requests(
@@ -35,6 +36,7 @@ def make_requests(
     `seed` is used if the parameters name none. Raise InvalidRequest if the parameters do not fit this model.
     """
     _check_ids(params, limits)
+    _check_logprobs(params, limits)
     if params.num_drawn > params.n and params.logprobs is None:
         params = params.replace(logprobs=0)  # needed for the choice among completions
     negative = params.negative_prompt or ()
@@ -85,6 +87,17 @@ def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> S
 def derive_seed(seed: int, index: int) -> int:
     """Return an independent 64-bit seed for one of several things that share a seed."""
     return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+
+
+def _check_logprobs(params: SamplingParams, limits: RequestLimits) -> None:
+    if params.max_logprobs > MAX_LOGPROBS:
+        return  # a beam's own, which nobody sees
+    for param, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if (asked or 0) > limits.max_logprobs:
+            raise InvalidRequest(
+                f"{param} is {asked}, and at most {limits.max_logprobs} may be asked for here (max_logprobs).",
+                param=param,
+            )
 
 
 def _check_ids(params: SamplingParams, limits: RequestLimits) -> None:

@@ -94,21 +94,30 @@ class EngineStats:
             last[name] = now
         self._counters["generation_tokens"] += len(request_ids)
 
-    def note_end(self, request: Request, stats: RequestStats, reason: str) -> Headroom:
+    def note_end(self, request: Request, stats: RequestStats, reason: str, completion: int = 0) -> Headroom:
         """Count the end of a request, however it ended, and leave out times that it never reached. Return the device's
-        work while it ran, for it and for others."""
+        work while it ran, for it and for others. `completion` is its place among those of one request."""
         self._finished[reason] += 1
         self._fresh.pop(request.id, None)
         self._last_token.pop(request.id, None)
         add = {name: histogram.add for name, histogram in self._histograms.items()}
         add["request_prompt_tokens"](stats.prompt_tokens)
         add["request_generation_tokens"](stats.output_tokens)
+        add["request_num_preemptions"](stats.preemptions)
+        add["request_max_num_generation_tokens"](request.max_total_tokens - len(request.prompt_token_ids))
+        if request.params.max_tokens is not None:
+            add["request_params_max_tokens"](request.params.max_tokens)
+        if completion == 0:
+            add["request_params_n"](request.params.n)
         add["e2e_request_latency_seconds"](stats.finished - stats.arrival)
         if stats.first_scheduled is None:
             return Headroom()
         add["request_queue_time_seconds"](stats.first_scheduled - stats.arrival)
         add["request_inference_time_seconds"](stats.finished - stats.first_scheduled)
         if stats.first_token is not None:
+            add["request_prefill_kv_computed_tokens"](stats.prompt_tokens - stats.cached_tokens)
+            self._counters["prompt_tokens_cached"] += stats.cached_tokens
+            self._counters["prompt_tokens_computed"] += stats.prompt_tokens - stats.cached_tokens
             add["request_prefill_time_seconds"](stats.first_token - stats.first_scheduled)
             add["request_decode_time_seconds"](stats.finished - stats.first_token)
             if stats.output_tokens > 1:
