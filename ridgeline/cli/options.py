@@ -168,8 +168,8 @@ def option(
     parser: Callable[[str], Any] | None = None
     if field_name in COUNTS:
         parser = functools.partial(count, name=flag)
-    elif kind is dict:
-        kind, parser = typing.Optional[dict], functools.partial(json_object, what=flag)  # noqa: UP045
+    elif kind in (dict, typing.Optional[dict]):  # noqa: UP045
+        kind, parser = typing.Optional[str], functools.partial(json_object, what=flag)  # noqa: UP045
     made = typer.Option(
         default,
         *declarations,
@@ -193,8 +193,6 @@ def _plain_type(hint: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         members = [m for m in typing.get_args(hint) if m is not type(None)]
         plain = _plain_type(members[-1])
-        if plain is dict:
-            return dict
         return typing.Optional[plain] if type(None) in typing.get_args(hint) else plain  # noqa: UP045
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0])

@@ -25,8 +25,10 @@ class Line(NamedTuple):
 
 @dataclass
 class Translation:
-    """The words of our command, and a line for everything that differs from what was given. `unknown` are flags that are
-    nobody's, with their values."""
+    """The words of our command, and a line for everything that differs from what was given.
+
+    unknown: flags that are nobody's, with their values.
+    """
 
     words: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)

@@ -83,8 +83,7 @@ class EngineFacts(Message, frozen=True):
     """The facts about the model and the engine that an API server must know.
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
-    number of tokens that one request may have in the KV cache, and `max_concurrency` how many requests of the longest
-    kind it holds.
+    number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
     """
 
     process_id: int
@@ -106,7 +105,7 @@ class EngineFacts(Message, frozen=True):
     max_logprobs: int = MAX_LOGPROBS
     gpu_memory_utilization: float = 0.0
     kv_cache_memory_bytes: int = 0
-    max_concurrency: float = 0.0
+    kv_cache_tokens: int = 0
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

@@ -171,7 +171,7 @@ class EngineHost:
             self._socket.send(connection, Refused(id=submit.id, error=f"the request could not be queued: {error}"))
         else:
             self._owners[name] = connection, submit.id
-            self._stats.note_arrival(request)
+            self._stats.note_arrival(request, f"{connection.hex()}-{submit.name}")
             self._recent.begin(name, submit)
 
     def _cancel(self, connection: bytes, message: Cancel) -> None:
@@ -292,7 +292,7 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         max_logprobs=options.max_logprobs,
         gpu_memory_utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=assembly.memory.kv_cache,
-        max_concurrency=assembly.memory.longest / config.max_model_len,
+        kv_cache_tokens=assembly.memory.tokens,
     )
 
 
