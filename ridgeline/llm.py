@@ -17,7 +17,7 @@ from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
 from ridgeline.core.vllm_flags import of_keywords
-from ridgeline.models.config import Config, ModelConfig, sampling_defaults, sampling_overrides
+from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
 from ridgeline.offline.running import RunningJobs
@@ -27,7 +27,7 @@ from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.continuations import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.outputs import RequestOutput
-from ridgeline.text.requests import RequestLimits
+from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json

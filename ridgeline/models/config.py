@@ -11,9 +11,8 @@ from math import inf
 from typing import Any, Literal
 
 from ridgeline.core.config import DTYPES
-from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import ModelSpec, WeightMap
-from ridgeline.core.request import SamplingParams
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -179,20 +178,6 @@ def token_ids(config: Config, name: str) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise wrong(name, value, "a token id or a list of them")
     return tuple(dict.fromkeys(ids))
-
-
-def sampling_overrides(overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Return an operator's sampling defaults, under the names of generation_config.json: SAMPLING_DEFAULTS and
-    max_new_tokens. Raise InvalidConfig for any other name, and for impossible values."""
-    known = (*SAMPLING_DEFAULTS, "max_new_tokens")
-    if unknown := sorted(overrides.keys() - {*known}):
-        raise InvalidConfig(f"override_generation_config sets {unknown[0]!r}; it may set {', '.join(known)}.")
-    found: dict[str, Any] = dict(overrides)
-    try:
-        SamplingParams(max_tokens=found.get("max_new_tokens"), **{n: v for n, v in found.items() if n != known[-1]})
-    except InvalidRequest as error:
-        raise InvalidConfig(f"override_generation_config is wrong: {error}") from error
-    return found
 
 
 def sampling_defaults(generation: Config) -> dict[str, float]:

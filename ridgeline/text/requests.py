@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
-from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.request import MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -82,6 +84,20 @@ def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> S
             spellings = [word]
         spelled |= {tuple(map(int, spelling)): None for spelling in spellings if spelling}
     return params.replace(bad_words=[list(word) for word in spelled])
+
+
+def sampling_overrides(overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Return an operator's sampling defaults, under the names of generation_config.json: SAMPLING_DEFAULTS and
+    max_new_tokens. Raise InvalidConfig for any other name, and for impossible values."""
+    known = (*SAMPLING_DEFAULTS, "max_new_tokens")
+    if unknown := sorted(overrides.keys() - {*known}):
+        raise InvalidConfig(f"override_generation_config sets {unknown[0]!r}; it may set {', '.join(known)}.")
+    found: dict[str, Any] = dict(overrides)
+    try:
+        SamplingParams(max_tokens=found.get("max_new_tokens"), **{n: v for n, v in found.items() if n != known[-1]})
+    except InvalidRequest as error:
+        raise InvalidConfig(f"override_generation_config is wrong: {error}") from error
+    return found
 
 
 def derive_seed(seed: int, index: int) -> int:

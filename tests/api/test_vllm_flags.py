@@ -49,7 +49,9 @@ def test_the_page_is_what_the_tables_say() -> None:
 
 def test_own_flags_are_those_of_the_verb() -> None:
     verb = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
-    options = {parameter.name.replace("_", "-"): parameter for parameter in verb.params if parameter.opts[0][:2] == "--"}
+    options = {
+        parameter.name.replace("_", "-"): parameter for parameter in verb.params if parameter.opts[0][:2] == "--"
+    }
     assert options.keys() - {"help"} == OWN.keys()
     for name, takes in OWN.items():
         parameter = options[name]
@@ -149,7 +151,7 @@ def test_what_we_have_not_is_refused_by_name(
         ("python3 -m vllm.entrypoints.openai.api_server --model m --host h", "ridgeline serve m --host h", 0),
         ("CUDA_VISIBLE_DEVICES=0,1 VLLM_API_KEY=k VLLM_USE_V1=1 vllm serve m --uds 's ock'",
          "CUDA_VISIBLE_DEVICES=0,1 RIDGELINE_API_KEY=k ridgeline serve m --uds 's ock'", 0),
-        ("docker run --gpus all -v ~/.cache:/root -e HF_TOKEN=t -p 9000:8000 --ipc=host vllm/vllm-openai:v0.33 --model m",
+        ("docker run --gpus all -v a:/root -e HF_TOKEN=t -p 9000:8000 --ipc=host vllm/vllm-openai:v0.33 --model m",
          "HF_TOKEN=t ridgeline serve m --host 0.0.0.0 --port 9000", 0),
         ("vllm serve m \\\n --enable-lora --frob 3 --port 1", "ridgeline serve m --port 1 --host 0.0.0.0", 1),
     ],
@@ -180,7 +182,16 @@ def test_migrate_says_what_it_reads(
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("8k", 8000), ("8K", 8192), ("25.6k", 25_600), ("2M", 2 << 20), (" 7 ", 7), ("1g", 10**9), ("auto", None), ("-1", None)],
+    [
+        ("8k", 8000),
+        ("8K", 8192),
+        ("25.6k", 25_600),
+        ("2M", 2 << 20),
+        (" 7 ", 7),
+        ("1g", 10**9),
+        ("auto", None),
+        ("-1", None),
+    ],
 )
 def test_numbers_as_vllm_reads_them(text: str, number: int | None) -> None:
     assert count(text, "max_model_len") == number

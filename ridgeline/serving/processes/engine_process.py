@@ -171,7 +171,8 @@ class EngineHost:
             self._socket.send(connection, Refused(id=submit.id, error=f"the request could not be queued: {error}"))
         else:
             self._owners[name] = connection, submit.id
-            self._stats.note_arrival(request, f"{connection.hex()}-{submit.name}")
+            # the completions of one request have consecutive numbers
+            self._stats.note_arrival(request, _name(connection, submit.id - submit.index))
             self._recent.begin(name, submit)
 
     def _cancel(self, connection: bytes, message: Cancel) -> None:

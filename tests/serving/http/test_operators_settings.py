@@ -23,7 +23,7 @@ from ridgeline.serving.requests.validation import render
 
 FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
 ASKED = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
-MIDDLEWARE = '''
+MIDDLEWARE = """
 from starlette.responses import PlainTextResponse
 
 class Mark:
@@ -45,7 +45,7 @@ async def guard(request, call_next):
 
 def plain(request):
     return None
-'''
+"""
 
 
 def run(
