@@ -10,13 +10,13 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.request import MAX_LOGPROBS
 from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 1, 1_000_000_000
 
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 # Settings that may be text such as 8k
