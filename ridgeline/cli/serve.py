@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer import Context
 from typer.core import TyperCommand
 
 from ridgeline.cli.options import ENGINE_HELP, option
@@ -89,7 +88,7 @@ class ServeCommand(TyperCommand):
     """The verb with vLLM's ways to write its command line. What has no effect is told, and what we have not is
     refused."""
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = translate(args, {**own_flags(), "help": Takes.NOTHING})
         for line in found.lines:
             if line.state is not State.REFUSED:

@@ -36,14 +36,14 @@ class GenerationDefaults:
         own = sampling_overrides(overrides or {})
         length = own.pop("max_new_tokens", None)
         if setting in NO_DEFAULTS:
-            return cls(sampling=own, max_tokens=length)  # type: ignore[arg-type]
+            return cls(sampling=own, max_tokens=length)
         path = folder / GENERATION_FILE if setting == "auto" else generation_file(setting)
         values = Config(read_json(path))
         sampling = sampling_defaults(values) | own
         if length is None and "max_new_tokens" in values:
             length = values.integer("max_new_tokens")
         try:
-            SamplingParams(**sampling, max_tokens=length)  # type: ignore[arg-type]
+            SamplingParams(**sampling, max_tokens=length)
         except InvalidRequest as error:
             raise ModelLoadError(f"{path} is wrong: {error}") from error
         return cls(sampling=sampling, max_tokens=length, eos_ids=frozenset(token_ids(values, "eos_token_id")))

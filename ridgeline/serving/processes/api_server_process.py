@@ -127,7 +127,7 @@ def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
         ssl_keyfile_password=config.ssl_keyfile_password,
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=config.ssl_cert_reqs,
-        **({} if config.ssl_ciphers is None else {"ssl_ciphers": config.ssl_ciphers}),
+        ssl_ciphers=config.ssl_ciphers or "TLSv1",  # uvicorn's own default: what Python allows
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=FLUSH,
     )
