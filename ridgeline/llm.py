@@ -16,7 +16,8 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
-from ridgeline.models.config import ModelConfig
+from ridgeline.core.vllm_flags import of_keywords
+from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
 from ridgeline.offline.running import RunningJobs
@@ -26,8 +27,10 @@ from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.continuations import Score, continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.outputs import RequestOutput
-from ridgeline.text.requests import RequestLimits
+from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
+from ridgeline.weights.formats.json_file import read_json
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt"]
 
@@ -40,29 +43,31 @@ class LLM:
     """A model, loaded to run prompts on it, many at a time.
 
     `model` is a folder, a hub id, or empty for the embedded model. Keyword arguments are the fields of
-    `core.config.LLMConfig`. Raise InvalidConfig or ModelLoadError, each with one sentence.
+    `core.config.LLMConfig`, or vLLM's: of those (core/vllm_flags.py) some have no effect here, which is logged, and
+    others are refused. Raise InvalidConfig or ModelLoadError, each with one sentence.
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
-        unknown = options.keys() - {field.name for field in dataclasses.fields(LLMConfig)}
-        if unknown:
-            raise TypeError(f"LLM() has no argument {', '.join(sorted(unknown))}")
-        self.config = LLMConfig(model=model, **options)
+        kept, lines = of_keywords(options, frozenset(field.name for field in dataclasses.fields(LLMConfig)))
+        for line in lines:
+            logger.warning("%s", line)
+        self.config = LLMConfig(model=model, **kept)
+        overrides = sampling_overrides(self.config.override_generation_config or {})
         with LoadingBar() as bar:
             self.assembly: Assembly = assemble(self.config, bar)
         logger.info("%s", self.assembly.memory)
         self.engine = self.assembly.engine
-        tokenizer = None if self.config.skip_tokenizer_init else Tokenizer.from_folder(self.assembly.folder)
-        self._chat_template = (
-            ChatTemplate.from_folder(self.assembly.folder, tokenizer.special_tokens) if tokenizer else None
-        )
+        texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)
+        tokenizer = None if texts is None else Tokenizer.from_folder(texts)
+        self._chat_template = ChatTemplate.from_folder(texts, tokenizer.special_tokens) if texts and tokenizer else None
         model_config = self.assembly.model
-        self._default_params = _default_params(model_config)
+        self._default_params = _default_params(model_config, self.config.generation_config, overrides)
         limits = RequestLimits(
             max_model_len=self.engine.config.max_model_len,
             vocab_size=model_config.spec.vocab_size,
             # Some chat models name their end-of-turn token in the tokenizer's files only.
             eos_ids=frozenset(model_config.eos_token_ids).union(tokenizer.eos_ids if tokenizer else ()),
+            max_logprobs=self.config.max_logprobs,
         )
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)
@@ -233,9 +238,17 @@ class LLM:
         return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt)
 
 
-def _default_params(model: ModelConfig) -> SamplingParams:
-    """Return the model's recommended parameters. Raise ModelLoadError if generation_config.json has impossible ones."""
+def _default_params(model: ModelConfig, source: str, overrides: Mapping[str, Any]) -> SamplingParams:
+    """Return the recommended parameters: those of `source` (as `LLMConfig.generation_config`), over which `overrides`
+    win. Raise ModelLoadError if generation_config.json has impossible ones."""
+    found = dict(model.sampling_defaults) if source == "auto" else _recommended(source)
+    given = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in overrides.items()}
     try:
-        return SamplingParams(**model.sampling_defaults)  # type: ignore[arg-type]
+        SamplingParams(**found)  # type: ignore[arg-type]
     except InvalidRequest as error:
         raise ModelLoadError(f"generation_config.json is wrong: {error}") from error
+    return SamplingParams(**(found | given))
+
+
+def _recommended(source: str) -> dict[str, float]:
+    return {} if source in NO_DEFAULTS else sampling_defaults(Config(read_json(generation_file(source))))

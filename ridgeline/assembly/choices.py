@@ -108,11 +108,16 @@ class Choices:
 def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) -> Choices:
     """Settle everything that needs no weights. Raise InvalidConfig or ModelLoadError for what could never run."""
     mesh = mesh or Mesh()
-    platform, folder = Platform.of(device), resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    platform, folder = (
+        Platform.of(device),
+        resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir),
+    )
     weights = _scheme(config.quantization, folder)
     weights.check(platform)
     files = config.load_format != "dummy"
-    model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    model = with_cache(
+        folder, read_model_config(folder, config.hf_overrides), kv_format(config.kv_cache_dtype), files=files
+    )
     if mesh.exchange is not None and on_gpu(platform) and not config.enforce_eager:
         raise InvalidConfig(
             "ranks with requests of their own (data_parallel_size) run without graphs; set enforce_eager."

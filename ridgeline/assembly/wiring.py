@@ -126,9 +126,11 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     from ridgeline.ranks.leader import Group
 
     size, stages, device = config.ranks, config.pipeline_parallel_size, device_of_rank(config, 0)
-    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     files = config.load_format != "dummy"
-    model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    model = with_cache(
+        folder, read_model_config(folder, config.hf_overrides), kv_format(config.kv_cache_dtype), files=files
+    )
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
@@ -228,7 +230,10 @@ def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
     """Return the settings as the ranks get them: all read the folder that was found once."""
     location = None if config.init_expert_location is None else str(config.init_expert_location)
     changed = {"model": str(folder), "revision": None, "init_expert_location": location}
-    return {**asdict(config), **changed, "kernels": dict(config.kernels)}
+    paths = {
+        name: None if (path := getattr(config, name)) is None else str(path) for name in ("tokenizer", "download_dir")
+    }
+    return {**asdict(config), **changed, **paths, "kernels": dict(config.kernels)}
 
 
 class Shared(NamedTuple):

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
 from ridgeline.core.errors import InvalidRequest
 
 MAX_N = 128
-MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)

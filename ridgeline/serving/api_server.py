@@ -46,12 +46,13 @@ class ApiServer:
 
         Raise RidgelineError if the model's texts cannot be used.
         """
-        tokenizer = Tokenizer.from_folder(folder)
+        texts = Path(str(config.engine.get("tokenizer") or folder))
+        tokenizer = Tokenizer.from_folder(texts)
         engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in paths]
         client = Replicas(engines, step_timeout=config.step_timeout)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
-        defaults = GenerationDefaults.of(config.generation_config, folder)
+        defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
@@ -62,7 +63,7 @@ class ApiServer:
             client=client,
             service=service,
             tokenizer=tokenizer,
-            chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
+            chat_template=_chat_template(config.chat_template, texts, tokenizer.special_tokens),
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
         )

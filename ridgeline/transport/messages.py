@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats, SamplingParams, TokenLogprobs
+from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, TokenLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -83,7 +83,7 @@ class EngineFacts(Message, frozen=True):
     """The facts about the model and the engine that an API server must know.
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
-    number of tokens that one request may have in the KV cache.
+    number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
     """
 
     process_id: int
@@ -102,6 +102,10 @@ class EngineFacts(Message, frozen=True):
     enable_prefix_caching: bool
     life: int = 1
     cache_dtype: str = ""  # of keys and values, where that is another than dtype
+    max_logprobs: int = MAX_LOGPROBS
+    gpu_memory_utilization: float = 0.0
+    kv_cache_memory_bytes: int = 0
+    kv_cache_tokens: int = 0
 
 
 class Welcome(Message, frozen=True, tag="welcome"):

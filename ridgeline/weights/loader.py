@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
 from ridgeline.core.stages import weights_of_stage
@@ -62,12 +62,24 @@ logger = logging.getLogger(__name__)
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
 
 
-def read_model_config(folder: Path) -> ModelConfig:
-    """Return the config of config.json and generation_config.json, if there is one, or of a GGUF file. Raise
-    ModelLoadError."""
+def read_model_config(folder: Path, overrides: Mapping[str, object] | None = None) -> ModelConfig:
+    """Return the config of config.json and generation_config.json, if there is one, or of a GGUF file. `overrides` win
+    over config.json. Raise ModelLoadError, or InvalidConfig for overrides of a GGUF file."""
     if is_gguf(folder):
+        if overrides:
+            raise InvalidConfig("hf_overrides change config.json, and a GGUF file has none; leave them out.")
         return gguf_model_config(folder)
-    return model_config(read_json(folder / "config.json", required=True), read_json(folder / "generation_config.json"))
+    config = merged(read_json(folder / "config.json", required=True), overrides or {})
+    return model_config(config, read_json(folder / "generation_config.json"))
+
+
+def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these values with those of `overrides` in their place. Objects are merged likewise."""
+    found = dict(values)
+    for name, value in overrides.items():
+        before = found.get(name)
+        found[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return found
 
 
 def with_cache(folder: Path, model: ModelConfig, wanted: KVFormat, *, files: bool = True) -> ModelConfig:

@@ -29,6 +29,7 @@ def create_app(api: ApiServer) -> FastAPI:
         title="Ridgeline",
         version=__version__,
         description="An LLM inference server with OpenAI's API.",
+        openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",  # without it there are no pages
     )
     for module in (chat, completions, models, tokenize):
         app.include_router(module.router(api))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ridgeline.core.request import SamplingParams
+from ridgeline.core.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -150,14 +151,13 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
             message["role"] = "system"
         if message.get("tool_calls"):
             message["tool_calls"] = [_plain_call(call, index, size) for call in message["tool_calls"]]
-    extra = dict(body.chat_template_kwargs or {})
-    taken = {"messages", "tools", "add_generation_prompt"} & extra.keys()
+    given = dict(body.chat_template_kwargs or {})
+    taken = TEMPLATE_FIELDS & given.keys()
     if taken:
         name = min(taken)
         raise BadRequest(f"{name} is a field of its own; it cannot be set here.", param=f"chat_template_kwargs.{name}")
-    for name in ("documents", "reasoning_effort"):
-        if getattr(body, name) is not None:
-            extra.setdefault(name, getattr(body, name))
+    fields = {name: value for name in ("documents", "reasoning_effort") if (value := getattr(body, name)) is not None}
+    extra = {**(api.config.default_chat_template_kwargs or {}), **fields, **given}
     tools = body.tools if use_tools else None
     return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
 
