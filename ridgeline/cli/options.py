@@ -23,6 +23,8 @@ from ridgeline.core.request import SamplingParams
 
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
+    "runner": "auto, generate, or pooling (the model embeds or classifies).",
+    "convert": "What a decoder becomes that pools: auto, none, embed, or classify (by the scores of yes and no).",
     "revision": "Branch, tag or commit of a hub model.",
     "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16), float32, bfloat16 or float16.",
     "device": "auto, cpu, cuda or cuda:N.",

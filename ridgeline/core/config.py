@@ -30,6 +30,9 @@ class LLMConfig:
     """The settings that a user chooses. None means that the model and the machine decide.
 
     model: a folder or a hub id.
+    runner: "generate", "pooling" (the model embeds or classifies), or "auto": as the model's files say.
+    convert: what a decoder becomes that pools: "embed", or "classify" by the scores of tokens; "auto": as its files
+        say, or else "embed"; "none": nothing.
     dtype: one of DTYPES, or "auto": the checkpoint's own, but float32 on a CPU without bfloat16 instructions, where
         float32 is far faster.
     device: "auto", "cpu", "cuda" or "cuda:1".
@@ -84,6 +87,8 @@ class LLMConfig:
     """
 
     model: str | Path = ""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
     revision: str | None = None
     dtype: str = "auto"
     device: str = "auto"
@@ -128,6 +133,10 @@ class LLMConfig:
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
+        if self.runner not in ("auto", "generate", "pooling"):
+            raise InvalidConfig(f"unknown runner {self.runner!r}; use auto, generate or pooling.")
+        if self.convert not in ("auto", "none", "embed", "classify"):
+            raise InvalidConfig(f"unknown convert {self.convert!r}; use auto, none, embed or classify.")
         kv_format(self.kv_cache_dtype)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
@@ -235,6 +244,7 @@ class EngineConfig:
     lookahead_depth: how many plans may be in flight at once.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
+    pools: the model pools: prompts end with vectors instead of tokens.
     """
 
     max_model_len: int
@@ -247,6 +257,7 @@ class EngineConfig:
     lookahead_depth: int = 2
     itl_target: float | None = None
     cascade: bool = False
+    pools: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -71,7 +71,7 @@ class Sequence:
     def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None) -> None:
         self.request = request
         self.id = request.id
-        self.tokens = list(request.prompt_token_ids)
+        self.tokens = request.input_ids
         self.features = int(features_of(request.params, masked=request.token_mask is not None))
         self.num_logprobs = request.params.logprobs or 0
         self.status = Status.WAITING
@@ -87,7 +87,7 @@ class Sequence:
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
         self.has_waited = False
-        self.private = False
+        self.private = request.whole
         self.distrusted = False
         self.cached_tokens = 0
         self.last_plan = 0

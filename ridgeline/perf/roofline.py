@@ -77,7 +77,7 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    if model.layers[0].norms != "after" and model.layers[0].mixer is not ABSENT:
+    if model.layers[0].norms in ("before", "both") and model.layers[0].mixer is not ABSENT:
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
         found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))
@@ -93,6 +93,8 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
     yield "embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
     if model.learned_positions:
         yield "position_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+    if model.token_types:
+        yield "type_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
     if model.embed_norm is not None:
         yield "embed_norm", _norm(model.embed_norm.kind, tokens, model.hidden_size, p, residual=False)
 
@@ -100,8 +102,8 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 def _layer(
     layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None, reach: Reach
 ) -> Iterator[Priced]:
-    before, after = layer.norms != "after", layer.norms != "before"
-    post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
+    before, after = layer.norms in ("before", "both"), layer.norms in ("after", "both", "around")
+    post_norm = _norm(layer.norm.kind, tokens, width, p, residual=layer.norms == "around")
     if layer.mixer is not ABSENT:
         *first, last = (
             (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
@@ -115,14 +117,22 @@ def _layer(
             yield "mixer_post_norm", post_norm
     if layer.feed_forward is ABSENT:
         return
-    norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if before else None
+    fed = before or layer.norms == "feed_forward"
+    norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if fed else None
     yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, reach)
     if after:
         yield "feed_forward_post_norm", post_norm
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
-    yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
+    if model.final_norm is not None:
+        yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
+    width = model.hidden_size
+    for number, each in enumerate(model.pooling.head if model.pooling is not None else ()):
+        yield f"head.{number}", linear_cost(sampled, width, each.outputs, itemsize=p.item, weight_itemsize=p.item)
+        width = each.outputs
+    if not model.scores:
+        return
     stored = p.weight_of("unembed", p.item)
     yield "unembed", linear_cost(sampled, model.hidden_size, model.vocab_size, itemsize=p.item, weight_itemsize=stored)
     yield "sample", sample_cost(sampled, model.vocab_size)
