@@ -285,6 +285,7 @@ def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
         device=str(assembly.device),
         enable_prefix_caching=config.enable_prefix_caching,
         cache_dtype=",".join(layout.kv_dtypes),
+        pooling=model.spec.pooling,
     )
 
 
@@ -300,6 +301,8 @@ def _event(number: int, event: TokenEvent) -> Event:
         logprobs=event.logprobs,
         prompt_logprobs=event.prompt_logprobs,
         error=event.error,
+        vector=None if event.vector is None else event.vector.tobytes(),
+        tokens=len(event.vector) if event.vector is not None and event.vector.ndim > 1 else 0,
     )
 
 
@@ -317,6 +320,9 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
         lookahead=2 if mask is None else 1,
         token_mask=mask,
         arrival=submit.arrival,
+        task=submit.task,
+        whole=submit.whole,
+        second_text=submit.second_text,
     )
 
 
