@@ -131,6 +131,8 @@ class Tokenizer:
                     if encoding is not None:
                         encoding.truncate(length)
             joined = self.backend.post_process(first_of, second_of, add_special_tokens=add_special_tokens)
+        except InvalidRequest:
+            raise
         except BaseException as error:
             reraise_unless_failed(error)
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
@@ -181,9 +183,11 @@ class Tokenizer:
 
 
 def _cut_to(room: int, first: int, second: int) -> tuple[int, int]:
-    """Return how many tokens of two texts are left. Raise ValueError if there is no room at all."""
+    """Return how many tokens of two texts are left. Raise InvalidRequest if there is no room at all."""
     if room < 1:
-        raise ValueError("there is no room beside the special tokens")
+        raise InvalidRequest(
+            "truncate_prompt_tokens leaves no room beside the special tokens; raise it.", param="truncate_prompt_tokens"
+        )
     if first + second <= room:
         return first, second
     shorter = min(first, second)
