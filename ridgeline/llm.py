@@ -21,7 +21,7 @@ from ridgeline.core.request import SamplingParams
 from ridgeline.models.config import ModelConfig
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
-from ridgeline.offline.pooling import PooledParts, PoolingRuns, parts_of, reranked, scored_output, with_options
+from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
 from ridgeline.offline.running import RunningJobs
 from ridgeline.progress import LoadingBar
 from ridgeline.text.arguments import listed_params, listed_priorities, listed_prompts, short
@@ -162,7 +162,7 @@ class LLM:
         token_embed and token_classify those of all their tokens. Raise InvalidRequest."""
         options = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
-        return [PoolingRequestOutput(*head, PoolingOutput(torch.from_numpy(v)), *rest) for head, v, rest in found]
+        return outputs(PoolingRequestOutput, found, lambda vector: PoolingOutput(torch.from_numpy(vector)))
 
     def embed(
         self,
@@ -179,7 +179,7 @@ class LLM:
         before each. Raise InvalidRequest."""
         options = {"task": "embed", "truncate_prompt_tokens": truncate_prompt_tokens, "dimensions": dimensions}
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, named=(prompt_name, prompt))
-        return [EmbeddingRequestOutput(*head, EmbeddingOutput(v.tolist()), *rest) for head, v, rest in found]
+        return outputs(EmbeddingRequestOutput, found, lambda vector: EmbeddingOutput(vector.tolist()))
 
     def classify(
         self,
@@ -192,7 +192,7 @@ class LLM:
         """Return the probabilities of a classifier's labels for every prompt. Raise InvalidRequest."""
         options = {"task": "classify", "truncate_prompt_tokens": truncate_prompt_tokens}
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
-        return [ClassificationRequestOutput(*head, ClassificationOutput(v.tolist()), *rest) for head, v, rest in found]
+        return outputs(ClassificationRequestOutput, found, lambda vector: ClassificationOutput(vector.tolist()))
 
     def rerank(
         self,
@@ -332,7 +332,7 @@ class LLM:
         *,
         use_tqdm: bool,
         named: tuple[str | None, str | None] = (None, None),
-    ) -> list[PooledParts]:
+    ) -> list[Pooled]:
         """Run prompts on a model that pools. Options that are not None replace those of the parameters."""
         if self._pooling is None:
             raise InvalidRequest("this model generates; load it with runner='pooling'.", param="model")
@@ -344,7 +344,7 @@ class LLM:
             before = self._pooling.encoder.prompt(name)
         given = {option: value for option, value in options.items() if value is not None}
         params = with_options(params, given)
-        return [parts_of(each) for each in self._pooling.embed(prompts, params, before=before, use_tqdm=use_tqdm)]
+        return self._pooling.embed(prompts, params, before=before, use_tqdm=use_tqdm)
 
     # ---- from prompts to requests -----------------------------------------------------------------------------
 

@@ -152,7 +152,7 @@ class AttentionSpec:
         return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
 
     @property
-    def states(self) -> tuple[StateSpec]:
+    def states(self) -> tuple[KVSpec] | tuple[PassingSpec]:
         return (PassingSpec(),) if self.bidirectional else (self.state,)
 
     @property
@@ -312,7 +312,7 @@ class ModelSpec:
     token_types: rows of a table of token types, which is added as well (`core.pooling.SECOND_TEXT`); 0: no such table.
     embedding_multiplier: multiplies the embedded tokens.
     embed_norm: normalizes the embedded tokens before the first layer; with token types, what all tables add up to.
-    final_norm: the norm behind the last layer; None: there is none.
+    final_norm: the norm behind the last layer, unless that has its norms "around".
     pooling: what is made of the hidden states, in place of tokens; None: the model generates.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
@@ -324,7 +324,7 @@ class ModelSpec:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    final_norm: NormSpec | None
+    final_norm: NormSpec
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     learned_positions: int = 0
@@ -349,6 +349,11 @@ class ModelSpec:
         if self.pooling is not None:
             return bool(self.pooling.tokens)
         return self.stage is None or self.stage.last
+
+    @cached_property
+    def ends_normed(self) -> bool:
+        """True if the final norm is there."""
+        return not self.layers or self.layers[-1].norms != "around"
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

@@ -1,17 +1,9 @@
-"""Pooling: models that end with vectors instead of tokens, what a request may ask of them, and what becomes of a vector
-after the device.
-
-Legend:
-    M  width of a vector
-    L  labels
-"""
+"""Pooling: models that end with vectors instead of tokens, and what a request may ask of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
 
@@ -22,7 +14,6 @@ TOKENWISE = ("token_embed", "token_classify")  # tasks that give a vector for ev
 
 # A token id with this bit belongs to the second text of a pair: models with token types embed that as well
 SECOND_TEXT = 1 << 30
-TINY = 1e-12  # the least length that a vector is divided by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,20 +132,3 @@ def checked(params: PoolingParams, spec: PoolingSpec) -> Task:
             f"dimensions is {params.dimensions}, and this model was trained for {known}.", param="dimensions"
         )
     return task
-
-
-def finished(raw_M: np.ndarray, params: PoolingParams, spec: PoolingSpec) -> np.ndarray:
-    """Return what a request gets: the device's vector (or vectors, one below the other) cut, normalised, or made
-    probabilities. float32."""
-    x_M = raw_M.astype(np.float32)
-    if spec.task == "embed":
-        x_M = x_M[..., : params.dimensions]
-        wanted = spec.normalize if params.use_activation is None else params.use_activation
-        return x_M / np.maximum(np.linalg.norm(x_M, axis=-1, keepdims=True), TINY) if wanted else x_M
-    if params.use_activation is False or spec.activation == "none":
-        return x_M
-    if spec.activation == "sigmoid":
-        with np.errstate(over="ignore"):
-            return 1 / (1 + np.exp(-x_M))
-    e_M = np.exp(x_M - x_M.max(axis=-1, keepdims=True))
-    return e_M / e_M.sum(axis=-1, keepdims=True)

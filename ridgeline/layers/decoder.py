@@ -201,7 +201,7 @@ class Decoder(nn.Module):
         pools = spec.pooling is not None
         if not (spec.scores or pools):
             return
-        self.final_norm = Norm(spec.final_norm, width, build) if spec.final_norm is not None else None
+        self.final_norm = Norm(spec.final_norm, width, build) if spec.ends_normed else None
         if spec.pooling is not None:
             self.head = Head(spec.pooling, width, build.within("head"))
         if not spec.scores:

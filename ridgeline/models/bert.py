@@ -76,7 +76,7 @@ class Bert:
             vocab_size=values.integer("vocab_size"),
             hidden_size=width,
             layers=(layer,) * values.integer("num_hidden_layers"),
-            final_norm=None,
+            final_norm=norm,
             max_position_embeddings=positions - offset,
             tie_word_embeddings=True,
             learned_positions=positions,

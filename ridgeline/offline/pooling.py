@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest, RidgelineError
-from ridgeline.core.pooling import PoolingParams, PoolingSpec, finished
+from ridgeline.core.pooling import PoolingParams, PoolingSpec
 from ridgeline.core.request import Request, RequestStats
 from ridgeline.engine.engine import Engine
 from ridgeline.interrupts import uninterrupted
@@ -22,6 +22,7 @@ from ridgeline.text.pooled import (
     ScoringOutput,
     ScoringRequestOutput,
     check_scores,
+    finished,
     listed_tokens,
     paired,
     pooling_request,
@@ -39,13 +40,18 @@ class Pooled(NamedTuple):
     cached_tokens: int
 
 
-# (the request's name,), its vector, (its tokens, how many of them were cached)
-PooledParts = tuple[tuple[str], np.ndarray, tuple[list[int], int]]
+Output = TypeVar("Output")  # a result
+Held = TypeVar("Held")  # what it holds
 
 
-def parts_of(pooled: Pooled) -> PooledParts:
-    """Return what a result is made of."""
-    return (pooled.request.id,), pooled.vector, (list(pooled.request.prompt_token_ids), pooled.cached_tokens)
+def outputs(
+    kind: Callable[[str, Held, list[int], int], Output], found: Sequence[Pooled], inner: Callable[[np.ndarray], Held]
+) -> list[Output]:
+    """Return the results of a call. inner: makes of a vector what they hold."""
+    return [
+        kind(each.request.id, inner(each.vector), list(each.request.prompt_token_ids), each.cached_tokens)
+        for each in found
+    ]
 
 
 def scored_output(ran: Sequence[Pooled], score: float) -> ScoringRequestOutput:

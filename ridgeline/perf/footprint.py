@@ -35,7 +35,7 @@ def parameters(model: ModelSpec) -> Parameters:
     """Count every parameter once; tied embeddings count under `embed`. A stage of a pipeline has only the tables that
     it needs."""
     width, products, vectors = model.hidden_size, 0, 0
-    if model.final_norm is not None and (model.scores or model.pooling is not None):
+    if model.ends_normed and (model.scores or model.pooling is not None):
         vectors += _norm(model.final_norm, width)
     for layer in model.layers:
         for product in layer.products(width).values():

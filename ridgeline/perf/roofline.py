@@ -125,7 +125,7 @@ def _layer(
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
-    if model.final_norm is not None:
+    if model.ends_normed:
         yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
     width = model.hidden_size
     for number, each in enumerate(model.pooling.head if model.pooling is not None else ()):

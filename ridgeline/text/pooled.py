@@ -1,4 +1,8 @@
-"""From texts to requests of a model that pools, and from its vectors to results. Names and fields are vLLM's."""
+"""From texts to requests of a model that pools, and from its vectors to results. Names and fields are vLLM's.
+
+Legend:
+    M  width of a vector
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.pooling import TINY, PoolingParams, PoolingSpec, checked
+from ridgeline.core.pooling import PoolingParams, PoolingSpec, checked
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.chat_template import ChatTemplate
@@ -18,6 +22,8 @@ from ridgeline.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 NOTHING_DRAWN = SamplingParams(temperature=0, max_tokens=1)  # stands for the parameters of drawing tokens
+
+TINY = 1e-12  # the least length that a vector is divided by
 
 # The prompt that Qwen3-Reranker was trained on, around a pair
 RERANKER_BEGIN = (
@@ -147,7 +153,7 @@ class Encoder:
         room = self.room(params)
         if self._template is not None:
             messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-            extra = {} if instruction is None else {"instruction": instruction}
+            extra: dict[str, Any] = {} if instruction is None else {"instruction": instruction}
             text = self._template.render(messages, add_generation_prompt=True, **extra)
             return Encoded(self.tokenizer.encode(text, add_special_tokens=False)[:room])
         if self.spec.difference:
@@ -219,6 +225,23 @@ def pooling_request(
         whole=spec.runs_whole(task),
         second_text=encoded.second_text if spec.token_types > 1 else 0,
     )
+
+
+def finished(raw_M: np.ndarray, params: PoolingParams, spec: PoolingSpec) -> np.ndarray:
+    """Return what a request gets: the device's vector (or vectors, one below the other) cut, normalised, or made
+    probabilities. float32."""
+    x_M = raw_M.astype(np.float32)
+    if spec.task == "embed":
+        x_M = x_M[..., : params.dimensions]
+        wanted = spec.normalize if params.use_activation is None else params.use_activation
+        return x_M / np.maximum(np.linalg.norm(x_M, axis=-1, keepdims=True), TINY) if wanted else x_M
+    if params.use_activation is False or spec.activation == "none":
+        return x_M
+    if spec.activation == "sigmoid":
+        with np.errstate(over="ignore"):
+            return 1 / (1 + np.exp(-x_M))
+    e_M = np.exp(x_M - x_M.max(axis=-1, keepdims=True))
+    return e_M / e_M.sum(axis=-1, keepdims=True)
 
 
 def similarity(a: np.ndarray, b: np.ndarray) -> float:

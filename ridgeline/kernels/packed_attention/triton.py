@@ -24,18 +24,23 @@ LOG2E = 1.4426950408889634
 def _attend(
     acc_MD, max_M, sum_M, q_MD, k_ptr, v_ptr, stride_k, stride_v, begin, stop, length, m_M, scale, window,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add key tiles begin … stop to the running softmax."""
     n_K, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
-    real_D = d_D < HEAD_DIM
+    first_K1 = (begin + n_K).to(tl.int64)[:, None]
+    k_ptr_KD, v_ptr_KD = k_ptr + first_K1 * stride_k + d_D[None, :], v_ptr + first_K1 * stride_v + d_D[None, :]
     for start in range(begin, stop, TILE):
         key_K = start + n_K
-        real_K = key_K < (length if MASKED else stop)
-        real_KD = real_K[:, None] & real_D[None, :]
-        k_KD = tl.load(k_ptr + key_K.to(tl.int64)[:, None] * stride_k + d_D[None, :], mask=real_KD, other=0)
-        v_KD = tl.load(v_ptr + key_K.to(tl.int64)[:, None] * stride_v + d_D[None, :], mask=real_KD, other=0)
-        x_MK = tl.dot(q_MD, tl.trans(k_KD), input_precision=PRECISION) * scale
+        if MASKED:
+            real_KD = (key_K < length)[:, None] & (d_D < HEAD_DIM)[None, :]
+            k_KD = tl.load(k_ptr_KD, mask=real_KD, other=0)
+            v_KD = tl.load(v_ptr_KD, mask=real_KD, other=0)
+        elif HEAD_DIM == DIM:
+            k_KD, v_KD = tl.load(k_ptr_KD), tl.load(v_ptr_KD)
+        else:
+            k_KD = tl.load(k_ptr_KD, mask=(d_D < HEAD_DIM)[None, :], other=0)
+            v_KD = tl.load(v_ptr_KD, mask=(d_D < HEAD_DIM)[None, :], other=0)
+        x_MK = tl.dot(q_MD, tl.trans(k_KD), input_precision="ieee") * scale
         if MASKED:
             seen_MK = (key_K < length)[None, :] & (m_M >= 0)[:, None]
             if WINDOW:
@@ -48,9 +53,10 @@ def _attend(
             p_MK = tl.where(seen_MK, p_MK, 0.0)
         shrink_M = tl.exp2(max_M - new_max_M)
         sum_M = sum_M * shrink_M + tl.sum(p_MK, 1)
-        acc_MD = acc_MD * shrink_M[:, None]
-        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD, input_precision=PRECISION)
+        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD * shrink_M[:, None], input_precision="ieee")
         max_M = new_max_M
+        k_ptr_KD += TILE * stride_k
+        v_ptr_KD += TILE * stride_v
     return acc_MD, max_M, sum_M
 
 
@@ -58,7 +64,7 @@ def _attend(
 def _packed_attention(
     q_ptr, k_ptr, v_ptr, out_ptr, tiles_ptr, scale, window, stride_q, stride_k, stride_v, head_q, head_k, head_v,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr,
-    TILE: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries of one tile and one head. A tile is (first token of the row, tokens of the row, its first
     query in the row)."""
@@ -66,7 +72,8 @@ def _packed_attention(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     tile, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
-    row, length, first = (tl.load(tiles_ptr + 3 * tile + i) for i in range(3))
+    tiles_ptr += 3 * tile
+    row, length, first = tl.load(tiles_ptr), tl.load(tiles_ptr + 1), tl.load(tiles_ptr + 2)
     m_M, d_D = first + tl.arange(0, QUERIES), tl.arange(0, DIM)
     real_MD = (m_M < length)[:, None] & (d_D < HEAD_DIM)[None, :]
     token_M = (row + m_M).to(tl.int64)
@@ -83,11 +90,11 @@ def _packed_attention(
     else:
         acc_MD, max_M, sum_M = _attend(
             acc_MD, max_M, sum_M, q_MD, k_ptr, v_ptr, stride_k, stride_v, begin, full, length, m_M, scale, window,
-            HEAD_DIM, DIM, TILE, False, WINDOW, PRECISION,
+            HEAD_DIM, DIM, TILE, False, WINDOW,
         )  # fmt: skip
     acc_MD, max_M, sum_M = _attend(
         acc_MD, max_M, sum_M, q_MD, k_ptr, v_ptr, stride_k, stride_v, full, stop, length, m_M, scale, window,
-        HEAD_DIM, DIM, TILE, True, WINDOW, PRECISION,
+        HEAD_DIM, DIM, TILE, True, WINDOW,
     )  # fmt: skip
     out_M = (token_M * NUM_HEADS + head) * HEAD_DIM
     y_MD = acc_MD / tl.maximum(sum_M, 1e-30)[:, None]  # of queries behind the row's end nothing is stored
@@ -109,8 +116,7 @@ def packed_attention(
         q_THD.stride(0), k_TGD.stride(0), v_TGD.stride(0), q_THD.stride(1), k_TGD.stride(1), v_TGD.stride(1),
         NUM_HEADS=heads, GROUP=heads // k_TGD.shape[1], HEAD_DIM=width, DIM=max(16, triton.next_power_of_2(width)),
         QUERIES=queries, TILE=tile, WINDOW=window is not None,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", num_warps=4,
-        num_stages=3 if q_THD.dtype.itemsize < 4 else 2, **launch_options(q_THD.device),
+        num_warps=4, num_stages=3 if q_THD.dtype.itemsize < 4 else 2, **launch_options(q_THD.device),
     )  # fmt: skip
     return out_THD
 
@@ -150,7 +156,7 @@ def _aot(dim: int, window: bool, group: int = 1) -> AotKernel:
     queries, tile = cut(512, 2)
     constants = {
         "NUM_HEADS": 16, "GROUP": group, "HEAD_DIM": dim, "DIM": dim, "QUERIES": queries, "TILE": tile,
-        "WINDOW": window, "PRECISION": "tf32",
+        "WINDOW": window,
     }  # fmt: skip
     return AotKernel(_packed_attention, signature, constants, num_warps=4, num_stages=3, hot=True, tensor_cores="MMA")
 

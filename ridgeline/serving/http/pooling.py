@@ -142,7 +142,7 @@ def _scores(api: ApiServer, found: Sequence[PooledAnswer], firsts: int) -> list[
     if pooling_facts(api.service).task == "classify":
         return [float(each.vector[0]) for each in found]
     left, right = found[:firsts], found[firsts:]
-    pairs = zip(left * len(right) if firsts == 1 else left, right, strict=True)
+    pairs = zip([*left] * len(right) if firsts == 1 else left, right, strict=True)
     return [similarity(a.vector, b.vector) for a, b in pairs]
 
 
