@@ -33,7 +33,7 @@ class HeadSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingSpec:
-    """What a model makes of a prompt's hidden states.
+    """The pooling of a prompt's hidden states to a vector.
 
     kind: which of them make the vector: the last token's, the first token's ("cls"), or the mean of all.
     task: what the vector is: an embedding, or scores of labels.

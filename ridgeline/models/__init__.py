@@ -59,26 +59,31 @@ ARCHITECTURES = Registry(
         "GatedLinearAttentionForCausalLM": "ridgeline.models.gla:GatedLinearAttention",
         "RetNetForCausalLM": "ridgeline.models.gla:RetNet",
         "BertModel": "ridgeline.models.bert:Bert",
-        "BertForMaskedLM": "ridgeline.models.bert:Bert",
         "BertForSequenceClassification": "ridgeline.models.bert:BertClassifier",
         "RobertaModel": "ridgeline.models.roberta:Roberta",
-        "RobertaForMaskedLM": "ridgeline.models.roberta:Roberta",
         "RobertaForSequenceClassification": "ridgeline.models.roberta:RobertaClassifier",
-        "XLMRobertaModel": "ridgeline.models.roberta:Roberta",
-        "XLMRobertaForMaskedLM": "ridgeline.models.roberta:Roberta",
-        "XLMRobertaForSequenceClassification": "ridgeline.models.roberta:RobertaClassifier",
         "ModernBertModel": "ridgeline.models.modernbert:ModernBert",
-        "ModernBertForMaskedLM": "ridgeline.models.modernbert:ModernBert",
         "ModernBertForSequenceClassification": "ridgeline.models.modernbert:ModernBertClassifier",
-        "LlamaModel": "ridgeline.models.llama:Llama",
-        "MistralModel": "ridgeline.models.mistral:Mistral",
-        "Qwen2Model": "ridgeline.models.qwen2:Qwen2",
-        "Qwen3Model": "ridgeline.models.qwen3:Qwen3",
         "LlamaForSequenceClassification": "ridgeline.models.sequence_classifiers:LlamaClassifier",
         "Qwen2ForSequenceClassification": "ridgeline.models.sequence_classifiers:Qwen2Classifier",
         "Qwen3ForSequenceClassification": "ridgeline.models.sequence_classifiers:Qwen3Classifier",
     },
 )
+
+
+# Other names of these networks, or of their parts that embed
+SAME = {
+    "BertForMaskedLM": "BertModel",
+    "RobertaForMaskedLM": "RobertaModel",
+    "XLMRobertaModel": "RobertaModel",
+    "XLMRobertaForMaskedLM": "RobertaModel",
+    "XLMRobertaForSequenceClassification": "RobertaForSequenceClassification",
+    "ModernBertForMaskedLM": "ModernBertModel",
+    "LlamaModel": "LlamaForCausalLM",
+    "MistralModel": "MistralForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
+}
 
 
 class Architecture(Protocol):
@@ -97,8 +102,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """Return the architecture that config.json names. Raise ModelLoadError if we know none of its names."""
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
-        if isinstance(name, str) and name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+        if isinstance(name, str) and SAME.get(name, name) in ARCHITECTURES:
+            return ARCHITECTURES[SAME.get(name, name)]
     raise ModelLoadError(
         f"config.json names the architectures {names!r}, none of which we know; `ridgeline models` lists those we do."
     )

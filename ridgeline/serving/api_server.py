@@ -73,7 +73,7 @@ class ApiServer:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """What makes token ids of texts for a model that pools. Raise Unavailable while no engine has told of it, and
+        """The encoder of texts for a model that pools. Raise Unavailable while no engine has told of it, and
         BadRequest for a model that generates."""
         facts = self.service.facts()
         prompts, default = read_prompts(self.folder)

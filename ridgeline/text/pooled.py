@@ -75,7 +75,7 @@ class ScoringOutput:
 
 @dataclass(frozen=True)
 class PooledRequestOutput(Generic[T]):
-    """What came of a prompt."""
+    """The result of a prompt."""
 
     request_id: str
     outputs: T
