@@ -126,8 +126,9 @@ class Sequence:
 
     @property
     def written(self) -> int:
-        """Tokens whose keys are in its blocks for certain: a token comes from a plan that wrote all before it."""
-        return len(self.tokens) - 1 if self.has_emitted else 0
+        """Tokens whose keys are in its blocks for certain: a token, or a vector, comes from a plan that wrote all before
+        it."""
+        return len(self.tokens) - (self.request.task is None) if self.has_emitted else 0
 
     @property
     def reached(self) -> int:
