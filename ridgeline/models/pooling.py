@@ -12,6 +12,7 @@ from ridgeline.core.model_spec import AttentionSpec, ModelSpec, Source, WeightMa
 from ridgeline.core.pooling import HeadSpec, Kind, PoolingSpec
 from ridgeline.models.config import Config, ModelConfig
 
+BARE = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")  # decoders that were saved without an output layer
 RERANKER_TOKENS = ("no", "yes")  # what Qwen3-Reranker answers
 
 MODES: dict[str, Kind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -73,7 +74,7 @@ def pooled(
 
 def _pools(spec: ModelSpec, config: Mapping[str, Any], modules: Modules | None, runner: str, convert: str) -> bool:
     names = config.get("architectures")
-    bare = isinstance(names, list) and any(isinstance(name, str) and name.endswith("Model") for name in names)
+    bare = isinstance(names, list) and any(name in BARE for name in names)
     pools = spec.pooling is not None or bare or (modules is not None and modules.pooling is not None)
     if runner == "generate":
         if spec.pooling is not None or bare:
