@@ -126,7 +126,7 @@ class Sequence:
 
     @property
     def written(self) -> int:
-        """Tokens whose keys are in its blocks for certain: a token, or a vector, comes from a plan that wrote all before
+        """Tokens whose keys are in its blocks for certain: a token or a vector comes from a plan that wrote all before
         it."""
         return len(self.tokens) - (self.request.task is None) if self.has_emitted else 0
 

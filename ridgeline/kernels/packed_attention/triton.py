@@ -122,8 +122,8 @@ def packed_attention(
 
 
 def cut(longest: int, itemsize: int) -> tuple[int, int]:
-    """Return the queries and keys of a tile, for rows of up to so many tokens. Larger tiles read keys less often, and
-    those of float32 would not fit into a program's memory."""
+    """Return the queries and keys of a tile, for rows of up to so many tokens. A warp has 16 queries. Larger tiles read
+    keys less often, and those of float32 would not fit into a program's memory."""
     if itemsize == 4:
         return 32, 32
     return (128 if longest > 64 else 64), 64
@@ -158,7 +158,9 @@ def _aot(dim: int, window: bool, group: int = 1) -> AotKernel:
         "NUM_HEADS": 16, "GROUP": group, "HEAD_DIM": dim, "DIM": dim, "QUERIES": queries, "TILE": tile,
         "WINDOW": window,
     }  # fmt: skip
-    return AotKernel(_packed_attention, signature, constants, num_warps=4, num_stages=3, hot=True, tensor_cores="MMA")
+    return AotKernel(
+        _packed_attention, signature, constants, num_warps=queries // 16, num_stages=3, hot=True, tensor_cores="MMA"
+    )
 
 
 AOT = (_aot(64, False), _aot(64, True))
