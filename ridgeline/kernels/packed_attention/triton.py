@@ -116,7 +116,7 @@ def packed_attention(
         q_THD.stride(0), k_TGD.stride(0), v_TGD.stride(0), q_THD.stride(1), k_TGD.stride(1), v_TGD.stride(1),
         NUM_HEADS=heads, GROUP=heads // k_TGD.shape[1], HEAD_DIM=width, DIM=max(16, triton.next_power_of_2(width)),
         QUERIES=queries, TILE=tile, WINDOW=window is not None,
-        num_warps=4, num_stages=3 if q_THD.dtype.itemsize < 4 else 2, **launch_options(q_THD.device),
+        num_warps=queries // 16, num_stages=3 if q_THD.dtype.itemsize < 4 else 2, **launch_options(q_THD.device),
     )  # fmt: skip
     return out_THD
 
