@@ -347,7 +347,7 @@ async def storms(server: Served, *, rounds: int = 20, requests: int = 1000) -> d
 
 
 async def kill(
-    server: Served, victim: str, *, count: int = 64, after: float = 1.5, slack: float = 1.0
+    server: Served, victim: str, *, count: int = 64, tokens: int = 1200, after: float = 1.5, slack: float = 1.0
 ) -> dict[str, float]:
     """Kill (-9) the "engine" or the "API server" while streams run.
 
@@ -356,7 +356,7 @@ async def kill(
     await server.until_ready()
     client = load(server.url)
     asked = time.monotonic()
-    running = [asyncio.ensure_future(ask(client, body(1200))) for _ in range(count)]
+    running = [asyncio.ensure_future(ask(client, body(tokens))) for _ in range(count)]
     await server.until_open(count)
     await asyncio.sleep(after)
     api_servers = server.api_servers

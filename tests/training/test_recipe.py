@@ -128,6 +128,7 @@ def test_a_recipe_of_mixtures_says_how_busy_their_experts_are(tmp_path: Path, fe
         device=torch.device("cpu"),
         steps=1,
         batch_tokens=1024,
+        max_held_out_bytes=4000,
     )
     reports = mixture.run(config, Console(quiet=True))
     assert (tmp_path / "out" / mixture.PLOT).stat().st_size > 10_000

@@ -355,7 +355,7 @@ def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> Non
 
 def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
     api_servers = served.api_servers
-    asyncio.run(endurance.kill(served, "API server", count=16, after=0.0, slack=10))
+    asyncio.run(endurance.kill(served, "API server", count=16, tokens=300, after=0.0, slack=10))
     deadline = time.monotonic() + PATIENCE
     while len(served.api_servers) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
