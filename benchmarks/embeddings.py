@@ -9,7 +9,8 @@ what sentence-transformers' `encode` does with its model: it sorts prompts by le
 padding, runs them, pools and normalises. No tokenizer runs in any engine.
 
 An engine's first vectors are compared with those of the first engine (the smallest cosine is shown), and an engine that
-is further from it than LEAST gets no figure. After the colon stands a `quantization` of Ridgeline.
+is further from it than LEAST gets no figure. Behind an engine's name may stand a `quantization` of Ridgeline and an own
+dtype: ridgeline:w8a8, ridgeline@bfloat16.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 
 BATCH = 32  # of sentence-transformers' encode
 SHOWN = 4  # prompts whose vectors are compared
-LEAST = {"": 0.9995, "w8a8": 0.98, "int8": 0.99, "fp8": 0.98}  # the cosine between an engine's vectors and the first's
+LEAST = {"": 0.999, "w8a8": 0.98, "int8": 0.99, "fp8": 0.98}  # the cosine between an engine's vectors and the first's
 
 _BERT = {
     "architectures": ["BertModel"],
@@ -177,7 +178,9 @@ def prompts_of(lengths: str, count: int, vocabulary: int) -> list[list[int]]:
 
 def serve(asked: argparse.Namespace) -> None:
     """Run one engine: read the names of lengths from standard input, and write what each took to standard output."""
-    name, _, quantization = asked.child.partition(":")
+    whole, _, dtype = asked.child.partition("@")
+    name, _, quantization = whole.partition(":")
+    asked.dtype = dtype or asked.dtype
     engine: Engine = ENGINES[name](Path(asked.folder), asked, quantization or None)
     vocabulary = SHAPES[asked.shape][0]["vocab_size"]
     vectors = engine.embed(prompts_of("128-512", SHOWN, vocabulary))
@@ -249,7 +252,9 @@ def main() -> None:
 def compare(children: list[Child], asked: argparse.Namespace) -> None:
     first = children[0].vectors
     nearest = {child.name: min(map(cosine, child.vectors, first)) for child in children}
-    wrong = [name for name, value in nearest.items() if value < LEAST.get(name.partition(":")[2], 0.98)]
+    wrong = [
+        name for name, value in nearest.items() if value < LEAST.get(name.partition("@")[0].partition(":")[2], 0.98)
+    ]
     for lengths in asked.lengths:
         taken: dict[str, list[float]] = {child.name: [] for child in children}
         for _ in range(asked.rounds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from ridgeline.serving.processes.engine_process import EngineHost, EngineSetting
 from ridgeline.transport.zmq import EngineSocket
 from tests import pooled_models
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
+from tests.serving.http.test_schemathesis import CHECKS, SCHEMATHESIS
 
 TEXTS = ["the quick brown fox", "paris", "what is the capital of france and then again"]
 DOCUMENTS = ["paris is the capital", "the lazy dog jumps over", "a fox", "berlin berlin berlin is again"]
@@ -212,3 +214,17 @@ def test_requests_are_counted(embeds: Server) -> None:
     before = counted()
     post(embeds, "/v1/embeddings", input=TEXTS)
     assert counted() - before == sum(len(text.split()) + 2 for text in TEXTS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["embeds", "ranks"])
+def test_nothing_that_is_sent_breaks_the_server(servers: dict[str, Server], kind: str, tmp_path: Path) -> None:
+    chosen = "^/(v1/embeddings|pooling|classify|score|rerank)$"
+    command = [*SCHEMATHESIS, "--no-color", "run", f"{servers[kind].url}/openapi.json", "--checks", CHECKS]
+    command += ["--include-path-regex", chosen, "--max-time", "30", "--phases", "coverage,fuzzing", "--seed", "1"]
+    command += ["--generation-database", "none", "--no-shrink", "--request-timeout", "120", "--warnings", "off"]
+    command += ["--suppress-health-check", "all"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " generated, " in done.stdout, "it asked nothing"
+    assert servers[kind].wait_idle()
