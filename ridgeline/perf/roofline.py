@@ -58,7 +58,7 @@ PRODUCTS = (
     *EXPERTS,
 )
 VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
-BY_ROW = ("gated_delta",)  # ops whose FLOPs depend on the length of each row
+BY_ROW = ("gated_delta", "packed_attention")  # ops whose FLOPs depend on the length of each row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
@@ -142,6 +142,11 @@ def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = Tru
     return norm_cost(tokens, width, itemsize=p.item, kind="rms" if kind == "rms" else "layer", residual=residual)
 
 
+def _sampled(name: str) -> bool:
+    """Return True if an op runs for sampled rows only: those of the head of a model that pools do."""
+    return name in SAMPLED or name.startswith("head.")
+
+
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
     """Return the FLOP/s at which the op called `name` can run."""
     if name in VECTOR and "float32" in hardware.matrix:
@@ -193,8 +198,8 @@ class Roofline:
         )
         others = ("attention", *EXPERTS, *BY_ROW)
         probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in others]
-        self._per_token = _Lines([each for each in probes if each[0].name not in SAMPLED], hardware, p)
-        self._per_sample = _Lines([each for each in probes if each[0].name in SAMPLED], hardware, p)
+        self._per_token = _Lines([each for each in probes if not _sampled(each[0].name)], hardware, p)
+        self._per_sample = _Lines([each for each in probes if _sampled(each[0].name)], hardware, p)
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)
         self._expert_devices = expert_devices
         self._experts = [
@@ -211,7 +216,9 @@ class Roofline:
         }
         attention = [found for layer in model.layers if (found := attention_of(layer.mixer)) is not None]
         mixers = Counter(
-            (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype)) for m in attention
+            (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype))
+            for m in attention
+            if not m.bidirectional
         )
         self._attention = [
             (
@@ -254,7 +261,7 @@ class _Lines:
     def __init__(self, probes: list[tuple[OpCost, OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
         rates = [op_rate(one.name, hardware, p) for one, _, _ in probes]
         bytes_K3 = np.array([[one.count * each.cost.bytes for each in (one, two, apart)] for one, two, apart in probes])
-        one_K, two_K, apart_K = bytes_K3.T / hardware.bandwidth
+        one_K, two_K, apart_K = bytes_K3.reshape(-1, 3).T / hardware.bandwidth
         flops_K = [one.count * one.cost.flops / rate for (one, _, _), rate in zip(probes, rates, strict=True)]
         self._slope_K, self._row_K, self._flops_K = two_K - one_K, apart_K - two_K, np.array(flops_K)
         self._fixed_K = one_K - self._slope_K - self._row_K
