@@ -124,6 +124,18 @@ def test_kernels_of_a_gpu_give_the_same_vectors(folder, open_llm) -> None:
         near(result.outputs.embedding, unit(pooled_models.hidden(model("modernbert"), prompt)[0]))
 
 
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_a_rehearsal_leaves_nothing_behind(family: str, folder, open_llm) -> None:
+    llm = open_llm(folder(family))
+    llm.engine.rehearse()
+    assert not llm.engine.has_work
+    [result] = llm.embed({"prompt_token_ids": PROMPTS[2]}, use_tqdm=False)
+    assert result.num_cached_tokens == 0
+    near(
+        result.outputs.embedding, unit(pooled_models.hidden(model(family), PROMPTS[2])[-1 if family == "qwen3" else 0])
+    )
+
+
 def test_an_encoder_can_be_quantized(folder, open_llm) -> None:
     llm = open_llm(folder("bert"), quantization="int8", kernels={"int8_linear": "reference"})
     got = llm.embed(as_prompts(PROMPTS), use_tqdm=False)

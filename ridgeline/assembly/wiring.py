@@ -102,7 +102,7 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     pools = spec.pooling is not None
     wiring = Wiring(memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools)
     engine = _engine(config, worker, wiring)
-    if choices.captured:
+    if choices.captured or (pools and device.type == "cuda"):
         engine.rehearse()
         worker.forget_expert_load()
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)

@@ -92,6 +92,8 @@ class Engine:
         """Run some tiny requests and forget them. Code, kernels and memory are prepared when they are first used, and
         the first user's request should not wait for that."""
         length = min(8, self.config.max_model_len - 2)
+        if self.config.pools:  # long ones take other kernels
+            length = min(512, self.config.max_model_len, self.config.max_num_batched_tokens)
         for number in range(REHEARSALS if length > 0 else 0):
             params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
             name = f"rehearsal {number}"
@@ -101,8 +103,10 @@ class Engine:
                     prompt_token_ids=(0,) * length,
                     params=params,
                     seed=0,
-                    max_total_tokens=length + 2,
+                    max_total_tokens=length if self.config.pools else length + 2,
                     cache_salt=f"rehearsal {min(number, REHEARSALS - 2)}",  # the last finds what the one before left
+                    task="embed" if self.config.pools else None,
+                    whole=self.config.pools,
                 )
             )
             while self.has_work:
