@@ -133,8 +133,15 @@ class LLM:
         if self._pooling is not None:
             self._check_running()
             params = pooling_params or PoolingParams()
-            scored = self._pooling.score(prompts, continuations, params, instruction=instruction, use_tqdm=use_tqdm)
+            scored = self._pooling.score(
+                prompts, continuations, params, instruction=instruction, use_tqdm=use_tqdm, salt=cache_salt
+            )
             return [scored_output(ran, score) for ran, score in scored]
+        if pooling_params is not None or instruction is not None:
+            raise InvalidRequest(
+                "this model generates, and scores take no pooling_params or instruction then; leave them out.",
+                param="pooling_params",
+            )
         contexts = [self._jobs.encode(prompt) for prompt in listed_prompts(prompts)]
         listed = listed_continuations(continuations, len(contexts))
         pairs = [

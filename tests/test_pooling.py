@@ -332,6 +332,8 @@ def test_runner_and_convert_say_what_a_model_is(folder, tmp_path: Path, open_llm
     generates = open_llm(folder("qwen3_reranker"))
     with pytest.raises(InvalidRequest, match="this model generates; load it with runner='pooling'"):
         generates.embed(TEXTS)
+    with pytest.raises(InvalidRequest, match="scores take no pooling_params or instruction"):
+        generates.score(TEXTS, [[[5]]] * 3, instruction="what is")
     sentence = pooled_models.sentence_folder("bert", tmp_path / "max", "max_tokens")
     with pytest.raises(ModelLoadError, match="the pooling is max; known: cls, mean, lasttoken"):
         open_llm(sentence)

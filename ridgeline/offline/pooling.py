@@ -107,19 +107,28 @@ class PoolingRuns:
         return self.run(encoded, every, use_tqdm=use_tqdm, priority=priority, salt=salt)
 
     def score(
-        self, queries: Any, documents: Any, params: PoolingParams, *, instruction: str | None = None, use_tqdm: bool
+        self,
+        queries: Any,
+        documents: Any,
+        params: PoolingParams,
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool = False,
+        salt: str = "",
     ) -> list[tuple[list[Pooled], float]]:
         """Return the score of each pair, with what was run for it: the pair, or its two texts by themselves."""
         check_scores(self.spec)
+        params = replace(params, task=self.spec.task)
         firsts, seconds = listed_prompts(queries), listed_prompts(documents)
         pairs = paired(firsts, seconds)
         if self.spec.task == "classify":
             encoded = [self.encoder.pair(_text(a), _text(b), params, instruction=instruction) for a, b in pairs]
-            found = self.run(encoded, [params] * len(pairs), use_tqdm=use_tqdm)
+            found = self.run(encoded, [params] * len(pairs), use_tqdm=use_tqdm, salt=salt)
             return [([each], float(each.vector[0])) for each in found]
         if instruction is not None:
             raise InvalidRequest("instruction is for rerankers; leave it out.", param="instruction")
-        both = self.embed([*firsts, *seconds], params, before=self._encoder.prompt(None) if self._encoder else "")
+        before = self._encoder.prompt(None) if self._encoder else ""
+        both = self.embed([*firsts, *seconds], params, before=before, use_tqdm=use_tqdm, salt=salt)
         left, right = both[: len(firsts)], both[len(firsts) :]
         return [([a, b], similarity(a.vector, b.vector)) for a, b in paired(left, right)]
 
