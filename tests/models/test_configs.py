@@ -1217,6 +1217,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "T5Model.*none of which we know; `ridgeline models` lists",
     ),
     ("llama", {"architectures": None}, "None, none of which we know"),
+    ("qwen2", {"is_causal": False}, "is_causal to False, and decoders of this family see no later tokens"),
     ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "scaling 'mrope'.*known: default, linear"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "no factor"),
     ("llama", {"rope_scaling": {"type": "yarn", "factor": -2.0}}, "factor to -2.0; it must be a number above 0"),
