@@ -23,6 +23,8 @@ from ridgeline.core.request import SamplingParams
 
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
+    "runner": "auto, generate, or pooling (the model embeds or classifies).",
+    "convert": "What a decoder becomes that pools: auto, none, embed, or classify (by the scores of yes and no).",
     "revision": "Branch, tag or commit of a hub model.",
     "download_dir": "Folder that keeps models of the hub.",
     "tokenizer": "Folder or hub id whose tokenizer and chat template are used instead of the model's.",

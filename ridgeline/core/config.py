@@ -37,6 +37,9 @@ class LLMConfig:
     """The settings that a user chooses. None means that the model and the machine decide.
 
     model: a folder or a hub id.
+    runner: "generate", "pooling" (the model embeds or classifies), or "auto": as the model's files say.
+    convert: what a decoder becomes that pools: "embed", or "classify" by the scores of tokens; "auto": as its files
+        say, or else "embed"; "none": nothing.
     download_dir: the folder that keeps models of the hub (default: the hub client's own).
     tokenizer, tokenizer_revision: a folder or a hub id whose tokenizer and chat template take the place of the model's.
     hf_overrides: entries of config.json that take the place of the model's, as in {"rope_theta": 1000000.0}. Objects
@@ -100,6 +103,8 @@ class LLMConfig:
     """
 
     model: str | Path = ""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
     revision: str | None = None
     download_dir: str | Path | None = None
     tokenizer: str | Path | None = None
@@ -159,6 +164,10 @@ class LLMConfig:
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
+        if self.runner not in ("auto", "generate", "pooling"):
+            raise InvalidConfig(f"unknown runner {self.runner!r}; use auto, generate or pooling.")
+        if self.convert not in ("auto", "none", "embed", "classify"):
+            raise InvalidConfig(f"unknown convert {self.convert!r}; use auto, none, embed or classify.")
         kv_format(self.kv_cache_dtype)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
@@ -297,6 +306,7 @@ class EngineConfig:
     lookahead_depth: how many plans may be in flight at once.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
+    pools: the model pools: prompts end with vectors instead of tokens.
     """
 
     max_model_len: int
@@ -309,6 +319,7 @@ class EngineConfig:
     lookahead_depth: int = 2
     itl_target: float | None = None
     cascade: bool = False
+    pools: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.pooling import SECOND_TEXT, Task
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -270,6 +271,10 @@ class Request:
         result. 0: the next plan needs it.
     cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
     priority: smaller numbers run first (with the priority policy only).
+    task: what a model that pools makes of the prompt; None: the request generates. `max_total_tokens` is then the
+        length of the prompt.
+    whole: all of the prompt runs in one step, and none of it is taken from the cache.
+    second_text: the first token of the second text of a pair; 0: there is one text.
     """
 
     id: str
@@ -284,6 +289,15 @@ class Request:
     lookahead: int = 2
     token_mask: TokenMask | None = None
     arrival: float = field(default_factory=time.monotonic)
+    task: Task | None = None
+    whole: bool = False
+    second_text: int = 0
+
+    @property
+    def input_ids(self) -> list[int]:
+        """The prompt as it runs: tokens of the second text of a pair are marked."""
+        ids, second = self.prompt_token_ids, self.second_text
+        return [*ids[:second], *(i | SECOND_TEXT for i in ids[second:])] if second else list(ids)
 
     @property
     def all_stop_ids(self) -> frozenset[int]:
@@ -335,6 +349,7 @@ class TokenEvent(NamedTuple):
     """The part of a step's outcome that concerns one request.
 
     token_id: -1 if no token came: the request ended without one, or it ran a chunk of its prompt.
+    vector: what the prompt was pooled to, float32 [M], or [T, M] with one for each of its tokens.
     prompt_logprobs: those of the next prompt tokens, in order. The first prompt token has none and is not counted.
     """
 
@@ -344,6 +359,7 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    vector: np.ndarray | None = None
 
 
 @dataclass(slots=True)

@@ -6,19 +6,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.engine_client import EngineClient
+from ridgeline.serving.generation.pooling import pooling_facts
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.modules import read_prompts
 
 
 @dataclass
@@ -66,6 +70,21 @@ class ApiServer:
             chat_template=_chat_template(config.chat_template, texts, tokenizer.special_tokens),
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
+        )
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder of texts for a model that pools. Raise Unavailable while no engine has told of it, and
+        BadRequest for a model that generates."""
+        facts = self.service.facts()
+        prompts, default = read_prompts(self.folder)
+        return Encoder(
+            self.tokenizer,
+            pooling_facts(self.service),
+            facts.max_model_len,
+            prompts=prompts,
+            default_prompt=default,
+            template=self.chat_template,
         )
 
     @property

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.pooling import PoolingSpec, Task
 from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, TokenLogprobs
 
 
@@ -56,6 +57,9 @@ class Submit(Message, frozen=True, tag="submit"):
     arrival: float
     grammar: Grammar | None = None
     owner: str = ""
+    task: Task | None = None
+    whole: bool = False
+    second_text: int = 0
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -84,6 +88,7 @@ class EngineFacts(Message, frozen=True):
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
     number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
+    `pooling` is there for a model that pools.
     """
 
     process_id: int
@@ -106,6 +111,7 @@ class EngineFacts(Message, frozen=True):
     gpu_memory_utilization: float = 0.0
     kv_cache_memory_bytes: int = 0
     kv_cache_tokens: int = 0
+    pooling: PoolingSpec | None = None
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -113,7 +119,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Event(Message, frozen=True):
-    """A token's event, as `core.request.TokenEvent`."""
+    """A token's event, as `core.request.TokenEvent`. `vector` is its bytes, float32, and `tokens` says how many vectors
+    these are: 0 for the one of the prompt."""
 
     id: int
     token_id: int
@@ -121,6 +128,8 @@ class Event(Message, frozen=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    vector: bytes | None = None
+    tokens: int = 0
 
 
 class Ended(Message, frozen=True):

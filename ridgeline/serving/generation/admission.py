@@ -44,7 +44,7 @@ class Admission:
                 ("prompt", request.prompt_token_ids),
                 ("negative_prompt", request.params.negative_prompt),
             ):
-                if len(prompt or ()) >= facts.max_model_len:
+                if len(prompt or ()) >= facts.max_model_len + (request.task is not None):  # which writes nothing
                     raise TooLong(
                         f"the {param.replace('_', ' ')} has {len(prompt or ())} tokens and the context holds "
                         f"{facts.max_model_len} including the output; shorten it.",

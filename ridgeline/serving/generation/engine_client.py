@@ -189,6 +189,9 @@ class EngineClient:
             arrival=request.arrival,
             grammar=grammar,
             owner=owner.current(),
+            task=request.task,
+            whole=request.whole,
+            second_text=request.second_text,
         )
         self._send_soon(message)
         return ticket

@@ -106,7 +106,9 @@ class EngineStats:
         """Count the end of a request, however it ended, and leave out times that it never reached. Return the device's
         work while it ran, for it and for others."""
         self._finished[reason] += 1
-        self._fresh.pop(request.id, None)
+        pooled = self._fresh.pop(request.id, None) is not None and request.task is not None and reason == "stop"
+        if pooled:  # no token told that its prompt has run
+            self._counters["prompt_tokens"] += len(request.prompt_token_ids)
         self._last_token.pop(request.id, None)
         add = {name: histogram.add for name, histogram in self._histograms.items()}
         add["request_prompt_tokens"](stats.prompt_tokens)

@@ -294,6 +294,7 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         gpu_memory_utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=assembly.memory.kv_cache,
         kv_cache_tokens=assembly.memory.tokens,
+        pooling=model.spec.pooling,
     )
 
 
@@ -309,6 +310,8 @@ def _event(number: int, event: TokenEvent) -> Event:
         logprobs=event.logprobs,
         prompt_logprobs=event.prompt_logprobs,
         error=event.error,
+        vector=None if event.vector is None else event.vector.tobytes(),
+        tokens=len(event.vector) if event.vector is not None and event.vector.ndim > 1 else 0,
     )
 
 
@@ -326,6 +329,9 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
         lookahead=2 if mask is None else 1,
         token_mask=mask,
         arrival=submit.arrival,
+        task=submit.task,
+        whole=submit.whole,
+        second_text=submit.second_text,
     )
 
 

@@ -67,7 +67,7 @@ def parse(model_class: type[_Body], data: Any) -> _Body:
     if not isinstance(data, Mapping):
         raise BadRequest(f"the body must be a JSON object, got {shortened(data)}.")
     for name, sentence in REFUSED.items():
-        if data.get(name):
+        if data.get(name) and name not in model_class.model_fields:
             raise BadRequest(sentence, param=name)
     try:
         return model_class.model_validate(data)
