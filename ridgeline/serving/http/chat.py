@@ -13,12 +13,12 @@ from starlette.responses import Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
-from ridgeline.serving.http.calls import CallReader
+from ridgeline.serving.http.calls import Said
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.tools import reads_calls
+from ridgeline.serving.requests.reading import parser_for
 from ridgeline.serving.requests.validation import chat_request, check_model
 from ridgeline.text.outputs import CompletionOutput
 
@@ -48,9 +48,7 @@ class Chat:
         self._asked = asked
         self._model, self._created = check_model(api, body.model), int(time.time())
         self._told_logprobs = [0] * asked.params.n  # entries of each choice that have been sent
-        most = 1 if body.parallel_tool_calls is False else None
-        reads = reads_calls(api.config, body)
-        self._calls = [CallReader(most) for _ in range(asked.params.num_drawn)] if reads else None
+        self._readers = [parser_for(api, body, asked.prompt) for _ in range(asked.params.num_drawn)]
         self._breakdown = body.include_breakdown or api.config.request_breakdown
 
     async def whole(self) -> Response:
@@ -112,7 +110,8 @@ class Chat:
     def _delta(self, piece: Piece) -> dict[str, Any] | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
-        content, calls = self._read(output, piece.text)
+        said = self._read(output, piece.text)
+        content, calls = said.content, said.calls
         reason = self._reason(output)
         if not (content or calls or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
@@ -130,7 +129,8 @@ class Chat:
         return choice
 
     def _choice(self, output: CompletionOutput) -> dict[str, Any]:
-        content, calls = self._read(output, output.text)
+        said = self._read(output, output.text)
+        content, calls = said.content, said.calls
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message["content"] = content or None
@@ -146,14 +146,15 @@ class Chat:
             choice["token_ids"] = output.token_ids
         return choice
 
-    def _read(self, output: CompletionOutput, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Return the content and the calls that a further piece of a choice's text adds."""
-        return (text, []) if self._calls is None else self._calls[output.index].read(text, ended=output.finished)
+    def _read(self, output: CompletionOutput, text: str) -> Said:
+        """Return what a further piece of a choice's text adds."""
+        reader = self._readers[output.index]
+        return Said(text) if reader.plain else Said.of(reader.read(text, ended=output.finished))
 
     def _reason(self, output: CompletionOutput) -> str | None:
         """Return the choice's finish reason. As with OpenAI it is "stop" after a call that the client itself named."""
         reason = shapes.finish_reason(output)
-        called = self._calls is not None and self._calls[output.index].found
+        called = self._readers[output.index].found_calls
         return "tool_calls" if called and reason == "stop" and not isinstance(self._body.tool_choice, dict) else reason
 
     def _new_logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:

@@ -11,18 +11,21 @@ from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.grammars.grammar import MOST_DEPTH, WHITESPACE
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.refusals import depth_above, shortened
+from ridgeline.text.parsers.tools.hermes import CLOSE, OPEN
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.text.tool_calls import CLOSE, OPEN
 from ridgeline.transport.messages import Grammar
 
 MOST_CALLS = 16  # forced calls at once
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
+def forces_calls(body: ChatBody) -> bool:
+    return body.tool_choice not in (None, "none", "auto")
+
+
 def reads_calls(config: ServeConfig, body: ChatBody) -> bool:
     """Return True if the answer may hold calls to look for: they are forced, or the model's form of them is known."""
-    forced = body.tool_choice not in (None, "none", "auto")
-    return forced or (bool(body.tools) and body.tool_choice != "none" and config.tool_call_parser != "none")
+    return forces_calls(body) or (bool(body.tools) and body.tool_choice != "none" and config.tool_call_parser != "none")
 
 
 def calls_grammar(body: ChatBody, tokenizer: Tokenizer) -> Grammar | None:

@@ -17,8 +17,8 @@ from ridgeline.serving.grammars.grammar import check, compiled, vocabulary
 from ridgeline.serving.http import answers
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.tools import calls_grammar
+from ridgeline.text.parsers.tools.hermes import CLOSE, OPEN
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.text.tool_calls import CLOSE, OPEN
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, Server, StartServer
 from tests.serving.http.test_http import events

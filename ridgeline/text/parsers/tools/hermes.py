@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ridgeline.text.parsers.events import CallDelta, Content, Event
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TAG = re.compile(f"{OPEN}|{CLOSE}")
@@ -18,18 +19,8 @@ TAG = re.compile(f"{OPEN}|{CLOSE}")
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
-@dataclass(frozen=True)
-class CallDelta:
-    """The new part of a call. `index` is the call's, `name` comes with its first delta, and `arguments` is JSON text to
-    be joined."""
-
-    index: int
-    name: str | None = None
-    arguments: str = ""
-
-
 class HermesParser:
-    """A parser that takes text in pieces and returns content (as str) and calls. Joined, they are the same however the
+    """A parser that takes text in pieces and returns content and calls. Joined, they are the same however the
     text was cut.
 
     Arguments are passed on as the model writes them, as soon as the call's name is known and they prove to be an
@@ -40,39 +31,39 @@ class HermesParser:
     def __init__(self) -> None:
         self.calls = 0
         self._text = ""  # not returned yet
-        self._step: Callable[[list[str | CallDelta]], bool] = self._content
+        self._step: Callable[[list[Event]], bool] = self._content
         self._depth, self._quoted, self._escaped = 0, False, False  # the place within the arguments
 
-    def push(self, text: str) -> list[str | CallDelta]:
+    def push(self, text: str) -> list[Event]:
         self._text += text
-        found: list[str | CallDelta] = []
+        found: list[Event] = []
         while self._step(found):
             pass
         return found
 
-    def finish(self) -> list[str | CallDelta]:
+    def finish(self) -> list[Event]:
         """Return the text that was held back, as it stands. No more text comes."""
         step, rest = self._step, self._text
         self._step, self._text = self._content, ""
         if step == self._head:
-            return [self._whole(rest) or OPEN + rest]
-        return [rest] if rest and step == self._content else []
+            return [self._whole(rest) or Content(OPEN + rest)]
+        return [Content(rest)] if rest and step == self._content else []
 
     # Each of these reads what it can of the text, and returns True if the next one may go on.
 
-    def _content(self, found: list[str | CallDelta]) -> bool:
+    def _content(self, found: list[Event]) -> bool:
         content, tag, rest = self._text.partition(OPEN)
         if not tag:
             held = _begun(content, OPEN)
             content, rest = content[: len(content) - held], content[len(content) - held :]
         if content:
-            found.append(content)
+            found.append(Content(content))
         self._text = rest
         if tag:
             self._step = self._head
         return bool(tag)
 
-    def _head(self, found: list[str | CallDelta]) -> bool:
+    def _head(self, found: list[Event]) -> bool:
         head = HEAD.match(self._text)
         name = _value(head[1]) if head else None
         if head and isinstance(name, str):
@@ -84,11 +75,11 @@ class HermesParser:
         if not tag:
             return False
         call = self._whole(body)
-        found.append(call or OPEN + body + CLOSE)
+        found.append(call or Content(OPEN + body + CLOSE))
         self._text, self._step = rest, self._gap if call else self._content
         return True
 
-    def _arguments(self, found: list[str | CallDelta]) -> bool:
+    def _arguments(self, found: list[Event]) -> bool:
         end, complete = self._scan()
         if end:
             found.append(CallDelta(self.calls, arguments=self._text[:end]))
@@ -98,7 +89,7 @@ class HermesParser:
             self._step = self._tail
         return complete
 
-    def _tail(self, found: list[str | CallDelta]) -> bool:
+    def _tail(self, found: list[Event]) -> bool:
         """Read from the end of the arguments to the end of the call, or to the next call if the model forgot the
         tag."""
         tag = TAG.search(self._text)
@@ -108,7 +99,7 @@ class HermesParser:
         self._text, self._step = self._text[tag.end() :], self._head if tag[0] == OPEN else self._gap
         return True
 
-    def _gap(self, found: list[str | CallDelta]) -> bool:
+    def _gap(self, found: list[Event]) -> bool:
         self._text = self._text.lstrip()
         if self._text:
             self._step = self._content

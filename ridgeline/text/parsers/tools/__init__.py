@@ -1,0 +1,1 @@
+"""The forms in which models write tool calls, one file for each."""
