@@ -169,7 +169,11 @@ def cuts_agree(parser: Any, text: str) -> Read:
     return whole
 
 
-@pytest.mark.parametrize(("name", "text", "content", "calls"), WRITTEN, ids=lambda value: value if isinstance(value, str) and len(value) < 14 else "")
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    WRITTEN,
+    ids=lambda value: value if isinstance(value, str) and len(value) < 14 else "",
+)
 def test_calls_are_those_that_the_model_wrote(name: str, text: str, content: str, calls: list[tuple[str, Any]]) -> None:
     reasoning, found, made = cuts_agree(lambda: FORMS[name].parser(TOOLS), text)
     assert (reasoning, found) == ("", content)
@@ -194,7 +198,9 @@ def test_every_form_is_among_these_texts() -> None:
 def test_what_is_broken_reads_the_same_however_it_is_cut(data: st.DataObject, name: str, places: list[int]) -> None:
     texts = [text for form, text, *_ in WRITTEN if form == name]
     spans = st.tuples(st.sampled_from(texts), st.integers(0, 400), st.integers(0, 400))
-    parts = data.draw(st.lists(st.one_of(spans, st.sampled_from([*FORMS[name].tags, "{", "}", '"', "\n", "x"])), max_size=5))
+    parts = data.draw(
+        st.lists(st.one_of(spans, st.sampled_from([*FORMS[name].tags, "{", "}", '"', "\n", "x"])), max_size=5)
+    )
     text = "".join(part if isinstance(part, str) else part[0][min(part[1:]) : max(part[1:])] for part in parts)
     whole = joined(FORMS[name].parser(TOOLS), [text])
     assert joined(FORMS[name].parser(TOOLS), cut(text, places)) == whole

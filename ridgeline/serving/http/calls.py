@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ridgeline.text.parsers.events import CallDelta, Content, Event
 
 
-@dataclass
 class Said:
-    """What a further piece of text adds: content, reasoning, and one entry for each call with something new."""
+    """What some of a choice's text says: content, reasoning, and one entry for each call with something new."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[list[CallDelta], list[str]]] = {}
 
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> Said:
-        said, calls = cls(), dict[int, dict[str, Any]]()
+    def add(self, events: Iterable[Event]) -> Said:
         for event in events:
             if isinstance(event, CallDelta):
-                _add(calls.setdefault(event.index, {"index": event.index, "function": {"arguments": ""}}), event)
-            elif isinstance(event, Content):
-                said.content += event.text
+                heads, arguments = self._calls.setdefault(event.index, ([], []))
+                if event.name is not None:
+                    heads.append(event)
+                arguments.append(event.arguments)
             else:
-                said.reasoning += event.text
-        said.calls = list(calls.values())
-        return said
+                (self._content if isinstance(event, Content) else self._reasoning).append(event.text)
+        return self
 
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
 
-def _add(call: dict[str, Any], delta: CallDelta) -> None:
-    if delta.name is not None:
-        call |= {"id": delta.id, "type": "function"}
-        call["function"] = {"name": delta.name, "arguments": ""}
-    call["function"]["arguments"] += delta.arguments
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls as a stream tells them. Those whose beginning was told before have neither id nor name."""
+        found: list[dict[str, Any]] = []
+        for index, (heads, arguments) in self._calls.items():
+            call: dict[str, Any] = {"index": index, "function": {"arguments": "".join(arguments)}}
+            if heads:
+                call |= {"id": heads[0].id, "type": "function"}
+                call["function"] = {"name": heads[0].name} | call["function"]
+            found.append(call)
+        return found

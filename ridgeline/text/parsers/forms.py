@@ -58,6 +58,8 @@ class ReasoningForm:
     name, aliases, known_by: as with `ToolForm`.
     begins, ends: the tags, of which any may stand. The first of `ends` is the one that a spent budget forces.
     before_end: text that a spent budget forces before the tag.
+    opening, call_ends: what forced calls stand behind, and where reasoning ends before them, if that is not as in other
+        answers.
     implied: text without a tag before it is reasoning unless the prompt has closed it.
     channels: reasoning, calls and content are messages of one form, which one parser reads.
     """
@@ -68,5 +70,7 @@ class ReasoningForm:
     known_by: tuple[tuple[str, ...], ...]
     aliases: tuple[str, ...] = ()
     before_end: str = ""
+    opening: str = ""
+    call_ends: tuple[str, ...] = ()
     implied: bool = False
     channels: bool = False

@@ -47,7 +47,9 @@ class Tags:
 
 class Scanner:
     """The base of parsers. `position` counts the characters that were read for good. `turns` lists where reasoning
-    begins (True) and ends (False)."""
+    begins (True) and ends (False). `reasons` says that a parser looks for it."""
+
+    reasons = False
 
     def __init__(self) -> None:
         self._text = ""

@@ -14,6 +14,8 @@ FORM = ReasoningForm(
     begins=(),
     ends=(f"{CHANNEL}final{MESSAGE}", f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}"),
     before_end=f"{END}{START}assistant",
+    opening=f"{CHANNEL}analysis{MESSAGE}",
+    call_ends=(END,),
     known_by=((START, CHANNEL, MESSAGE),),
     channels=True,
 )

@@ -24,6 +24,8 @@ class ThinkParser(Scanner):
     interrupts: tags that can only begin calls. They end reasoning that the model forgot to end, and are content.
     """
 
+    reasons = True
+
     def __init__(self, form: ReasoningForm, *, inside: bool, interrupts: Sequence[str] = ()) -> None:
         self._inside = inside
         self._begins = Tags(*form.begins)

@@ -22,15 +22,19 @@ WORD = re.compile(r"\s*(\w*)")
 class HarmonyParser(CallParser):
     """Analysis, and what goes to tools of the model's own, is reasoning. Commentary to nobody is content, as text that
     the user should see before a call. `head` is the part of the first message that the prompt has, from its header
-    on."""
+    on. Without `calls` or `reasoning` these are content too."""
 
     heads = Tags(MESSAGE, END, CALL, RETURN)
+    reasons = True
     firsts = Tags(START, CHANNEL, " to=")
     opens, bodies = Tags(START, CHANNEL), Tags(END, CALL, RETURN, START, CHANNEL)
 
-    def __init__(self, tools: Tools | None = None, head: str = "") -> None:
+    def __init__(
+        self, tools: Tools | None = None, head: str = "", *, calls: bool = True, reasoning: bool = True
+    ) -> None:
         super().__init__(tools)
-        self._head = head
+        self._head, self._calls = head, calls
+        self._analysis = self.reasoning if reasoning else self.content
 
     def parse(self) -> Reading[None]:
         tag: str | None = self._head
@@ -53,17 +57,17 @@ class HarmonyParser(CallParser):
         """Read a message's text and return the tag behind it."""
         channel, recipient = head.partition(CHANNEL)[2], RECIPIENT.search(head)
         word = WORD.match(channel)
-        if recipient is not None and recipient[1].startswith("functions."):
+        if self._calls and recipient is not None and recipient[1].startswith("functions."):
             self.begin(recipient[1].removeprefix("functions."))
             arguments = Trimmed(self.arguments)
             tag = yield from self.until(self.bodies, arguments)
             if not arguments.begun and tag is not None:
                 self.arguments("{}")
             return tag
-        if recipient is None and (word is None or word[1] != "analysis"):
+        if not (self._calls and recipient) and (word is None or word[1] != "analysis"):
             return (yield from self.until(self.bodies, self.content))
         self.turn(True)
-        tag = yield from self.until(self.bodies, self.reasoning)
+        tag = yield from self.until(self.bodies, self._analysis)
         self.turn(False, back=len(tag or ""))
         return tag
 

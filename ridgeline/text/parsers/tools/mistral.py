@@ -26,7 +26,9 @@ class MistralParser(CallParser):
     def parse(self) -> Reading[None]:
         while (yield from self.until(self.opens, self.content)):
             space = yield from self.space()
-            wrong = (yield from self.json_calls()) if (yield from self.peek()) in ("[", "{") else (yield from self._call())
+            wrong = (
+                (yield from self.json_calls()) if (yield from self.peek()) in ("[", "{") else (yield from self._call())
+            )
             if wrong is not None:
                 self.content(OPEN + space + wrong)
             else:
