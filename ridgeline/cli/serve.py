@@ -114,8 +114,10 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
         raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
     from ridgeline.serving.processes.logs import set_up_logging
     from ridgeline.serving.processes.supervisor import Supervisor
+    from ridgeline.text.parsers.choose import choose
     from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
+    choose(serve_config.tool_call_parser, serve_config.reasoning_parser, [], ())  # complains about unknown names
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)
     folder = resolve_model(model, engine.get("revision"))
