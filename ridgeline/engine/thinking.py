@@ -69,8 +69,8 @@ class ThinkingMask:
             self._spend(0)
         elif not self._begun():
             self._behind = True
-            for token in self._recent if self._inner is not None else ():
-                self._inner.accept(token)
+            if self._inner is not None:
+                self._inner.accept(token_id)
 
     def allowed(self) -> np.ndarray:
         if self._forced:

@@ -63,7 +63,9 @@ def test_a_budget_forces_the_end_and_the_mask_begins_there(tokens: list[int], bu
 
 
 @given(tokens=st.lists(TOKENS, max_size=8), masked=st.booleans(), begins=st.sampled_from([((60,),), ((60, 1),)]))
-def test_reasoning_may_begin_in_the_output(tokens: list[int], masked: bool, begins: tuple[tuple[int, ...], ...]) -> None:
+def test_reasoning_may_begin_in_the_output(
+    tokens: list[int], masked: bool, begins: tuple[tuple[int, ...], ...]
+) -> None:
     request = thinks(ask("x", PROMPT, mask=Only() if masked else None), 1, inside=False, begins=begins)
     mask, output = constrained(request, VOCAB).token_mask, list[int]()
     assert mask is not None

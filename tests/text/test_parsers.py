@@ -1,8 +1,9 @@
-"""Forms of answers, each on texts as its model writes them, whole and cut anywhere: what is read is what was written."""
+"""Forms of tool calls, each on texts as its model writes them: what is read is what was written, wherever it is cut."""
 
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.text.parsers.events import CallDelta, Content, Reasoning
-from ridgeline.text.parsers.forms import ReasoningForm
-from ridgeline.text.parsers.reader import Parser
-from ridgeline.text.parsers.reasoning import deepseek_r1, granite, mistral, think
-from ridgeline.text.parsers.reasoning.think import ThinkParser
+from ridgeline.text.parsers.reader import AnswerReader, Parser
 from ridgeline.text.parsers.tools import TOOL_FORMS
-from ridgeline.text.parsers.tools.harmony import HarmonyParser
 
 Read = tuple[str, str, list[tuple[str, str, str | None]]]  # reasoning, content, and each call's name, arguments and id
 
@@ -96,68 +93,81 @@ ODD_VALUES = {"limit": "three", "fresh": True, "filter": {"a": None}, "day": "12
 ONE = [("search", {"query": QUERY, "limit": 3})]
 TWO = [*ONE, ("now", {})]
 
+SAID = f'{{"name": "search", "arguments": {ARGS}}}'
+MEANT = f'{{"name": "search", "parameters": {ARGS}}}'
+NOW = '{"name": "now", "arguments": {}}'
+BOTH = f"[search(query={QUERY!r}, limit=3), now()]"
+LINES = f"search(query={QUERY!r}, limit=3)\nnow()\n"
+LITERALS = "[search(query='a', tags=[\"x\", 'y)'], fresh=True, day=null, filter={'a': (1)})]"
+MEANS = {"query": "a", "tags": ["x", "y)"], "fresh": True, "day": None, "filter": {"a": 1}}
+FENCED = f"{C}function{B}search\n```json\n{ARGS}\n```{D}\n{C}function{B}now\n```json\n{{}}\n```{D}"
+COUNTED = (
+    f"<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{ARGS}<|tool_call_end|>"
+    "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+)
+ODD_XML = f"<tool_call><function=search>{xml(*ODD)}</function></tool_call>\n"
+NOW_XML = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+BARE_XML = f"<function=search>\n{xml(('query', QUERY), ('limit', '3'))}</function>\n</tool_call>"
+INVOKED = f'<invoke name="search">\n{m2(*TYPED)}</invoke>\n<invoke name="now">\n</invoke>\n'
+MESSAGES = (
+    "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.search "
+    f"<|constrain|>json<|message|>{ARGS}<|call|>"
+    "<|start|>assistant to=functions.now<|channel|>commentary<|message|><|call|>"
+)
+ALL_TYPED, ALL_ODD = ("search", TYPED_VALUES), ("search", ODD_VALUES)
+
+# form, text, content, calls
 WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
-    ("hermes", f'Well.\n<tool_call>\n{{"name": "search", "arguments": {ARGS}}}\n</tool_call>', "Well.\n", ONE),
-    (
-        "hermes",
-        f'<tool_call>{{"name": "search", "arguments": {ARGS}}}</tool_call><tool_call>{{"name": "now"}}</tool_call> ok',
-        "ok",
-        TWO,
-    ),
-    ("llama3_json", f'{{"name": "search", "parameters": {ARGS}}}', "", ONE),
-    (
-        "llama3_json",
-        f'<|python_tag|>{{"name": "search", "parameters": {ARGS}}}; {{"name": "now", "parameters": {{}}}}',
-        "",
-        TWO,
-    ),
-    ("llama3_json", f'Sure. <|python_tag|>{{"type": "function", "name": "search", "parameters": {ARGS}}}', "Sure. ", ONE),
+    ("hermes", f"Well.\n<tool_call>\n{SAID}\n</tool_call>", "Well.\n", ONE),
+    ("hermes", f'<tool_call>{SAID}</tool_call><tool_call>{{"name": "now"}}</tool_call> ok', "ok", TWO),
+    ("llama3_json", MEANT, "", ONE),
+    ("llama3_json", f'<|python_tag|>{MEANT}; {{"name": "now", "parameters": {{}}}}', "", TWO),
+    ("llama3_json", f'Sure. <|python_tag|>{{"type": "function", {MEANT[1:]}', "Sure. ", ONE),
     ("llama3_json", '{"answer": 5} and so on', '{"answer": 5} and so on', []),
-    ("pythonic", f"[search(query={QUERY!r}, limit=3), now()]", "", TWO),
-    ("pythonic", "[search(query='a', tags=[\"x\", 'y)'], fresh=True, day=null, filter={'a': (1)})]", "", [
-        ("search", {"query": "a", "tags": ["x", "y)"], "fresh": True, "day": None, "filter": {"a": 1}})
-    ]),
+    ("pythonic", BOTH, "", TWO),
+    ("pythonic", LITERALS, "", [("search", MEANS)]),
     ("pythonic", f"<|python_start|>[search({QUERY!r}, limit=3)]<|python_end|>", "", ONE),
     ("pythonic", "[see(1)] says more", "[see(1)] says more", []),
     ("pythonic", "[1] says more", "[1] says more", []),
-    ("olmo3", f"Hm.<function_calls>\nsearch(query={QUERY!r}, limit=3)\nnow()\n</function_calls>", "Hm.", TWO),
-    ("olmo3", "<function_calls>search(query=\"a\", fresh=true)</function_calls>", "", [
-        ("search", {"query": "a", "fresh": True})
-    ]),
-    ("mistral", f'[TOOL_CALLS][{{"name": "search", "arguments": {ARGS}}}, {{"name": "now", "arguments": {{}}}}]', "", TWO),
-    ("mistral", f'Hm [TOOL_CALLS] [{{"name": "search", "arguments": {ARGS}, "id": "abcdefghi"}}]', "Hm ", ONE),
+    ("olmo3", f"Hm.<function_calls>\n{LINES}</function_calls>", "Hm.", TWO),
+    ("olmo3", "<function_calls>search(fresh=true)</function_calls>", "", [("search", {"fresh": True})]),
+    ("mistral", f"[TOOL_CALLS][{SAID}, {NOW}]", "", TWO),
+    ("mistral", f'Hm [TOOL_CALLS] [{SAID[:-1]}, "id": "abcdefghi"}}]', "Hm ", ONE),
     ("mistral", f"Hm[TOOL_CALLS]search{ARGS}[TOOL_CALLS]now{{}}", "Hm", TWO),
     ("mistral", f"[TOOL_CALLS]search[ARGS]{ARGS}[TOOL_CALLS]now[ARGS]{{}}", "", TWO),
     ("mistral", f"[TOOL_CALLS]search[CALL_ID]a1B2c3D4e[ARGS]{ARGS}", "", ONE),
-    ("deepseek_v3", f"Hm{S}{C}function{B}search\n```json\n{ARGS}\n```{D}\n{C}function{B}now\n```json\n{{}}\n```{D}{E}", "Hm", TWO),
+    ("deepseek_v3", f"Hm{S}{FENCED}{E}", "Hm", TWO),
     ("deepseek_v31", f"Hm{S}{C}search{B}{ARGS}{D}{C}now{B}{{}}{D}{E}", "Hm", TWO),
-    (
-        "kimi_k2",
-        f"Hm{K}<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{ARGS}<|tool_call_end|>"
-        f"<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>{L}",
-        "Hm",
-        TWO,
-    ),
-    ("granite", f'<|tool_call|>[{{"name": "search", "arguments": {ARGS}}}, {{"name": "now", "arguments": {{}}}}]', "", TWO),
-    ("granite", f'<tool_call> {{"name": "search", "arguments": {ARGS}}}', "", ONE),
-    ("minimax", f'Hm<tool_calls>\n{{"name": "search", "arguments": {ARGS}}}\n{{"name": "now", "arguments": {{}}}}\n</tool_calls>', "Hm", TWO),
-    ("qwen3_coder", f"Hm\n<tool_call>\n<function=search>\n{xml(*TYPED)}</function>\n</tool_call>", "Hm\n", [("search", TYPED_VALUES)]),
-    ("qwen3_coder", f"<tool_call><function=search>{xml(*ODD)}</function></tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>", "", [("search", ODD_VALUES), ("now", {})]),
-    ("qwen3_coder", f"<function=search>\n{xml(('query', QUERY), ('limit', '3'))}</function>\n</tool_call>", "", ONE),
+    ("kimi_k2", f"Hm{K}{COUNTED}{L}", "Hm", TWO),
+    ("granite", f"<|tool_call|>[{SAID}, {NOW}]", "", TWO),
+    ("granite", f"<tool_call> {SAID}", "", ONE),
+    ("minimax", f"Hm<tool_calls>\n{SAID}\n{NOW}\n</tool_calls>", "Hm", TWO),
+    ("qwen3_coder", f"Hm\n<tool_call>\n<function=search>\n{xml(*TYPED)}</function>\n</tool_call>", "Hm\n", [ALL_TYPED]),
+    ("qwen3_coder", ODD_XML + NOW_XML, "", [ALL_ODD, ("now", {})]),
+    ("qwen3_coder", BARE_XML, "", ONE),
     ("qwen3_coder", "<tool_call>\nno\n</tool_call>", "<tool_call>\nno\n</tool_call>", []),
-    ("glm45", f"Hm\n<tool_call>search\n{glm(*TYPED)}</tool_call>\n<tool_call>now\n</tool_call>", "Hm\n", [("search", TYPED_VALUES), ("now", {})]),
-    ("glm45", f"<tool_call>search{glm(*ODD)}</tool_call>", "", [("search", ODD_VALUES)]),
-    ("minimax_m2", f'Hm\n<minimax:tool_call>\n<invoke name="search">\n{m2(*TYPED)}</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>', "Hm\n", [("search", TYPED_VALUES), ("now", {})]),
-    ("minimax_m2", f'<minimax:tool_call><invoke name="search">{m2(*ODD)}</invoke></minimax:tool_call>', "", [("search", ODD_VALUES)]),
     (
-        "openai",
-        f"<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.search "
-        f"<|constrain|>json<|message|>{ARGS}<|call|><|start|>assistant to=functions.now<|channel|>commentary<|message|><|call|>",
-        "Let me see.",
-        TWO,
+        "glm45",
+        f"Hm\n<tool_call>search\n{glm(*TYPED)}</tool_call>\n<tool_call>now\n</tool_call>",
+        "Hm\n",
+        [ALL_TYPED, ("now", {})],
     ),
+    ("glm45", f"<tool_call>search{glm(*ODD)}</tool_call>", "", [ALL_ODD]),
+    (
+        "minimax_m2",
+        f"Hm\n<minimax:tool_call>\n{INVOKED}</minimax:tool_call>",
+        "Hm\n",
+        [ALL_TYPED, ("now", {})],
+    ),
+    (
+        "minimax_m2",
+        f'<minimax:tool_call><invoke name="search">{m2(*ODD)}</invoke></minimax:tool_call>',
+        "",
+        [ALL_ODD],
+    ),
+    ("openai", MESSAGES, "Let me see.", TWO),
     ("openai", "<|channel|>final<|message|>It rains.<|return|>", "It rains.", []),
-]  # fmt: skip
+]
 
 
 def cuts_agree(parser: Any, text: str) -> Read:
@@ -183,6 +193,36 @@ def test_calls_are_those_that_the_model_wrote(name: str, text: str, content: str
 @pytest.mark.parametrize("name", FORMS)
 def test_text_without_calls_is_content(name: str) -> None:
     assert cuts_agree(lambda: FORMS[name].parser(TOOLS), PLAIN) == ("", PLAIN, [])
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), WRITTEN, ids=[name for name, *_ in WRITTEN])
+def test_a_text_that_breaks_off_has_the_beginning_of_its_calls(
+    name: str, text: str, content: str, calls: list[tuple[str, Any]]
+) -> None:
+    *_, whole = joined(FORMS[name].parser(TOOLS), [text])
+    for end in range(len(text)):
+        _, found, made = joined(FORMS[name].parser(TOOLS), [text[:end]])
+        assert len(made) <= len(whole)
+        for (function, arguments, _), (wanted, all_of_them, _) in zip(made, whole, strict=False):
+            assert function == wanted
+            assert all_of_them.startswith(arguments) or arguments == "{}"
+        ways = (found[:n] for n in range(len(found) + 1) if text[:end].endswith(found[n:]))
+        assert any(content.startswith(way) for way in ways), "content, and at most the start of the last call"
+
+
+def test_calls_are_named_as_their_models_name_them() -> None:
+    *_, calls = joined(FORMS["kimi_k2"].parser(TOOLS), [K + COUNTED + L])
+    assert [call_id for *_, call_id in calls] == ["functions.search:0", "functions.now:1"]
+    *_, calls = joined(FORMS["mistral"].parser(TOOLS), ["[TOOL_CALLS]search[CALL_ID]a1B2c3D4e[ARGS]{}"])
+    assert calls == [("search", "{}", "a1B2c3D4e")]
+    for form in FORMS.values():
+        reader = AnswerReader([form.parser(TOOLS)], new_id=form.new_id)
+        text = next(text for name, text, _, calls in WRITTEN if name == form.name and calls)
+        ids = [event.id for event in reader.read(text, ended=True) if isinstance(event, CallDelta) and event.name]
+        assert all(ids)
+        assert len(set(ids)) == len(ids)
+        if form.name == "mistral":
+            assert all(re.fullmatch("[A-Za-z0-9]{9}", call_id or "") for call_id in ids)
 
 
 def test_every_form_is_among_these_texts() -> None:

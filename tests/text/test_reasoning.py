@@ -25,6 +25,8 @@ HERMES = f'<tool_call>\n{{"name": "f", "arguments": {ARGS}}}\n</tool_call>'
 CALLED = f"<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ARGS}<|call|>"
 H = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
 
+GRANITE = f"Here is my thought process: {THOUGHT} Here's my response: {ANSWER}"
+
 # parser of reasoning, of calls, prompt, text, reasoning, content, arguments of a call
 READ = [
     ("qwen3", "none", "Hi", f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}", THOUGHT, ANSWER, ""),
@@ -36,7 +38,7 @@ READ = [
     ("deepseek_r1", "none", "Hi", f"<think>{THOUGHT}</think>{ANSWER}", THOUGHT, ANSWER, ""),
     ("glm45", "hermes", "Hi", f"<think>{THOUGHT}</think>\n{HERMES}", THOUGHT, "", ARGS),
     ("qwen3", "hermes", "Hi<think>", f"{THOUGHT}\n{HERMES}", THOUGHT, "", ARGS),
-    ("granite", "none", "Hi", f"Here is my thought process: {THOUGHT}Here's my response: {ANSWER}", THOUGHT, ANSWER, ""),
+    ("granite", "none", "Hi", GRANITE, THOUGHT, ANSWER, ""),
     ("granite", "none", "Hi", "Here is my answer", "", "Here is my answer", ""),
     ("mistral", "none", "Hi", f"[THINK]{THOUGHT}[/THINK]{ANSWER}", THOUGHT, ANSWER, ""),
     (
@@ -96,7 +98,7 @@ def test_tokens_of_reasoning_are_those_between_the_tags(words: list[str], cuts: 
 
 
 TEMPLATES = [
-    ("{{ '<|im_start|>' }} <tool_call>{\"name\": …, \"arguments\": …}</tool_call>", "hermes", None),
+    ('{{ \'<|im_start|>\' }} <tool_call>{"name": …, "arguments": …}</tool_call>', "hermes", None),
     ("… '</think>' in content … <tool_call> …", "hermes", "qwen3"),
     ("… <tool_call>\n<function=example> <parameter=p> … </think>", "qwen3_coder", "qwen3"),
     ("… <tool_call>{function-name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value> </think>", "glm45", "qwen3"),
@@ -143,7 +145,8 @@ def embedded(*added: str, special: bool = True) -> Tokenizer:
 def test_special_tokens_show_where_a_reader_needs_them() -> None:
     tokenizer = embedded("[TOOL_CALLS]", "<|end|>")
     ids = tokenizer.encode("Hm[TOOL_CALLS]f{}<|end|>", add_special_tokens=False)
-    for shown, text in ((frozenset[int](), "Hmf{}"), (frozenset({tokenizer.added["[TOOL_CALLS]"]}), "Hm[TOOL_CALLS]f{}")):
+    needed = frozenset({tokenizer.added["[TOOL_CALLS]"]})
+    for shown, text in ((frozenset[int](), "Hmf{}"), (needed, "Hm[TOOL_CALLS]f{}")):
         stream = TokenStream(tokenizer, [], skip_special_tokens=True, shown=shown)
         assert "".join(map(stream.push, ids)) + stream.finish() == text
 

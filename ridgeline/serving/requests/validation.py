@@ -20,8 +20,8 @@ from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
-from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.reading import readable
+from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.text.requests import with_spelled_words

@@ -61,6 +61,11 @@ class CallParser(Scanner):
         self.tools = tools or {}
         self.calls = 0
 
+    def wrong(self, opened: str, text: str, before: int) -> None:
+        """Give what proved to be no call as content, with what opened it unless a call has come behind that. `before`
+        counts the calls until then."""
+        self.content(text if self.calls > before else opened + text)
+
     def begin(self, name: str, call_id: str | None = None) -> None:
         self.calls += 1
         self.emit(CallDelta(self.calls - 1, name, id=call_id))

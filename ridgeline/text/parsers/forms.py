@@ -16,8 +16,8 @@ from ridgeline.text.parsers.reader import call_id
 class Frame:
     """The text of forced calls: `start`, calls with `between` them, `end`.
 
-    call: a call's text, with $NAME (the bare name), $QUOTED (the name as JSON), $ARGS (the arguments as JSON) and $INDEX
-        (any number) in it.
+    call: a call's text. In it stand $NAME (the bare name), $QUOTED (the name as JSON), $ARGS (the arguments as JSON)
+        and $INDEX (any number).
     """
 
     call: str

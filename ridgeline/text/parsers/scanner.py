@@ -121,18 +121,20 @@ class Scanner:
             yield
         return not self._ended
 
-    def until(self, tags: Tags, give: Give) -> Reading[str | None]:
-        """Give text as it comes up to the first of the tags, which is taken and returned; None if the text ends."""
+    def until(self, tags: Tags, give: Give, *, whole: bool = True) -> Reading[str | None]:
+        """Give text as it comes up to the first of the tags, which is taken and returned; None if the text ends. A tag
+        that has begun there is given only if the text is `whole` without it."""
         while True:
             found = tags.find(self._text)
             if found is not None:
                 if found.start():
                     give(self.cut(found.start()))
                 return self.cut(len(found[0]))
-            certain = len(self._text) - (0 if self._ended else tags.begun(self._text))
+            certain = len(self._text) - (0 if self._ended and whole else tags.begun(self._text))
             if certain:
                 give(self.cut(certain))
             if self._ended:
+                self.cut(len(self._text))
                 return None
             yield
 

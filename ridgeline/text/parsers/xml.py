@@ -83,12 +83,15 @@ class XmlParser(CallParser):
         if tag == form.name_end:
             tag = yield from self.until(self._keys, self.drop)
         while tag == form.key:
-            key, _ = yield from self.taken(self._key_end)
+            key, tag = yield from self.taken(self._key_end)
             if self._value is not None:
-                yield from self.until(self._value, self.drop)
-            self.arguments(f"{'{' if first else ', '}{json.dumps(key.strip().strip(QUOTES), ensure_ascii=False)}: ")
+                tag = yield from self.until(self._value, self.drop)
+            if tag is None:
+                break
+            key = key.strip().strip(QUOTES)
+            self.arguments(f"{'{' if first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
             first = False
-            yield from self._read_value(types_of(schema, key.strip().strip(QUOTES)))
+            yield from self._read_value(types_of(schema, key))
             tag = yield from self.until(self._keys, self.drop)
         if tag is not None or first:
             self.arguments("{}" if first else "}")
@@ -101,10 +104,8 @@ class XmlParser(CallParser):
         if types == {"string"}:
             self.arguments('"')
             text = Framed(lambda piece: self.arguments(json.dumps(piece, ensure_ascii=False)[1:-1]), self.form.line)
-            if (yield from self.until(self._value_end, text)) is not None:
+            if (yield from self.until(self._value_end, text, whole=False)) is not None:
                 self.arguments('"')
-            else:
-                text.flush()
             return
         parts: list[str] = []
         if (yield from self.until(self._value_end, parts.append)) is not None:
@@ -130,10 +131,6 @@ class Framed:
         self._held = "\n" if text.endswith("\n") else ""
         if text := text.removesuffix("\n"):
             self._give(text)
-
-    def flush(self) -> None:
-        if self._held:
-            self._give(self._held)
 
 
 def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:

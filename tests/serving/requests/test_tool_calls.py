@@ -17,9 +17,9 @@ from ridgeline.serving.grammars.grammar import check, compiled, vocabulary
 from ridgeline.serving.http import answers
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.tools import calls_grammar
+from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.parsers.events import CallDelta, Content
 from ridgeline.text.parsers.forms import Frame, ToolForm
-from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.parsers.tools import TOOL_FORMS
 from ridgeline.text.parsers.tools.hermes import CLOSE, OPEN
 from ridgeline.text.tokenizer import Tokenizer

@@ -40,8 +40,9 @@ class DeepSeekParser(CallParser):
         if tag == BREAK:
             read += yield from self.space()
             if (yield from self.peek()) != "{":  # V3 has the name here, and "function" before
-                name = yield from self.match(LINE)
-                read += name + (yield from self.match(FENCE))
+                line = yield from self.match(LINE)
+                name = line if (yield from self.peek()) else ""
+                read += line + (yield from self.match(FENCE))
             if name.strip():
                 self.begin(name.strip())
                 yield from self.json_arguments()

@@ -19,10 +19,10 @@ class GraniteParser(CallParser):
 
     def parse(self) -> Reading[None]:
         while (tag := (yield from self.until(self.opens, self.content))) is not None:
-            space = yield from self.space()
+            before, space = self.calls, (yield from self.space())
             wrong = yield from self.json_calls()
             if wrong is not None:
-                self.content(tag + space + wrong)
+                self.wrong(tag + space, wrong, before)
             else:
                 yield from self.space()
 

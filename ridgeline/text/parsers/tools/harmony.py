@@ -60,7 +60,7 @@ class HarmonyParser(CallParser):
         if self._calls and recipient is not None and recipient[1].startswith("functions."):
             self.begin(recipient[1].removeprefix("functions."))
             arguments = Trimmed(self.arguments)
-            tag = yield from self.until(self.bodies, arguments)
+            tag = yield from self.until(self.bodies, arguments, whole=False)
             if not arguments.begun and tag is not None:
                 self.arguments("{}")
             return tag

@@ -25,12 +25,12 @@ class MistralParser(CallParser):
 
     def parse(self) -> Reading[None]:
         while (yield from self.until(self.opens, self.content)):
-            space = yield from self.space()
+            before, space = self.calls, (yield from self.space())
             wrong = (
                 (yield from self.json_calls()) if (yield from self.peek()) in ("[", "{") else (yield from self._call())
             )
             if wrong is not None:
-                self.content(OPEN + space + wrong)
+                self.wrong(OPEN + space, wrong, before)
             else:
                 yield from self.space()
 
@@ -43,7 +43,7 @@ class MistralParser(CallParser):
             call_id = yield from self.match(WORD)
             read += call_id + ((yield from self.expect(self.ids)) or "")
         read += yield from self.space()
-        if not name or (yield from self.peek()) not in ("{", ""):
+        if not name or (yield from self.peek()) != "{":
             return read
         self.begin(name, call_id or None)
         yield from self.json_value(self.arguments)

@@ -19,10 +19,10 @@ class Olmo3Parser(PythonicParser):
 
     def parse(self) -> Reading[None]:
         while (yield from self.until(self.blocks, self.content)):
-            wrong = yield from self.python_calls()
+            before, wrong = self.calls, (yield from self.python_calls())
             rest, tag = yield from self.taken(self.block_ends)
             if wrong is not None:
-                self.content(OPEN + wrong + rest + (tag or ""))
+                self.wrong(OPEN, wrong + rest + (tag or ""), before)
             else:
                 yield from self.space()
 

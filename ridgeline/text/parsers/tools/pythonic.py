@@ -37,7 +37,7 @@ class PythonicParser(CallParser):
         bracket = yield from self.expect(self.opens)
         wrong = (yield from self.python_calls()) if bracket else ""
         if wrong is not None:
-            self.content(read + (bracket or "") + wrong)
+            self.wrong(read + (bracket or ""), wrong, 0)
             return
         yield from self.space()
         yield from self.expect(self.closes)
@@ -76,7 +76,7 @@ class PythonicParser(CallParser):
             key = word if equals else names.pop(0) if names else "argument"
             if key in names:
                 names.remove(key)
-            if not self._text and self._ended and not equals:
+            if not self._text:  # the value may not be whole
                 return
             self.arguments(f"{'' if first else ', '}{json.dumps(key, ensure_ascii=False)}: {as_json(text)}")
             first = False
