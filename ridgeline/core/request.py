@@ -264,7 +264,7 @@ class TokenMask(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Thinking:
-    """What a request's reasoning is made of, as tokens, so that the engine can bound it and knows where it ends.
+    """The tokens that a request's reasoning is made of, so that the engine can bound it and knows where it ends.
 
     inside: the prompt ends within the reasoning. Otherwise the output may begin it.
     begins, ends: tokens that begin and end it, each in the ways in which it is written.

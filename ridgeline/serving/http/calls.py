@@ -9,7 +9,7 @@ from ridgeline.text.parsers.events import CallDelta, Content, Event
 
 
 class Said:
-    """What some of a choice's text says: content, reasoning, and one entry for each call with something new."""
+    """The sum of what some text says: content, reasoning, and one entry for each call with something new."""
 
     def __init__(self) -> None:
         self._content: list[str] = []

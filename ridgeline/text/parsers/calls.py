@@ -1,4 +1,4 @@
-"""What parsers of tool calls share: calls as they are found, and calls that are written as JSON."""
+"""The part that parsers of tool calls share: calls as they are found, and calls that are written as JSON."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.parsers.calls import Tools
-from ridgeline.text.parsers.forms import ReasoningForm, ToolForm
+from ridgeline.text.parsers.forms import Form, ReasoningForm, ToolForm
 from ridgeline.text.parsers.reader import AnswerReader, Parser
 from ridgeline.text.parsers.reasoning import REASONING_FORMS
 from ridgeline.text.parsers.reasoning.think import ThinkParser
@@ -20,7 +20,7 @@ from ridgeline.text.parsers.tools import TOOL_FORMS
 from ridgeline.text.parsers.tools.harmony import START, HarmonyParser
 from ridgeline.text.parsers.tools.hermes import FORM as HERMES
 
-Form = TypeVar("Form", ToolForm, ReasoningForm)
+AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,17 @@ def choose(tools: str, reasoning: str, templates: Iterable[str], added: Collecti
     )
 
 
-def _chosen(flag: str, name: str, forms: Sequence[Form], templates: list[str], added: Collection[str]) -> Form | None:
+def _chosen(
+    flag: str, name: str, forms: Sequence[AnyForm], templates: list[str], added: Collection[str]
+) -> AnyForm | None:
     if name == "none":
         return None
     if name == "auto":
-        return next((form for form in forms if _known(form.known_by, templates, added)), None)
-    for form in forms:
-        if name == form.name or name in form.aliases:
-            return form
-    known = ", ".join(sorted({name for form in forms for name in (form.name, *form.aliases)}))
+        return next((each for each in forms if _known(each.known_by, templates, added)), None)
+    found = next((each for each in forms if name in (each.name, *each.aliases)), None)
+    if found is not None:
+        return found
+    known = ", ".join(sorted(name for each in forms for name in (each.name, *each.aliases)))
     raise InvalidConfig(f"unknown {flag} {name!r}; use auto, none or one of {known}.")
 
 

@@ -1,4 +1,4 @@
-"""What a reader finds in a model's text, in the order in which it was written."""
+"""The events that a reader finds in a model's text, in the order in which it was written."""
 
 from __future__ import annotations
 

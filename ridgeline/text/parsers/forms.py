@@ -1,4 +1,4 @@
-"""What a form of tool calls or of reasoning is: how it is known, read, and held to by a grammar.
+"""Forms of tool calls and of reasoning: how each is known, read, and held to by a grammar.
 
 A form is one file in `tools/` or `reasoning/` with a `FORM`, and one line in that folder's `__init__.py`.
 """
@@ -27,12 +27,23 @@ class Frame:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolForm:
-    """A form of tool calls.
+class Form:
+    """A form, as a flag or a template tells it.
 
     name, aliases: what it is called by. The names are vLLM's where it knows the form.
-    parser: makes the parser, for the tools that a request offers.
     known_by: words of chat templates. A template that has all words of one entry teaches this form.
+    """
+
+    name: str
+    known_by: tuple[tuple[str, ...], ...]
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolForm(Form):
+    """A form of tool calls.
+
+    parser: makes the parser, for the tools that a request offers.
     tags: texts that the parser needs to see, even where they are special tokens of the model.
     opens: those of the tags that can only begin calls. They end reasoning that the model forgot to end.
     frame: the text of forced calls, if a grammar can say it. Forced calls of other forms are written as Hermes does.
@@ -40,10 +51,7 @@ class ToolForm:
     new_id: makes the ids of calls whose text names none.
     """
 
-    name: str
     parser: Callable[[Tools], CallParser]
-    known_by: tuple[tuple[str, ...], ...]
-    aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     opens: tuple[str, ...] = ()
     frame: Frame | None = None
@@ -52,10 +60,9 @@ class ToolForm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningForm:
+class ReasoningForm(Form):
     """A form in which reasoning is set apart, between two tags.
 
-    name, aliases, known_by: as with `ToolForm`.
     begins, ends: the tags, of which any may stand. The first of `ends` is the one that a spent budget forces.
     before_end: text that a spent budget forces before the tag.
     opening, call_ends: what forced calls stand behind, and where reasoning ends before them, if that is not as in other
@@ -64,11 +71,8 @@ class ReasoningForm:
     channels: reasoning, calls and content are messages of one form, which one parser reads.
     """
 
-    name: str
     begins: tuple[str, ...]
     ends: tuple[str, ...]
-    known_by: tuple[tuple[str, ...], ...]
-    aliases: tuple[str, ...] = ()
     before_end: str = ""
     opening: str = ""
     call_ends: tuple[str, ...] = ()
