@@ -16,6 +16,7 @@ from ridgeline.cli import (
     comm,
     compile,
     convert,
+    crossover,
     eval,
     explain,
     generate,
@@ -43,6 +44,7 @@ app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("explain")(explain.explain)
 app.command("plan")(plan.plan)
+app.command("crossover")(crossover.crossover)
 app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)
 app.command("quantize")(quantize.quantize)

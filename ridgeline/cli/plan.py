@@ -92,6 +92,7 @@ def record(one: Plan) -> dict[str, Any]:
         "kv_dtype": one.kv_dtype,
         "weight_bytes": one.weights,
         "kv_bytes_per_token": one.kv_per_token,
+        "state_bytes_per_request": one.state_per_request,
         "kv_bytes_per_request": one.kv_per_request,
         "blocks": one.blocks,
         "max_requests": one.max_requests,
@@ -128,8 +129,10 @@ def _kept(one: Plan) -> str:
     d = one.deployment
     if not one.kv_per_token:
         return f"a state of {short(one.kv_per_request, 'B')} per request, room for {one.max_requests:,} requests"
+    state = f" and a state of {short(one.state_per_request, 'B')} per request" if one.state_per_request else ""
     return (
-        f"KV {short(one.kv_per_token, 'B', 6)} per token, room for {one.blocks:,} blocks of {d.block_size} tokens: "
+        f"KV {short(one.kv_per_token, 'B', 6)} per token{state}, "
+        f"room for {one.blocks:,} blocks of {d.block_size} tokens: "
         f"{one.max_requests:,} requests of {d.context:,} tokens"
     )
 

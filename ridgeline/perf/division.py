@@ -26,7 +26,7 @@ from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
 from ridgeline.core.sharding import check_experts, check_mixers, part_of, with_experts_of_a_rank
 from ridgeline.perf.experts import devices_of_token
-from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, weight_bytes
+from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, state_bytes, weight_bytes
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links
 from ridgeline.perf.precision import Precision
@@ -172,6 +172,10 @@ class Divided:
 
     def kv_per_token(self, stage: int) -> float:
         return kv_bytes_per_token(self.stages[stage].model, self._kv_dtype) / self.division.cp
+
+    def state_per_request(self, stage: int) -> float:
+        """Return the bytes of a request's states of constant size on a device of this stage."""
+        return state_bytes(self.stages[stage].model)
 
     def kv_per_request(self, stage: int, tokens: int, *, block_size: int, max_chunk: int) -> float:
         """Return the most bytes that a request ever holds on a device of this stage."""

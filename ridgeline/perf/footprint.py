@@ -136,6 +136,11 @@ def kv_bytes(model: ModelSpec, tokens: int, kv_dtype: str, *, block_size: int = 
     )
 
 
+def state_bytes(model: ModelSpec) -> float:
+    """Return the bytes of a request's states of constant size."""
+    return sum(state.unit_bytes(1, "bfloat16") for layer in model.layers for state in layer.mixer.states if state.exact)
+
+
 def _block_bytes(spec: StateSpec, block_size: int, kv_dtype: str) -> float:
     """Return the bytes of one layer's block, with what grows held in `kv_dtype`."""
     a_token = _token_bytes(spec, kv_dtype)

@@ -112,6 +112,7 @@ class Plan:
         self.stage = min(range(d.pp), key=self._room)  # the one with room for the fewest requests
         self.weights = self.divided.weights[self.stage]
         self.kv_per_token = self.divided.kv_per_token(self.stage)
+        self.state_per_request = self.divided.state_per_request(self.stage)
         self.kv_per_request = self._kv_per_request(self.stage)
         self.kv_budget = self._kv_budget(self.stage)
         self.max_requests = self._room(self.stage)

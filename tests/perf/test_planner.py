@@ -176,6 +176,17 @@ def test_the_verbs_know_experts() -> None:
     assert record["exchanged_bytes_per_token"] == pytest.approx(2 * 919e3, rel=1e-3)
 
 
+def test_a_hybrids_state_is_told_and_counted_once_a_request() -> None:
+    """24 layers of 32 states, 128 by 128 in float32, and 3 tokens of 8192 channels in bfloat16."""
+    done = CliRunner().invoke(app, ["plan", str(CONFIGS / "qwen3.5-9b.json"), "--gpu", "H200", "--json"])
+    [told] = json.loads(done.stdout)
+    assert told["state_bytes_per_request"] == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    assert told["kv_bytes_per_request"] == 1280 * told["kv_bytes_per_token"] + told["state_bytes_per_request"]
+    assert "a state of 51.5 MB per request" in CliRunner().invoke(
+        app, ["plan", str(CONFIGS / "qwen3.5-9b.json"), "--gpu", "H200"]
+    ).stdout.replace("\n", " ")
+
+
 def test_communication_makes_two_devices_less_than_twice_as_fast() -> None:
     one, two = (Plan(replace(BASE, tp=tp)).point(1).step for tp in (1, 2))
     assert one / 2 < two < one

@@ -125,6 +125,8 @@ def test_the_tokens_told_are_at_least_those_of_the_requests_told(kinds: str) -> 
     report = memory.MemoryReport(weights=0, activations=0, kv_cache=0, layout=layout, max_model_len=9000, max_chunk=512)
     assert report.full_requests > 0
     assert report.tokens >= report.full_requests * report.max_model_len
+    assert report.state == kinds.count("s") * 8 * 64 * 64 * 4
+    assert ("each with a state of 131.07 KB" in str(report)) == ("s" in kinds)
 
 
 def _attention(window: int | None) -> AttentionSpec:

@@ -3,31 +3,24 @@
 A network with one layer of each kind (behind one whose ops do not count, because it has no residual to add yet) runs
 one step through the worker's own runner while its ops are recorded with their arguments. Each is then timed by itself
 over copies of those arguments, so that weights come from memory as they do in a step of many layers.
-
-Legend:
-    R  rows
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
 
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort
-from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.bench.profile.made_plan import layout_for, made_plan
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.plan import Assign, Feature, RowKind, Rows, Span, StepPlan
-from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
@@ -37,7 +30,11 @@ from ridgeline.worker.runner import Runner
 
 # Bookkeeping of some hundred bytes. An embedding that is no parameter picks the hidden states to score.
 UNPRICED = ("step_inputs", "attention_schedule", "step_advance", "embedding")
-MIXTURE_OPS = ("route", "grouped_gate_up", "grouped_down")  # they are not called after their parameters
+NAMED_ALIKE = (  # ops that the cost model calls by their own names, and not after their parameters
+    *("route", "grouped_gate_up", "grouped_down"),
+    *("causal_conv", "gated_delta", "gated_norm", "selective_scan", "ssd"),
+    *("linear_attention", "delta_attention", "wkv"),
+)
 EFFORT = Effort(seconds=0.1, repeats=7)
 
 
@@ -99,10 +96,10 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
     decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=max(lengths) + 1)
     for parameter in decoder.requires_grad_(False).parameters():
         parameter.normal_(std=0.02)
-    layout = _layout(spec, lengths, dtype, DEFAULT_BLOCK_SIZE[device.type])
+    layout = layout_for(spec, shape, dtype, DEFAULT_BLOCK_SIZE[device.type])
     runner = Runner(decoder, ops, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + layout.block_size)
     _listen(ops, _weight_names(decoder), calls)
-    runner.sample(runner.forward(_plan(spec, shape, layout)), {})
+    runner.sample(runner.forward(made_plan(spec, shape, layout)), {})
     for call in calls:
         for cache in _caches_of(call):
             cache.normal_()
@@ -137,9 +134,10 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
 
     `names` maps the id of a decoder's parameter to its name.
     """
-    if op in MIXTURE_OPS:
+    if op in NAMED_ALIKE:
         return op
-    modules = [module_name(names[id(a)].rpartition(".")[0]) for a in arguments if id(a) in names]
+    paths = dict.fromkeys(names[id(a)].rpartition(".")[0] for a in arguments if id(a) in names)
+    modules = list(map(module_name, paths))
     if op == "norm_linear":
         norm, product = modules
         gate = arguments[6] if len(arguments) > 6 else None
@@ -154,65 +152,14 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
 
 
 def module_name(path: str) -> str:
-    """Return the cost model's name for the decoder's module at this path. A shared expert's keep that word."""
+    """Return the cost model's name for the decoder's module at this path. Those of a shared expert, and of two mixers
+    side by side, keep the word before it."""
     *_, above, name = f".{path}".split(".")
-    return f"{above}.{name}" if above == "shared" else name
+    return f"{above}.{name}" if above in ("shared", "attention", "mamba") else name
 
 
 def _weight_names(decoder: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in decoder.named_parameters()}
-
-
-def _layout(spec: ModelSpec, lengths: list[int], dtype: str, block_size: int) -> CacheLayout:
-    groups = spec.cache_groups
-    layout = CacheLayout(groups=groups, block_size=block_size, dtype=dtype, num_pages=2)
-    columns = sum(-(-length // block_size) for length in lengths)
-    pages = 1 + sum(-(-columns // layout.blocks_per_page(g)) for g in range(len(groups)))
-    return replace(layout, num_pages=pages)
-
-
-def _plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout) -> StepPlan:
-    """Return the step as a plan whose rows start where `shape` says. Their blocks lie scattered over the cache."""
-    counts_R, lengths_R = np.asarray(shape.num_tokens_R, np.int32), np.asarray(shape.kv_len_R, np.int32)
-    random = np.random.default_rng(0)
-    pages = iter((1 + random.permutation(layout.num_pages - 1)).tolist())
-    ids = [_block_ids(layout, group, pages) for group in range(len(layout.groups))]
-    blocks_R = [tuple(tuple(islice(i, -(-int(n) // layout.block_size))) for i in ids) for n in lengths_R]
-    rows = Rows(
-        slots_R=np.arange(len(counts_R), dtype=np.int32),
-        generations_R=np.ones(len(counts_R), np.int32),
-        kinds_R=np.full(len(counts_R), RowKind.CHUNK, np.int8),
-        num_tokens_R=counts_R,
-        num_logits_R=(np.arange(len(counts_R)) < shape.num_sampled).astype(np.int32),
-        tokens_each=int((counts_R == 1).all()),
-        features=Feature.NONE,
-        num_logprobs=0,
-    )
-    forms = [
-        Assign(
-            slot=slot,
-            generation=1,
-            kv_len=int(length - count),
-            last_token=0,
-            blocks=blocks,
-            params=SamplingParams(temperature=0),
-            seed=0,
-            stop_ids=frozenset(),
-            max_total_tokens=1 << 30,
-            prompt=(0,),
-        )
-        for slot, (count, length, blocks) in enumerate(zip(counts_R, lengths_R, blocks_R, strict=True))
-    ]
-    spans = [
-        Span(row, random.integers(spec.vocab_size, size=count, dtype=np.int32)) for row, count in enumerate(counts_R)
-    ]
-    return StepPlan(id=1, rows=rows, kv_bound_R=lengths_R, spans=tuple(spans), deltas=tuple(forms), reset=True)
-
-
-def _block_ids(layout: CacheLayout, group: int, pages: Iterator[int]) -> Iterator[int]:
-    """Yield the blocks of one group, taking pages as they are needed."""
-    for page in pages:
-        yield from (layout.block_id(group, page, index) for index in range(layout.blocks_per_page(group)))
 
 
 def _copied(value: object, storages: dict[int, UntypedStorage]) -> object:

@@ -1,4 +1,5 @@
-"""Checks of grammars by an API server: each grammar is compiled once before its request is accepted.
+"""Checks of grammars by an API server: each grammar is compiled once before its request is accepted, and put into words
+that the engine can use.
 
 A grammar is a program that somebody else wrote, so it is compiled in a child process with limits (text/confined.py).
 Clients take turns there. Only the time that the grammar itself takes counts against it; if it had to wait for too long,
@@ -11,7 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import owner
@@ -28,6 +29,13 @@ KEPT_CHARS = 16_384  # longest grammar whose verdict is kept
 RETRY_AFTER = 2  # seconds
 
 
+class Verdict(NamedTuple):
+    """Why a grammar cannot be used; or None, and the grammar in words that can."""
+
+    reason: str | None
+    usable: Grammar
+
+
 class GrammarChecks:
     """The grammars that an API server has checked or is checking.
 
@@ -41,22 +49,23 @@ class GrammarChecks:
             "ridgeline.serving.grammars.grammar:checker", seconds=seconds, memory=MEMORY, most=PROCESSES
         )
         self._pool = FairPool(PROCESSES, "grammar-check")
-        self._verdicts: OrderedDict[Grammar, str | None] = OrderedDict()
-        self._under_way: dict[tuple[str, Grammar], Job[str | None]] = {}
+        self._verdicts: OrderedDict[Grammar, Verdict] = OrderedDict()
+        self._under_way: dict[tuple[str, Grammar], Job[dict[str, Any]]] = {}
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raise InvalidRequest with the reason if the grammar cannot be used, and GrammarsBusy if it must wait too
-        long."""
+    async def check(self, grammar: Grammar) -> Grammar:
+        """Return the grammar in words that the engine can use. Raise InvalidRequest with the reason if there are none,
+        and GrammarsBusy if it must wait too long."""
         if grammar in self._verdicts:
             self._verdicts.move_to_end(grammar)
             verdict = self._verdicts[grammar]
         else:
             verdict = await self._verdict(owner.current(), grammar)
-        if verdict is not None:
-            raise InvalidRequest(verdict, param="structured_outputs")
+        if verdict.reason is not None:
+            raise InvalidRequest(verdict.reason, param="structured_outputs")
+        return verdict.usable
 
-    async def _verdict(self, client: str, grammar: Grammar) -> str | None:
-        """Return why the grammar cannot be used, or None if it can. Equal questions of a client wait for one answer."""
+    async def _verdict(self, client: str, grammar: Grammar) -> Verdict:
+        """Return the verdict on a grammar. Equal questions of a client wait for one answer."""
         key = client, grammar
         job = self._under_way.get(key)
         if job is None:
@@ -67,10 +76,11 @@ class GrammarChecks:
             self._under_way[key] = job
             job.future.add_done_callback(self._forgetting(key, asyncio.get_running_loop()))
         try:
-            verdict = await self._result(job)
+            told = await self._result(job)
         except OverLimit as limit:  # not kept: the machine may have been at fault
-            return f"the grammar is too complex: {limit} to compile; make it simpler."
-        if len(grammar.text) <= KEPT_CHARS:
+            return Verdict(f"the grammar is too complex: {limit} to compile; make it simpler.", grammar)
+        verdict = Verdict(told["reason"], Grammar(kind=grammar.kind, text=told["text"]))
+        if max(len(grammar.text), len(told["text"])) <= KEPT_CHARS:
             self._verdicts[grammar] = verdict
             if len(self._verdicts) > KEPT:
                 self._verdicts.popitem(last=False)
@@ -88,7 +98,7 @@ class GrammarChecks:
             "size": self._size if speaks else 0,
         }
 
-    async def _result(self, job: Job[str | None]) -> str | None:
+    async def _result(self, job: Job[dict[str, Any]]) -> dict[str, Any]:
         """Return the job's result as soon as it is there. Others may wait for the same job, whose process bounds its
         time."""
         waited = asyncio.wrap_future(job.future)
@@ -104,5 +114,5 @@ class GrammarChecks:
 
     def _forgetting(
         self, key: tuple[str, Grammar], loop: asyncio.AbstractEventLoop
-    ) -> Callable[[Future[str | None]], object]:
+    ) -> Callable[[Future[dict[str, Any]]], object]:
         return lambda _: loop.call_soon_threadsafe(self._under_way.pop, key, None)

@@ -6,15 +6,19 @@ process compiles the grammar once more, beside the steps, and asks it for a mask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.grammars import schemas
+from ridgeline.serving.grammars.ebnf import is_ebnf, to_lark
 from ridgeline.transport.messages import Grammar
 
 MOST_CHARS = 65_536  # in a grammar's text
+MOST_USABLE = 1 << 20  # characters of a grammar that was put into other words
 MOST_DEPTH = 64  # levels of nesting in a schema
 MOST_REASON = 400  # characters of the library's reason
 BYTES = LLTokenizer("byte")
@@ -64,8 +68,6 @@ def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
     The check does what the engine will do, over a vocabulary of bytes. Parsing alone would not tell: it takes no time
     even where building the automaton takes minutes (a `multipleOf` of a million).
     """
-    if len(grammar.text) > MOST_CHARS:
-        raise wrong(f"it has {len(grammar.text)} characters; at most {MOST_CHARS} are allowed")
     matcher = LLMatcher(tokenizer, compiled(grammar), log_level=0)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -73,20 +75,47 @@ def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
         raise wrong(matcher.get_error())
 
 
-def checker() -> Callable[[dict[str, Any]], str | None]:
-    """Return the function that a child of `Confined` runs: from a grammar to the reason why it cannot be used, or None.
+def usable(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> Grammar:
+    """Return the grammar in words that can be used. Raise InvalidRequest with the reason if there are none."""
+    if len(grammar.text) > MOST_CHARS:
+        raise wrong(f"it has {len(grammar.text)} characters; at most {MOST_CHARS} are allowed")
+    *others, last = _forms(grammar)
+    for form in others:
+        try:
+            check(form, tokenizer)
+        except InvalidRequest:
+            continue
+        return form
+    check(last, tokenizer)
+    return last
+
+
+def _forms(grammar: Grammar) -> Iterator[Grammar]:
+    """Yield the forms of a grammar, the best first: of a schema one whose numbers are bounded. Raise InvalidRequest."""
+    if grammar.kind == "grammar" and is_ebnf(grammar.text):
+        yield Grammar(kind="grammar", text=to_lark(grammar.text))
+        return
+    if grammar.kind == "json" and grammar.text:
+        schema = schemas.known(json.loads(grammar.text))
+        texts = [json.dumps(each, ensure_ascii=False) for each in (schemas.bounded(schema), schema)]
+        yield from (Grammar(kind="json", text=text) for text in texts if len(text) <= MOST_USABLE)
+    yield grammar
+
+
+def checker() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the function that a child of `Confined` runs: from a grammar to {reason, text}: why it cannot be
+    used, or None and its text in words that can.
 
     The grammar comes as {kind, text}. `named` and `size`, as in `Vocabulary`, come with it if it may name the model's
     own tokens.
     """
 
-    def run(asked: dict[str, Any]) -> str | None:
+    def run(asked: dict[str, Any]) -> dict[str, Any]:
         try:
             tokenizer = vocabulary(asked["named"], asked["size"]) if asked["size"] else BYTES
-            check(Grammar(kind=asked["kind"], text=asked["text"]), tokenizer)
+            return {"reason": None, "text": usable(Grammar(kind=asked["kind"], text=asked["text"]), tokenizer).text}
         except InvalidRequest as error:
-            return str(error)
-        return None
+            return {"reason": str(error), "text": ""}
 
     return run
 

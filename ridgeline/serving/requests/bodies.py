@@ -129,14 +129,23 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's way to ask for structure."""
+    """OpenAI's way to ask for structure, and vLLM's structural tags: `format`, or `structures` with `triggers`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    format: Object | None = None
+    structures: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    triggers: Annotated[list[str], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
 
 
 class StructuredOutputs(Body):
-    """The form that the output must have: exactly one of these fields. `json` is a schema, as an object or as text."""
+    """The form that the output must have: exactly one of the first six fields. `json` is a schema, as an object or as
+    text, and `structural_tag` a `response_format` of that type as text.
+
+    The others say more of a schema. `whitespace_pattern` is a regular expression for what may stand between values, and
+    with `disable_any_whitespace` nothing may. With `disable_additional_properties` objects have the named properties
+    alone. With `coerce_one_of` a `oneOf` is taken as `anyOf` where its alternatives may overlap.
+    """
 
     model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
 
@@ -145,6 +154,11 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    coerce_one_of: bool | None = None
 
 
 class GenerationBody(Body):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ridgeline.bench.machine.probes import cpu_threads
+from ridgeline.bench.profile.made_plan import layout_for, made_plan
 from ridgeline.bench.profile.ops import Recorded, measure_step_ops, record_step
 from ridgeline.core.cost import StepShape
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
@@ -106,7 +107,13 @@ def test_more_tokens_take_more_time(spec: Callable[[str], ModelSpec]) -> None:
 
 
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral", "mixed", "qwen3_moe", "shared experts"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama", "qwen2", "qwen3", "gpt2", "mistral", "mixed", "qwen3_moe", "shared experts"),
+        *("qwen3_5", "mamba2", "jamba", "nemotron_h"),
+    ],
+)
 def test_ops_are_named_as_in_the_cost_model(spec: Callable[[str], ModelSpec], family: str, shape: StepShape) -> None:
     calls = record_step(spec(family), shape, CPU, "float32")
     parts = {part for call in calls for part in call.name.split(JOINT)}
@@ -116,6 +123,22 @@ def test_ops_are_named_as_in_the_cost_model(spec: Callable[[str], ModelSpec], fa
 def test_a_decode_steps_attention_is_one_op_over_a_full_cache(spec: Callable[[str], ModelSpec]) -> None:
     call = one(record_step(spec("llama"), DECODE, CPU, "float32"), "rope + write_kv + attention")
     assert call.arguments[6].std() > 0.5
+
+
+def test_a_state_takes_one_block_at_any_context(spec: Callable[[str], ModelSpec]) -> None:
+    """And a window as many as it has; the rest of the table names the null block."""
+    shape = StepShape([1, 3], [100_000, 50_000], 2)
+    assert layout_for(spec("mamba2"), shape, "float32", 16).num_pages == 1 + 2
+    layout = layout_for(spec("qwen3_5"), shape, "float32", 16)
+    plan = made_plan(spec("qwen3_5"), shape, layout)
+    for table, length, count in ((plan.deltas[0], 100_000, 1), (plan.deltas[1], 50_000, 3)):
+        for group, blocks in zip(layout.groups, table.blocks, strict=True):
+            used = [n for n, block in enumerate(blocks) if block]
+            if group.spec.exact:
+                assert set(used) == {(length - count - 1) // 16, (length - 1) // 16}
+                assert len({blocks[n] for n in used}) == 1
+            else:
+                assert used == list(range(-(-length // 16)))
 
 
 def test_the_norm_that_counts_adds_a_residual(spec: Callable[[str], ModelSpec]) -> None:

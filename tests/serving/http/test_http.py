@@ -423,6 +423,14 @@ def test_structured_outputs_hold_the_text_to_their_form(server: Server) -> None:
         ({"regex": "[0-9]{3}-[0-9]{2}"}, lambda text: len(text) == 6 and text.replace("-", "").isdigit()),
         ({"json": {"type": "boolean"}}, {"true", "false"}.__contains__),
         ({"grammar": 'start: "a" "b"'}, "ab".__eq__),
+        ({"grammar": 'root ::= "a" "b"'}, "ab".__eq__),
+        ({"json": {"enum": [[1, 2]]}, "disable_any_whitespace": True}, "[1,2]".__eq__),
+        ({"json": {"enum": [[1, 2]]}, "whitespace_pattern": " "}, lambda t: t.replace(" ", "") == "[1,2]"),
+        (
+            {"json": {"oneOf": [{"const": 1}, {"type": "integer"}]}, "coerce_one_of": True},
+            lambda t: t.strip("-").isdigit(),
+        ),
+        ({"structural_tag": json.dumps({"format": {"type": "const_string", "value": "yes"}})}, "yes".__eq__),
     ):
         answer = server.client.chat.completions.create(
             model=MODEL, messages=messages, max_tokens=30, extra_body={"structured_outputs": structured}
@@ -611,6 +619,25 @@ TEXT = {"model": MODEL, "prompt": "hi"}
         ("chat/completions", CHAT | {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
         ("chat/completions", CHAT | {"response_format": {"type": "xml"}}, 400, "response_format.type", None),
         ("chat/completions", CHAT | {"structured_outputs": {"regex": "("}}, 400, "structured_outputs", None),
+        ("completions", TEXT | {"structured_outputs": {"grammar": 'root ::= "'}}, 400, "structured_outputs", None),
+        *(
+            (
+                "completions",
+                TEXT | {"structured_outputs": {"regex": "a", name: value}},
+                400,
+                f"structured_outputs.{name}",
+                None,
+            )
+            for name, value in (("whitespace_pattern", " "), ("coerce_one_of", True), ("disable_any_whitespace", True))
+        ),
+        ("completions", TEXT | {"response_format": {"type": "structural_tag"}}, 400, "response_format", None),
+        (
+            "completions",
+            TEXT | {"structured_outputs": {"structural_tag": "{"}},
+            400,
+            "structured_outputs.structural_tag",
+            None,
+        ),
         ("chat/completions", CHAT | {"chat_template_kwargs": {"tools": 1}}, 400, "chat_template_kwargs.tools", None),
         ("completions", {"model": MODEL}, 400, "prompt", None),
         ("completions", TEXT | {"prompt": "", "add_special_tokens": False}, 400, "prompt", None),

@@ -1,0 +1,84 @@
+"""Steps of a whole model at long contexts, without the prompts that would lead there.
+
+A worker with random weights runs made-up plans (`made_plan`): rows at any context over a cache that nobody filled. The
+times are those of the device between the two ends of a step, with the graphs and kernels that a server would use. What
+a cache holds does not change how long it takes to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from ridgeline.assembly import assemble
+from ridgeline.assembly.wiring import Assembly
+from ridgeline.bench.profile.made_plan import layout_for, made_plan
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import StepShape
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+from ridgeline.perf.crossover import Curve
+
+REPEATS = 7
+EXPECTED_KV_DTYPE = {"fp8": "fp8", "int8": "int8"}  # as `LLMConfig.kv_cache_dtype` names what `plan` calls so
+
+
+def measure_contexts(
+    curve: Curve, model: str, contexts: Sequence[int], device: str = "auto"
+) -> dict[int, tuple[float, float]]:
+    """Return context → (seconds of a step of decoding, of a prompt's last chunk), medians, for the contexts that the
+    model's positions and the device's memory allow.
+
+    Raise InvalidConfig if not even the shortest of them can be run.
+    """
+    room = curve.model.max_position_embeddings
+    wanted = [context for context in contexts if context <= room]
+    if not wanted:
+        raise InvalidConfig(f"{curve.name} has positions for {room:,} tokens; give a shorter --contexts.")
+    config = LLMConfig(
+        model=model,
+        device=device,
+        load_format="dummy",
+        max_num_seqs=max(curve.batch, 1),
+        max_num_batched_tokens=max(curve.chunk, curve.batch),
+        kv_cache_dtype=EXPECTED_KV_DTYPE.get(curve.kv_dtype, "auto"),
+        enable_prefix_caching=False,
+        gpu_memory_utilization=curve.utilization,
+        skip_tokenizer_init=True,
+    )
+    assembly = assemble(config)
+    try:
+        found = {}
+        for context in wanted:
+            if context > assembly.engine.config.max_model_len or not all(
+                _fits(assembly, shape) for shape in (curve.decoding(context), curve.prompt(context))
+            ):
+                break
+            found[context] = (
+                seconds_of(assembly, curve.decoding(context)),
+                seconds_of(assembly, curve.prompt(context)),
+            )
+        if not found:
+            raise InvalidConfig(
+                f"the cache has no room for {curve.batch} requests of {wanted[0]:,} tokens; give a smaller --batch."
+            )
+        return found
+    finally:
+        assembly.engine.shutdown()
+
+
+def seconds_of(assembly: Assembly, shape: StepShape, repeats: int = REPEATS) -> float:
+    """Return the device's seconds of such a step, the median of several after one that does not count."""
+    spec, layout, worker = assembly.model.spec, assembly.engine.layout, assembly.local
+    times = []
+    for number in range(1, repeats + 2):
+        worker.submit(made_plan(spec, shape, layout, number))
+        result = worker.collect()
+        if result.error is not None:
+            raise RidgelineError(f"a step of {shape.num_tokens_R} tokens at {shape.kv_len_R} failed: {result.error}")
+        times.append(result.elapsed)
+    return median(times[1:])
+
+
+def _fits(assembly: Assembly, shape: StepShape) -> bool:
+    layout = assembly.engine.layout
+    return layout_for(assembly.model.spec, shape, layout.dtype, layout.block_size).num_pages <= layout.num_pages
