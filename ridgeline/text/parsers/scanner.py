@@ -30,18 +30,19 @@ class Tags:
     def __init__(self, *texts: str) -> None:
         assert not any(a != b and b.startswith(a) for a in texts for b in texts), f"a tag begins with another: {texts}"
         self.texts = texts
-        self._any = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        self._starts = "".join({text[0] for text in texts})
-
-    def find(self, text: str) -> re.Match[str] | None:
-        return self._any.search(text)
+        self.find = re.compile("|".join(map(re.escape, texts)) or r"(?!)").search
+        first = "".join(re.escape(char) for char in sorted({text[0] for text in texts}))
+        self.starts = re.compile(f"[{first}]" if first else r"(?!)").search  # finds where a tag may begin
+        self._longest = max(map(len, texts), default=0) - 1
 
     def begun(self, text: str) -> int:
         """Return how many characters at the end of the text may be the beginning of a tag."""
-        longest = max(map(len, self.texts), default=0) - 1
-        for start in range(max(0, len(text) - longest), len(text)):
-            if text[start] in self._starts and any(tag.startswith(text[start:]) for tag in self.texts):
-                return len(text) - start
+        start = self.starts(text, max(0, len(text) - self._longest))
+        while start is not None:
+            rest = text[start.start() :]
+            if any(tag.startswith(rest) for tag in self.texts):
+                return len(rest)
+            start = self.starts(text, start.end())
         return 0
 
 
@@ -94,11 +95,11 @@ class Scanner:
 
     def content(self, text: str) -> None:
         if text:
-            self.emit(Content(text))
+            self._found.append(Content(text))
 
     def reasoning(self, text: str) -> None:
         if text:
-            self.emit(Reasoning(text))
+            self._found.append(Reasoning(text))
 
     def drop(self, text: str) -> None:
         """Give nothing of the text."""
@@ -125,14 +126,20 @@ class Scanner:
         """Give text as it comes up to the first of the tags, which is taken and returned; None if the text ends. A tag
         that has begun there is given only if the text is `whole` without it."""
         while True:
-            found = tags.find(self._text)
-            if found is not None:
-                if found.start():
-                    give(self.cut(found.start()))
-                return self.cut(len(found[0]))
-            certain = len(self._text) - (0 if self._ended and whole else tags.begun(self._text))
-            if certain:
-                give(self.cut(certain))
+            text = self._text
+            if text and tags.starts(text) is None:  # most texts, so this is done before all else
+                self.position += len(text)
+                self._text = ""
+                give(text)
+            elif text:
+                found = tags.find(text)
+                if found is not None:
+                    if found.start():
+                        give(self.cut(found.start()))
+                    return self.cut(len(found[0]))
+                certain = len(text) - (0 if self._ended and whole else tags.begun(text))
+                if certain:
+                    give(self.cut(certain))
             if self._ended:
                 self.cut(len(self._text))
                 return None
