@@ -64,7 +64,8 @@ SERVE_HELP = {
     "default_chat_template_kwargs": "JSON object of the template's arguments where a request gives none of that name.",
     "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
     "override_generation_config": "JSON object of sampling defaults that win over these.",
-    "tool_call_parser": "Form of the model's tool calls: hermes (Hermes, Qwen), or none to leave them as text.",
+    "tool_call_parser": "Form of the model's tool calls: auto (by its chat template), none, or a name such as hermes.",
+    "reasoning_parser": "Form of the model's reasoning: auto (by its chat template), none, or a name such as qwen3.",
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
@@ -164,8 +165,10 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
         raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
     from ridgeline.serving.processes.logs import set_up_logging
     from ridgeline.serving.processes.supervisor import Supervisor
+    from ridgeline.text.parsers.choose import choose
     from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model, resolve_tokenizer
 
+    choose(serve_config.tool_call_parser, serve_config.reasoning_parser, [], ())  # complains about unknown names
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)
     folder = resolve_model(model, resolved.revision, resolved.download_dir)

@@ -46,7 +46,9 @@ class ServeConfig:
     generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
         with such a file.
     override_generation_config: sampling defaults that win over these.
-    tool_call_parser: the form in which the model writes tool calls: "hermes", or "none" not to look for any.
+    tool_call_parser: the form in which the model writes tool calls, by name: "auto" asks the model's chat template,
+        "none" does not look for any.
+    reasoning_parser: the form in which the model sets its reasoning apart, likewise.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
     log_json: write logs as JSON.
     access_log: write a line for each request.
@@ -89,7 +91,8 @@ class ServeConfig:
     default_chat_template_kwargs: dict[str, object] | None = None
     generation_config: str = "auto"
     override_generation_config: dict[str, object] | None = None
-    tool_call_parser: str = "none"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     otlp_endpoint: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -141,7 +144,5 @@ class ServeConfig:
             raise InvalidConfig("uds must be the path of a socket; leave it out to listen on host and port.")
         if self.default_chat_template_kwargs and (taken := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys()):
             raise InvalidConfig(f"default_chat_template_kwargs cannot set {min(taken)}, which is the request's own.")
-        if self.tool_call_parser not in ("none", "hermes"):
-            raise InvalidConfig(f"unknown tool_call_parser {self.tool_call_parser!r}; use hermes or none.")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")

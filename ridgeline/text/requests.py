@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.request import MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.core.request import MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -32,6 +32,7 @@ def make_requests(
     seed: int,
     priority: int = 0,
     cache_salt: str = "",
+    thinking: Thinking | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
@@ -56,6 +57,7 @@ def make_requests(
             eos_ids=limits.eos_ids,
             priority=priority,
             cache_salt=cache_salt,
+            thinking=thinking,
         )
         for i in range(params.num_drawn)
     ]

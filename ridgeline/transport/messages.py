@@ -12,7 +12,7 @@ import msgspec
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.pooling import PoolingSpec, Task
-from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, TokenLogprobs
+from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, Thinking, TokenLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -60,6 +60,7 @@ class Submit(Message, frozen=True, tag="submit"):
     task: Task | None = None
     whole: bool = False
     second_text: int = 0
+    thinking: Thinking | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

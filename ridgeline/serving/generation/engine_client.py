@@ -192,6 +192,7 @@ class EngineClient:
             task=request.task,
             whole=request.whole,
             second_text=request.second_text,
+            thinking=request.thinking,
         )
         self._send_soon(message)
         return ticket

@@ -245,6 +245,8 @@ class ChatBody(TemplateBody, GenerationBody):
     top_logprobs: TopLogprobs | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 class TokenizeBody(Body):
