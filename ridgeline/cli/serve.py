@@ -46,6 +46,8 @@ SERVE_HELP = {
     "ssl_keyfile": "Private key, for HTTPS (PEM).",
     "ssl_certfile": "Certificate, for HTTPS (PEM).",
     "allowed_origins": "Origin whose pages may call the API from browsers, or * (may be repeated).",
+    "unknown_fields": "Fields of requests that no API knows, such as misspelled ones: refuse or ignore.",
+    "trust_request_chat_template": "Let requests bring a chat template of their own, which runs in the sandbox.",
     "chat_template": "File with a Jinja template, instead of the model's own.",
     "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
     "tool_call_parser": "Form of the model's tool calls: hermes (Hermes, Qwen), or none to leave them as text.",

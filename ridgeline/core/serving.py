@@ -31,6 +31,8 @@ class ServeConfig:
     grammar_timeout: the seconds that a grammar may take to compile.
     ssl_keyfile, ssl_certfile: files for HTTPS.
     allowed_origins: the origins whose pages may call the server from a browser.
+    unknown_fields: what becomes of a request's fields that no API knows: "refuse" or "ignore".
+    trust_request_chat_template: requests may bring a chat template of their own.
     chat_template: a file, in place of the model's own template.
     generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
         with such a file.
@@ -63,6 +65,8 @@ class ServeConfig:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    unknown_fields: str = "refuse"
+    trust_request_chat_template: bool = False
     chat_template: str | None = None
     generation_config: str = "auto"
     tool_call_parser: str = "none"
@@ -103,5 +107,7 @@ class ServeConfig:
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
         if self.tool_call_parser not in ("none", "hermes"):
             raise InvalidConfig(f"unknown tool_call_parser {self.tool_call_parser!r}; use hermes or none.")
+        if self.unknown_fields not in ("refuse", "ignore"):
+            raise InvalidConfig(f"unknown_fields is refuse or ignore, got {self.unknown_fields!r}.")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")
