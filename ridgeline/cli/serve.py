@@ -50,7 +50,8 @@ SERVE_HELP = {
     "trust_request_chat_template": "Let requests bring a chat template of their own, which runs in the sandbox.",
     "chat_template": "File with a Jinja template, instead of the model's own.",
     "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
-    "tool_call_parser": "Form of the model's tool calls: hermes (Hermes, Qwen), or none to leave them as text.",
+    "tool_call_parser": "Form of the model's tool calls: auto (by its chat template), none, or a name such as hermes.",
+    "reasoning_parser": "Form of the model's reasoning: auto (by its chat template), none, or a name such as qwen3.",
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
@@ -115,8 +116,10 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
         raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
     from ridgeline.serving.processes.logs import set_up_logging
     from ridgeline.serving.processes.supervisor import Supervisor
+    from ridgeline.text.parsers.choose import choose
     from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
+    choose(serve_config.tool_call_parser, serve_config.reasoning_parser, [], ())  # complains about unknown names
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)
     folder = resolve_model(model, engine.get("revision"))

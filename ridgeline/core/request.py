@@ -263,6 +263,27 @@ class TokenMask(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Thinking:
+    """What a request's reasoning is made of, as tokens, so that the engine can bound it and knows where it ends.
+
+    inside: the prompt ends within the reasoning. Otherwise the output may begin it.
+    begins, ends: tokens that begin and end it, each in the ways in which it is written.
+    opening: tokens that the output must begin with.
+    closing: tokens that end it once its budget is spent.
+    budget: the most tokens that it may have (None: there is no bound).
+    may_stop: the output may end within it, even if a mask waits for its end.
+    """
+
+    inside: bool
+    begins: tuple[tuple[int, ...], ...] = ()
+    ends: tuple[tuple[int, ...], ...]
+    opening: tuple[int, ...] = ()
+    closing: tuple[int, ...]
+    budget: int | None = None
+    may_stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One completion of one prompt (`n` completions are `n` requests, which share the prompt through the cache).
 
@@ -270,6 +291,7 @@ class Request:
         result. 0: the next plan needs it.
     cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
     priority: smaller numbers run first (with the priority policy only).
+    thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
     """
 
     id: str
@@ -283,6 +305,7 @@ class Request:
     priority: int = 0
     lookahead: int = 2
     token_mask: TokenMask | None = None
+    thinking: Thinking | None = None
     arrival: float = field(default_factory=time.monotonic)
 
     @property
@@ -319,6 +342,7 @@ class Request:
             params=self.params.replace(guidance_scale=1.0, negative_prompt=None, logprobs=None, prompt_logprobs=None),
             max_total_tokens=self.max_total_tokens - len(self.prompt_token_ids) + len(negative),
             token_mask=None,
+            thinking=None,
         )
 
 

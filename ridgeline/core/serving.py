@@ -36,7 +36,9 @@ class ServeConfig:
     chat_template: a file, in place of the model's own template.
     generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
         with such a file.
-    tool_call_parser: the form in which the model writes tool calls: "hermes", or "none" not to look for any.
+    tool_call_parser: the form in which the model writes tool calls, by name: "auto" asks the model's chat template,
+        "none" does not look for any.
+    reasoning_parser: the form in which the model sets its reasoning apart, likewise.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
     log_json: write logs as JSON.
     access_log: write a line for each request.
@@ -69,7 +71,8 @@ class ServeConfig:
     trust_request_chat_template: bool = False
     chat_template: str | None = None
     generation_config: str = "auto"
-    tool_call_parser: str = "none"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     otlp_endpoint: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -105,8 +108,6 @@ class ServeConfig:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
-        if self.tool_call_parser not in ("none", "hermes"):
-            raise InvalidConfig(f"unknown tool_call_parser {self.tool_call_parser!r}; use hermes or none.")
         if self.unknown_fields not in ("refuse", "ignore"):
             raise InvalidConfig(f"unknown_fields is refuse or ignore, got {self.unknown_fields!r}.")
         if self.log_level not in ("debug", "info", "warning", "error"):

@@ -18,13 +18,14 @@ from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.tokenizer import Tokenizer
 
 
 @dataclass
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
-    model's."""
+    model's. `forms` are those of its tool calls and its reasoning."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -37,6 +38,7 @@ class ApiServer:
     defaults: GenerationDefaults
     started: float = field(default_factory=time.time)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    forms: Forms = field(default_factory=Forms)
 
     @classmethod
     def build(
@@ -55,6 +57,8 @@ class ApiServer:
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
+        template = _chat_template(config.chat_template, folder, tokenizer.special_tokens)
+        forms = choose(config.tool_call_parser, config.reasoning_parser, template.sources, tokenizer.added)
         return cls(
             config=config,
             names=names,
@@ -62,9 +66,10 @@ class ApiServer:
             client=client,
             service=service,
             tokenizer=tokenizer,
-            chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
+            chat_template=template,
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
+            forms=forms,
         )
 
     @property

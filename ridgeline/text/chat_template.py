@@ -66,6 +66,11 @@ class ChatTemplate:
         """The template of requests without tools, or None."""
         return self._templates.get("default")
 
+    @property
+    def sources(self) -> list[str]:
+        """All templates."""
+        return list(self._templates.values())
+
     def warm(self) -> None:
         """Start a process for the first conversation, without waiting for it."""
         if self.available:

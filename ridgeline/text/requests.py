@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.core.request import MAX_STOP_IDS, Request, SamplingParams, Thinking
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -29,6 +29,7 @@ def make_requests(
     seed: int,
     priority: int = 0,
     cache_salt: str = "",
+    thinking: Thinking | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
@@ -52,6 +53,7 @@ def make_requests(
             eos_ids=limits.eos_ids,
             priority=priority,
             cache_salt=cache_salt,
+            thinking=thinking,
         )
         for i in range(params.num_drawn)
     ]

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats, SamplingParams, TokenLogprobs
+from ridgeline.core.request import RequestStats, SamplingParams, Thinking, TokenLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -56,6 +56,7 @@ class Submit(Message, frozen=True, tag="submit"):
     arrival: float
     grammar: Grammar | None = None
     owner: str = ""
+    thinking: Thinking | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -189,6 +189,7 @@ class EngineClient:
             arrival=request.arrival,
             grammar=grammar,
             owner=owner.current(),
+            thinking=request.thinking,
         )
         self._send_soon(message)
         return ticket

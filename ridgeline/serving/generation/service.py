@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
+from ridgeline.core.request import MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission
@@ -38,7 +38,8 @@ class GenerationRequest:
     """A checked request of a client.
 
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
-    until the first token; 0 is no bound.
+    until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
+    tokens are skipped, because its reader needs them. `thinking` is as in `core.request.Request`.
     """
 
     id: str
@@ -50,15 +51,19 @@ class GenerationRequest:
     cache_salt: str = ""
     timeout: float = 0.0
     queue_timeout: float = 0.0
+    shown: frozenset[int] = frozenset()
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one completion that is new. `output` is the whole completion so far."""
+    """The part of one completion that is new. `output` is the whole completion so far. `lengths` are those of the texts
+    that each of its tokens brought."""
 
     text: str
     token_ids: list[int]
     output: CompletionOutput
+    lengths: Sequence[int] = ()
 
 
 class Service:
@@ -120,6 +125,7 @@ class Run:
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = 0
         self.drawn_tokens = 0
+        self.reasoning_tokens = 0  # counted by whoever reads the text
 
     async def __aenter__(self) -> Run:
         """Admit and submit the request. Raise RequestFailed or InvalidRequest if that cannot be."""
@@ -132,9 +138,10 @@ class Run:
             seed=self._seed,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            thinking=asked.thinking,
         )
         self._completions = [
-            Completion(request, output, self.result, service.tokenizer)
+            Completion(request, output, self.result, service.tokenizer, asked.shown)
             for request, output in zip(requests, self.drawn, strict=True)
         ]
         service.admission.admit(requests, service.facts())
@@ -233,7 +240,7 @@ class Run:
 
     async def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
         """Return everything that has come for a completion as one piece."""
-        text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
+        text, before, inbox = list[str](), len(completion.output.token_ids), ticket.inbox
         while inbox and not completion.output.finished:
             item = inbox.popleft()
             if isinstance(item, int):
@@ -251,7 +258,7 @@ class Run:
             self._first_by = None
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
-        return Piece("".join(text), new, completion.output)
+        return Piece("".join(text), new, completion.output, list(map(len, text[: len(new)])))
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":

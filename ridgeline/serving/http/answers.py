@@ -83,6 +83,8 @@ class Message(Answer):
     role: Literal["assistant"]
     content: str | None = Field(description="null if there are only tool calls")
     refusal: None
+    reasoning: str | None = Field(None, description="what the model thought before it answered")
+    reasoning_content: str | None = Field(None, description="the same as reasoning")
     tool_calls: list[ToolCall] | None = None
 
 
@@ -120,6 +122,8 @@ class ToolCallDelta(Answer):
 class Delta(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = Field(None, description="the same as reasoning")
     tool_calls: list[ToolCallDelta] | None = None
 
 

@@ -26,6 +26,7 @@ class Usage:
     prompt: int
     completion: int
     cached: int
+    reasoning: int = 0
 
     def json(self) -> dict[str, Any]:
         return {
@@ -33,7 +34,7 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
 
@@ -42,6 +43,7 @@ def usage_of(runs: Sequence[Run]) -> Usage:
         prompt=sum(len(run.asked.prompt_token_ids) for run in runs),
         completion=sum(run.drawn_tokens for run in runs),
         cached=sum(run.cached_tokens for run in runs),
+        reasoning=sum(run.reasoning_tokens for run in runs),
     )
 
 
@@ -49,12 +51,13 @@ class Tally:
     """The usage of a stream so far, kept as it grows. Counting it anew for each chunk would cost the square of its
     length.
 
-    `add` takes each piece, before or after its chunk is written.
+    `add` takes each piece, once it was read and before or after its chunk is written.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._usage = usage_of(runs)
         self._cached = {id(run): run.cached_tokens for run in runs}
+        self._reasoning = {id(run): run.reasoning_tokens for run in runs}
 
     @property
     def usage(self) -> Usage:
@@ -64,7 +67,9 @@ class Tally:
         cached, before = run.cached_tokens, self._cached[id(run)]
         self._cached[id(run)] = cached
         now = self._usage
-        self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before)
+        reasoning = now.reasoning + run.reasoning_tokens - self._reasoning[id(run)]
+        self._reasoning[id(run)] = run.reasoning_tokens
+        self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before, reasoning)
 
 
 def entries(runs: Sequence[Run]) -> int:

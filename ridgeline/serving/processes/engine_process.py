@@ -314,8 +314,9 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
         eos_ids=frozenset(submit.eos_ids),
         cache_salt=submit.cache_salt,
         priority=submit.priority,
-        lookahead=2 if mask is None else 1,
+        lookahead=2 if mask is None and submit.thinking is None else 1,
         token_mask=mask,
+        thinking=submit.thinking,
         arrival=submit.arrival,
     )
 

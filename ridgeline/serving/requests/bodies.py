@@ -286,6 +286,8 @@ class ChatBody(TemplateBody, GenerationBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     return_prompt_text: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
 
 
 class TokenizeBody(Body):

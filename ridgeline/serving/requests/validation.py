@@ -20,8 +20,10 @@ from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
+from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.text.requests import with_spelled_words
 from ridgeline.transport.messages import Grammar
 
@@ -119,6 +121,7 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
 async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> GenerationRequest:
     """Return the chat's request. Raise RequestFailed or InvalidRequest."""
     check_model(api, body.model)
+    body = with_allowed_tools(body)
     _check_chat(body)
     _check_counts(api, body)
     grammar = await grammar_of(api, body)
@@ -133,7 +136,7 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     params = await _ruled(api, params, params.num_drawn)
     prompt = await render(api, body, use_tools=body.tool_choice != "none")
     ids = await encode(api, prompt, add_special_tokens=False, param="messages")
-    return _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
+    return readable(api, body, _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1))
 
 
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
@@ -148,6 +151,8 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
     for index, message in enumerate(messages):
         if message["role"] == "developer" and not template.mentions("developer"):
             message["role"] = "system"
+        if "reasoning" in message:  # vLLM's name for what templates call reasoning_content
+            message.setdefault("reasoning_content", message["reasoning"])
         if message.get("tool_calls"):
             message["tool_calls"] = [_plain_call(call, index, size) for call in message["tool_calls"]]
     extra = dict(body.chat_template_kwargs or {})

@@ -104,7 +104,7 @@ def wait_gone(*pids: int, seconds: float = PATIENCE) -> bool:
         ({"port": 99_999}, "99999"),
         ({"api_key": [""]}, "api_key must not be empty"),
         ({"log_level": "loud"}, "'loud'"),
-        ({"tool_call_parser": "json"}, "hermes or none"),
+        ({"tool_call_parser": "json"}, "hermes"),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout"),
         ({"ssl_keyfile": "key.pem"}, "belong together"),
         ({"ssl_keyfile": "no.pem", "ssl_certfile": "no.pem", "port": 0}, "no.pem"),

@@ -1,0 +1,1 @@
+"""What models write, read as it comes: content, reasoning and tool calls. Each form of it is one file."""
