@@ -30,6 +30,7 @@ def create_app(api: ApiServer) -> FastAPI:
         version=__version__,
         description="An LLM inference server with OpenAI's API.",
     )
+    app.state.unknown_fields = api.config.unknown_fields
     for module in (chat, completions, models, tokenize):
         app.include_router(module.router(api))
     for name in OPTIONAL:

@@ -95,8 +95,10 @@ use_beam_search vllm_xargs watermarking add_special_tokens echo"""
 APIS: dict[str, dict[str, frozenset[str]]] = {
     "completions": {
         "OpenAI": frozenset(f"{SAMPLED} prompt best_of echo suffix".split()),
-        "vLLM": frozenset(f"{SAMPLED} {VLLMS} prompt suffix prompt_embeds guided_json guided_regex guided_choice "
-                          "guided_grammar guided_whitespace_pattern guided_decoding_backend logits_processors".split()),
+        "vLLM": frozenset(
+            f"{SAMPLED} {VLLMS} prompt suffix prompt_embeds guided_json guided_regex guided_choice "
+            "guided_grammar guided_whitespace_pattern guided_decoding_backend logits_processors".split()
+        ),
     },
     "chat": {
         "OpenAI": frozenset(
@@ -124,9 +126,7 @@ def examine(model: type[BaseModel], data: Mapping[str, Any], *, lenient: bool = 
     return sorted(ignored)
 
 
-def _examine(
-    model: type[BaseModel], data: Mapping[str, Any], path: str, lenient: bool, ignored: list[str]
-) -> None:
+def _examine(model: type[BaseModel], data: Mapping[str, Any], path: str, lenient: bool, ignored: list[str]) -> None:
     known, inner, harmless = _shape(model)
     for name in sorted(data.keys() - known):
         value = data[name]
