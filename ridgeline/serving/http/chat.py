@@ -53,6 +53,8 @@ class Chat:
         self._readers = [parser_for(api, body, asked.prompt) for _ in range(asked.params.num_drawn)]
         self._said: list[Said] = [Said() for _ in self._readers]  # by whole answers
         self._echo = _echoed(body) if body.echo else ""
+        self._head = self._envelope("chat.completion.chunk")  # as every chunk begins
+        self._usage = shapes.wants_usage(body)
         self._breakdown = body.include_breakdown or api.config.request_breakdown
 
     async def whole(self) -> Response:
@@ -80,12 +82,13 @@ class Chat:
         return answer
 
     async def stream(self, write: Write) -> None:
-        at_end, always = shapes.wants_usage(self._body)
+        at_end, always = self._usage
         async with self._api.service.run(self._asked) as run:
             greeted: set[int] = set()
             tally = shapes.Tally([run])
             async for piece in shapes.spaced(run, self._body.stream_interval):
-                said = Said().add(self._read(run, piece))
+                plain = self._readers[piece.output.index].plain  # most are, and need no events
+                said = None if plain else Said().add(self._read(run, piece))
                 tally.add(run, piece)
                 index = piece.output.index
                 if index not in greeted:
@@ -115,20 +118,24 @@ class Chat:
     def _write(
         self, write: Write, tally: shapes.Tally, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None
     ) -> Awaitable[None]:
-        chunk = self._envelope("chat.completion.chunk") | {"choices": choices} | (extra or {})
-        at_end, always = shapes.wants_usage(self._body)
-        if at_end or always:
+        chunk = {**self._head, "choices": choices}
+        if extra:
+            chunk |= extra
+        at_end, always = self._usage
+        if at_end:
             chunk["usage"] = tally.usage.json() if always else None
         return write(chunk)
 
-    def _delta(self, piece: Piece, said: Said) -> dict[str, Any] | None:
+    def _delta(self, piece: Piece, said: Said | None) -> dict[str, Any] | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
-        delta = _thought(said.reasoning)
-        if calls := said.calls:
-            delta["tool_calls"] = calls
+        delta: dict[str, Any] = {}
+        if said is not None:
+            delta = _thought(said.reasoning)
+            if calls := said.calls:
+                delta["tool_calls"] = calls
         reason = self._reason(output, output.index)
-        content = said.content
+        content = piece.text if said is None else said.content
         if not (content or delta or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
         if content or not (delta or reason):

@@ -11,25 +11,62 @@ import pytest
 
 from benchmarks.api_fields import BODIES, PAGE, page
 from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, state
+from ridgeline.text.infill import infill, marks
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, Server, StartServer
 
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
 USER = {"role": "user", "content": "Once upon"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "max_tokens": 3, "temperature": 0}
 ROUTES = {"completions": ("/v1/completions", TEXT), "chat": ("/v1/chat/completions", CHAT)}
-# A value of each implemented field that is not the default, with what it needs beside it.
-BESIDE: dict[str, dict[str, Any]] = {
+# A value of each implemented field, with what it needs beside it.
+SAMPLED: dict[str, Any] = {
     "length_penalty": {"use_beam_search": True, "length_penalty": 2.0, "n": 2},
     "truncation_side": {"truncate_prompt_tokens": 2, "truncation_side": "right"},
-    "top_logprobs": {"logprobs": True, "top_logprobs": 2},
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
     "stream_interval": {"stream": True, "stream_interval": 2},
     "best_of": {"best_of": 2, "temperature": 1},
     "n": {"n": 2, "temperature": 1},
-    "negative_prompt": {"negative_prompt": "x", "guidance_scale": 2.0},
-    "tool_choice": {"tool_choice": "auto"},
+    **{name: {name: True} for name in ("stream", "echo", "ignore_eos", "return_token_ids", "use_beam_search")},
+    **{name: {name: True} for name in ("include_stop_str_in_output", "return_tokens_as_token_ids")},
+    **{name: {name: False} for name in ("skip_special_tokens", "add_special_tokens")},
+    **{name: {name: 0.5} for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
+    **{name: {name: 2} for name in ("max_tokens", "min_tokens", "top_k", "seed", "priority", "prompt_logprobs")},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 2},
+    "allowed_token_ids": {"allowed_token_ids": [5, 6]},
+    "logit_bias": {"logit_bias": {"5": 1}},
+    "stop": {"stop": ["x"]},
+    "stop_token_ids": {"stop_token_ids": [5]},
+    "bad_words": {"bad_words": ["x"]},
+    "cache_salt": {"cache_salt": "x"},
+    "request_id": {"request_id": "x"},
+    "model": {"model": MODEL},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "structured_outputs": {"structured_outputs": {"choice": ["a", "b"]}},
 }
-ABSENT = {"thinking_token_budget", "suffix", "chat_template", "continue_final_message", "documents"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+VALUES: dict[str, dict[str, Any]] = {
+    "completions": SAMPLED | {"prompt": {"prompt": [1, 2]}, "logprobs": {"logprobs": 2}, "suffix": {"suffix": ""}},
+    "chat": {name: fields for name, fields in SAMPLED.items() if name != "best_of"}
+    | {name: {name: False} for name in ("parallel_tool_calls", "include_reasoning", "add_generation_prompt")}
+    | {
+        "logprobs": {"logprobs": True},
+        "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+        "messages": {"messages": [USER, {"role": "assistant", "content": "a"}, USER]},
+        "tools": {"tools": [TOOL]},
+        "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
+        "max_completion_tokens": {"max_completion_tokens": 2},
+        "continue_final_message": {"continue_final_message": True},
+        "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
+        "documents": {"documents": [{"text": "a"}]},
+        "reasoning_effort": {"reasoning_effort": "low"},
+        "return_prompt_text": {"return_prompt_text": True},
+    },
+}
+# These need an operator's flag, or a model that reasons; their own tests have them.
+ELSEWHERE = {"chat_template", "thinking_token_budget"}
 
 
 def post(server: Server, route: str, **fields: Any) -> httpx.Response:
@@ -79,11 +116,26 @@ def test_every_refused_field_is_refused_by_name_and_every_harmless_one_is_named(
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_fields_with_a_need_are_taken_with_it(server: Server, route: str) -> None:
-    for name, fields in BESIDE.items():
-        if state(BODIES[route], name)[0] == "implemented" if name in BODIES[route].model_fields else False:
-            answer = post(server, route, **fields)
-            assert answer.status_code == 200, (name, answer.text)
+def test_every_implemented_field_is_taken(server: Server, route: str) -> None:
+    names = frozenset[str]().union(*APIS[route].values())
+    implemented = {name for name in names if state(BODIES[route], name)[0] == "implemented"}
+    assert implemented == VALUES[route].keys() | (implemented & ELSEWHERE)
+    for name, fields in VALUES[route].items():
+        answer = post(server, route, **fields)
+        assert answer.status_code == 200, (name, answer.text)
+        assert "ridgeline-ignored" not in answer.headers, name
+
+
+def test_a_suffix_becomes_a_prompt_of_the_models_tokens() -> None:
+    tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
+    assert marks(tokenizer) is None
+    names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.backend.add_special_tokens(names)
+    ids = marks(tokenizer)
+    assert ids is not None
+    found = infill(tokenizer, "There was", "cat.", ids)
+    text = tokenizer.decode(found, skip_special_tokens=False)
+    assert text.endswith("<|fim_prefix|>There was<|fim_suffix|>cat.<|fim_middle|>")
 
 
 def test_a_misspelled_field_is_refused_with_the_nearest_name(server: Server) -> None:

@@ -28,9 +28,9 @@ from ridgeline.serving.requests.bounded_json import (
     MOST_TEXTS,
     MOST_VALUES,
     SLICE,
+    UNREAD,
     Size,
     decode,
-    UNREAD,
     decode_body,
 )
 from ridgeline.serving.requests.refusals import shortened
