@@ -19,9 +19,9 @@ MARKS = (
 def marks(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
     """Return the ids of the model's three tokens, or None if it has none that are known."""
     for names in MARKS:
-        ids = [tokenizer.backend.token_to_id(name) for name in names]
-        if None not in ids:
-            return ids[0], ids[1], ids[2]
+        begin, hole, end = (tokenizer.backend.token_to_id(name) for name in names)
+        if begin is not None and hole is not None and end is not None:
+            return begin, hole, end
     return None
 
 

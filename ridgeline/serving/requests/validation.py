@@ -186,8 +186,10 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
     template, size = _template(api, body), Size()
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
-        message = "continue_final_message and add_generation_prompt cannot both be true; leave one out."
-        raise BadRequest(message, param="continue_final_message")
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt cannot both be true; leave one out.",
+            param="continue_final_message",
+        )
     for index, message in enumerate(messages):
         if message["role"] == "developer" and not template.mentions("developer"):
             message["role"] = "system"
