@@ -35,6 +35,7 @@ def plain(folder: Path, max_tokens: int = 6) -> dict[str, list[int]]:
     "family",
     [
         *("llama", "qwen3", "mistral", "bloom", "gemma2", "neox", "gemma4_moe", "qwen3_5", "lfm2", "falcon_h1"),
+        "rwkv",
         *(pytest.param(family, marks=pytest.mark.thorough) for family in ("jamba", "zamba2", "nemotron_h_moe")),  # slow
     ],
 )

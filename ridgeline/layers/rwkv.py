@@ -31,7 +31,7 @@ class Shift(nn.Module):
         self.ops, self.parts = build.ops, (1,) * mixtures
         self.share = build.parameter(mixtures, 1, width)
         before = torch.tensor([1.0, 0.0], dtype=build.dtype, device=build.device)
-        self.register_buffer("before", before.expand(width, 2), persistent=False)
+        self.register_buffer("before", before.repeat(width, 1), persistent=False)  # dense, as the op takes weights
 
     def forward(self, x_TM: Tensor, last_N1M: Tensor, turns: Turns) -> list[Tensor]:
         """Return the mixtures, [T, M] each, and leave each row's last token in `last_N1M`."""

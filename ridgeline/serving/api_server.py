@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
@@ -13,6 +14,7 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient
+from ridgeline.serving.generation.pooling import pooling_facts
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
@@ -20,7 +22,9 @@ from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms, choose
+from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.modules import read_prompts
 
 
 @dataclass
@@ -49,17 +53,18 @@ class ApiServer:
 
         Raise RidgelineError if the model's texts cannot be used.
         """
-        tokenizer = Tokenizer.from_folder(folder)
+        texts = Path(str(config.engine.get("tokenizer") or folder))
+        tokenizer = Tokenizer.from_folder(texts)
         engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in paths]
         client = Replicas(engines, step_timeout=config.step_timeout)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
-        defaults = GenerationDefaults.of(config.generation_config, folder)
+        defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
         service.beam_run = BeamRun
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
-        template = _chat_template(config.chat_template, folder, tokenizer.special_tokens)
+        template = _chat_template(config.chat_template, texts, tokenizer.special_tokens)
         forms = choose(config.tool_call_parser, config.reasoning_parser, template.sources, tokenizer.added)
         return cls(
             config=config,
@@ -72,6 +77,21 @@ class ApiServer:
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
             forms=forms,
+        )
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder of texts for a model that pools. Raise Unavailable while no engine has told of it, and
+        BadRequest for a model that generates."""
+        facts = self.service.facts()
+        prompts, default = read_prompts(self.folder)
+        return Encoder(
+            self.tokenizer,
+            pooling_facts(self.service),
+            facts.max_model_len,
+            prompts=prompts,
+            default_prompt=default,
+            template=self.chat_template,
         )
 
     @property

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.plan import RowKind, StepPlan
 from ridgeline.core.request import Preemption, Request
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.idle import SLACK, Idle, IdlePages
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.sequence import Sequence
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import Groups, layout_of
 
@@ -251,3 +256,71 @@ def test_idle_pages_leave_by_rank_and_then_by_age() -> None:
             pages.add(known[order])
         assert len(pages) == len(known)
     assert len(pages._heap) <= 2 * len(known) + 2 * SLACK
+
+
+def test_hits_are_counted_for_each_group_as_if_it_were_alone() -> None:
+    """The second request finds keys and no state behind them, the third one both."""
+    desk = Desk(groups=HYBRID, pages=90)
+    cache = desk.scheduler.cache
+    requests = [make_request(f"r{n}", words(4, 22) + words(5 + n, 9), max_tokens=3) for n in range(3)]
+    found = [(hit_of(desk, request), list(cache.group_hits)) for request in requests]
+    assert found == [([0], [0, 0]), ([0], [20, 0]), ([20], [40, 20])]
+    assert (cache.queried_tokens, cache.hit_tokens) == (3 * 31, 20)
+
+
+def test_what_was_given_up_of_who_gave_way_is_not_taken_from_its_new_owner() -> None:
+    """The memory that a request leaves goes to another one before its last tokens are known."""
+    desk = Desk(groups=HYBRID, pages=9, slots=2, scheduling_policy="priority")
+    first, second = make_request("a", words(8, 21), max_tokens=12), make_request("b", words(9, 41), max_tokens=1)
+    desk.add(first)
+    for _ in range(4):
+        desk.submit()
+        if len(desk.scheduler.in_flight) > 1:
+            desk.deliver()
+    [seq] = desk.scheduler.running.leaders()
+    desk.scheduler._preempt(seq, Preemption.BLOCKS)
+    index = desk.scheduler.cache.index
+    left = {(g, block) for g, block, name in index.published() if name.startswith(b"parted")}
+    assert {g for g, _ in left} == {0, 1}
+    desk.add(replace(second, priority=-1))
+    desk.submit()
+    taken = {(g, block): name for g, block, name in index.published() if (g, block) in left}
+    assert not any(name.startswith(b"parted") for name in taken.values())
+    assert taken
+    desk.deliver()  # the last plan that the first one was in
+    assert {(g, block): index.hash_of(g, block) for g, block in taken} == taken
+    desk.finish()
+    assert desk.got == {request.id: desk.alone(request) for request in (first, second)}
+
+
+@BOTH
+def test_states_and_forks_are_those_of_one_tenant(groups: Groups) -> None:
+    desk = Desk(groups=groups, pages=150)
+    alike = [make_request(f"{n}", words(4, 22), max_tokens=3, salt=salt) for n, salt in enumerate(("", "a", "b", ""))]
+    assert hit_of(desk, *alike) == [0, 0, 0, 20]
+    begin = [make_request(f"r{n}", words(7, 22) + words(8 + n, 9), max_tokens=3, salt=f"{n % 3}") for n in range(9)]
+    assert hit_of(desk, *begin) == [0, 0, 0, 0, 0, 0, 20, 20, 20]  # each tenant's third request finds its own
+
+
+def test_short_conversations_keep_their_states_as_long_as_their_keys() -> None:
+    """A page could hold the keys and values of 256 tokens, or one state; each conversation has 40 tokens."""
+    keys, state = KVSpec(num_kv_heads=1, head_dim=8), RecurrentSpec(parts=(StatePart((64, 64)),))
+    groups = CacheGroup(spec=keys, layers=(0,)), CacheGroup(spec=state, layers=(1,))
+    layout = CacheLayout(groups=groups, block_size=4, dtype="float32", num_pages=31)
+    assert [layout.blocks_per_page(g) for g in (0, 1)] == [64, 1]
+    manager = CacheManager(layout, prefix_caching=True, max_chunk=64)
+
+    def begun(seed: int) -> Sequence:
+        seq = Sequence(make_request(f"{seed}", words(seed, 40), max_tokens=1), 2)
+        seq.slot = 0
+        assert manager.admit(seq, reserve_blocks=0)
+        return seq
+
+    for n in range(60):
+        seq = begun(n)
+        assert manager.tables.extend(seq, 0, 40) is not None
+        manager.publish_chunk(seq, 0, 40)
+        manager.keep_state(seq, 0, 40, reserve=0)
+        manager.release(seq, n + 1, 40)
+    hits = [begun(n).cached_tokens for n in reversed(range(50, 60))]
+    assert hits[:7] == [36] * 7

@@ -38,6 +38,12 @@ class StateMachine(SchedulerMachine):
         running = sorted(self.scheduler.running.leaders(), key=lambda seq: seq.id)
         self.scheduler._preempt(data.draw(st.sampled_from(running)), Preemption.BLOCKS)
 
+    @precondition(lambda self: self.expected)
+    @rule()
+    def everything_is_forgotten(self) -> None:
+        """While requests run, and plans are in flight."""
+        self.scheduler.cache.forget_all()
+
 
 TestStates = StateMachine.TestCase
 TestStates.settings = machine_settings(examples=100, steps=30)

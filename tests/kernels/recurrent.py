@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -38,3 +39,31 @@ def assert_other_blocks_are_left_alone(before: Tensor, after: Ran, turns: Turns)
     torch.testing.assert_close(
         after.states[[block - 1 for block in others]], before[others], rtol=0, atol=0, equal_nan=True
     )
+
+
+def in_steps(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int, size: int) -> tuple[Tensor, Tensor]:
+    """Run the first row in steps of so many tokens, each behind a row of another request."""
+    turns = next(x for x in inputs if isinstance(x, Turns))
+    start, end = (int(x) for x in turns.start_R1[:2])
+    states, outs = inputs[at].clone(), []
+    for first in range(start, end, size):
+        tokens = torch.tensor([end, *range(first, min(first + size, end))])  # the next row's first token, then these
+        now = replace(
+            turns,
+            start_R1=torch.tensor([0, 1, len(tokens)], dtype=torch.int32),
+            reads_R=turns.reads_R[[1, 0]],
+            writes_R=turns.writes_R[[1, 0]],
+            fresh_R=turns.fresh_R[[1, 0]] & (first == start),
+            marks_R=torch.zeros(2, dtype=torch.int32),
+            marked_R=torch.zeros(2, dtype=torch.int64),
+            num_tokens=len(tokens),
+            tokens_each=1 if len(tokens) == 2 else 0,
+            _chunks={},
+        )
+        given = [
+            x[tokens] if isinstance(x, Tensor) and i < at and len(x) == turns.num_tokens else x
+            for i, x in enumerate(inputs)
+        ]
+        given[at] = states
+        outs.append(run(*(now if isinstance(x, Turns) else x for x in given))[1:])
+    return torch.cat(outs), states[turns.writes_R[0]]

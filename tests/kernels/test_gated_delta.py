@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from ridgeline.kernels.causal_conv import op as conv
@@ -22,8 +21,7 @@ from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_norm import op as norm
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.op import Op, Platform
-from ridgeline.kernels.turns import Turns
-from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, ran
+from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -109,34 +107,6 @@ def test_references_are_the_models_own_arithmetic() -> None:
     got = conv.causal_conv(x, weight, bias, tails, turns, "silu")
     torch.testing.assert_close(got, torch.nn.functional.silu(padded))
     torch.testing.assert_close(tails[1], x[-3:])
-
-
-def in_steps(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int, size: int) -> tuple[Tensor, Tensor]:
-    """Run the first row in steps of so many tokens, each behind a row of another request."""
-    turns = next(x for x in inputs if isinstance(x, Turns))
-    start, end = (int(x) for x in turns.start_R1[:2])
-    states, outs = inputs[at].clone(), []
-    for first in range(start, end, size):
-        tokens = torch.tensor([end, *range(first, min(first + size, end))])  # the next row's first token, then these
-        now = replace(
-            turns,
-            start_R1=torch.tensor([0, 1, len(tokens)], dtype=torch.int32),
-            reads_R=turns.reads_R[[1, 0]],
-            writes_R=turns.writes_R[[1, 0]],
-            fresh_R=turns.fresh_R[[1, 0]] & (first == start),
-            marks_R=torch.zeros(2, dtype=torch.int32),
-            marked_R=torch.zeros(2, dtype=torch.int64),
-            num_tokens=len(tokens),
-            tokens_each=1 if len(tokens) == 2 else 0,
-            _chunks={},
-        )
-        given = [
-            x[tokens] if isinstance(x, Tensor) and i < at and len(x) == turns.num_tokens else x
-            for i, x in enumerate(inputs)
-        ]
-        given[at] = states
-        outs.append(run(*(now if isinstance(x, Turns) else x for x in given))[1:])
-    return torch.cat(outs), states[turns.writes_R[0]]
 
 
 @pytest.mark.parametrize("size", [1, 3, 40])

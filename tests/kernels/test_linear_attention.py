@@ -20,7 +20,7 @@ from ridgeline.kernels.linear_attention.torch_ops import met
 from ridgeline.kernels.long_convolution import op as long
 from ridgeline.kernels.op import Op, Platform
 from ridgeline.kernels.wkv import op as wkv
-from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, ran
+from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -144,3 +144,43 @@ def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any, states: i
         found.append(torch.autograd.grad((y * weights).sum(), mine))
     for ours, theirs in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+IN_ORDER = [
+    (linear.LINEAR_ATTENTION, linear.Case((41, 1), fresh=(0,), key_width=16, value_width=16), 4),
+    (delta.DELTA_ATTENTION, delta.Case((41, 1), fresh=(0,), key_width=16, value_width=16), 7),
+    (wkv.WKV, wkv.Case((41, 1), fresh=(0,), channels=24), 4),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+@pytest.mark.parametrize(("op", "case", "states"), IN_ORDER, ids=["linear", "delta", "wkv"])
+def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], case: Any, states: int, size: int) -> None:
+    run, inputs = chosen(op, "batch_invariant"), case.inputs(torch.float16, CPU)
+    whole = ran(run, inputs, states)
+    out, state = in_steps(run, inputs, states, size)
+    assert torch.equal(out, whole.out[:41])
+    assert torch.equal(state, whole.states[int(inputs[states + 1].writes_R[0]) - 1])
+
+
+@pytest.mark.parametrize("name", ["torch", "triton", "batch_invariant"])
+@pytest.mark.parametrize(("op", "make", "states"), [
+    (linear.LINEAR_ATTENTION, lambda rows: linear.Case(rows, key_width=16, value_width=16), 4),
+    (delta.DELTA_ATTENTION, lambda rows: delta.Case(rows, key_width=16, value_width=16), 7),
+    (wkv.WKV, lambda rows: wkv.Case(rows, channels=24), 4),
+], ids=["linear", "delta", "wkv"])  # fmt: skip
+def test_a_row_does_not_depend_on_the_rows_beside_it(op: Op[Any], make: Any, states: int, name: str) -> None:
+    """NaN in one request stays there."""
+    inputs = list(make((20, 1, 70)).inputs(torch.float32, CPU))
+    run, turns = chosen(op, name), inputs[states + 1]
+    clean = ran(run, tuple(inputs), states)
+    for i, x in enumerate(inputs[:states]):
+        if isinstance(x, Tensor) and len(x) == 91:
+            inputs[i] = x.clone()
+            inputs[i][:20] = torch.nan
+    spoiled = ran(run, tuple(inputs), states)
+    assert spoiled.out[:20].isnan().all()
+    assert torch.equal(spoiled.out[20:], clean.out[20:])
+    for row in (1, 2):
+        block = int(turns.writes_R[row]) - 1
+        assert torch.equal(spoiled.states[block], clean.states[block])

@@ -1,4 +1,4 @@
-"""Rows cut into chunks: every token is in one, in order, and a mark ends one."""
+"""Rows cut into chunks: every token is in one, in order, and a mark ends one. And the blocks of rows of all kinds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.kernels.turns import Turns, rows_of
+from ridgeline.worker.state.buffer import StateMemory
+from ridgeline.worker.state.recurrent import Recurrent
+from ridgeline.worker.state.states import DeviceRows
+from tests.engine.layouts import layout_of
 
 
 def pieces(length: int, mark: int, size: int) -> list[int]:
@@ -36,3 +40,28 @@ def test_chunks_hold_every_token_once_and_end_at_marks(rows: list[tuple[int, flo
     assert found[: len(expected)] == expected
     assert set(found[len(expected) :]) <= {(0, 0, len(rows))}
     assert int(chunks.of_R1[-1]) == len(expected)
+
+
+def test_rows_that_are_stopped_or_padded_write_no_state_and_keep_none() -> None:
+    """Whatever mark they were given, and though a row without tokens has the last token of the row before it."""
+    memory = StateMemory(layout_of(((None, 1), ("state", 2)), 4, 9), torch.device("cpu"))
+    group = Recurrent(memory, 1, None, torch.float32, None)  # type: ignore[arg-type]  # neither is looked at
+    # one token that decodes, one of a stopped row, a chunk from token 3 to 9 with a mark at 8, and no tokens at all
+    rows = DeviceRows(
+        slots_R=torch.tensor([0, 1, 2, 0], dtype=torch.int32),
+        start_R1=torch.tensor([0, 1, 2, 8, 8], dtype=torch.int32),
+        kv_len_R=torch.tensor([9, 1, 9, 0], dtype=torch.int32),
+        last_R=torch.tensor([0, 1, 7, 7]),
+        num_tokens=8,
+        tokens_each=0,
+        marks_R=torch.tensor([0, 1, 5, 3], dtype=torch.int32),
+    )
+    table_SC = torch.tensor([[11, 12, 13], [21, 22, 23], [31, 32, 33]], dtype=torch.int32)
+    place_T = torch.tensor([13 * 4, 0, 31 * 4 + 3, *range(32 * 4, 32 * 4 + 4), 33 * 4])
+    group.begin(rows, table_SC, place_T)
+    turns = group.turns
+    assert turns.writes_R.tolist() == [13, 0, 33, 0]
+    assert turns.marks_R.tolist() == [0, 0, 5, 0]
+    assert turns.marked_R.tolist() == [0, 0, 32, 0]
+    assert turns.reads_R[[0, 2]].tolist() == [12, 31]
+    assert turns.fresh_R.tolist() == [False, True, False, True]

@@ -81,7 +81,6 @@ class Checkpoints:
         self.interval = interval or (max(LEAST_INTERVAL, round(even * INTERVAL_SHARE)) if token else LONE_INTERVAL)
         alone = len(self.groups) == len(groups)
         self.most_pages = layout.num_pages if alone else int((layout.num_pages - 1) * share)
-        self._tokens_of_page = [layout.blocks_per_page(g) * size for g in range(len(groups))]
         self._kept: list[dict[int, Checkpoint]] = [{} for _ in groups]
         self._known: OrderedDict[Hash, None] = OrderedDict()  # blocks of prompts, the one seen longest ago first
         self._forks: OrderedDict[Hash, None] = OrderedDict()
@@ -123,11 +122,15 @@ class Checkpoints:
     def page_worth(self, group: int, blocks: Sequence[int]) -> float:
         """Return what the cached blocks of an idle page are worth, in tokens that must run again without them.
 
-        All pages of keys and values are worth the same, so that they go in the order in which they were freed: the end
-        of a conversation before its beginning.
+        Where there are no states, all pages of keys and values are worth the same, so that they go in the order in
+        which they were freed: the end of a conversation before its beginning. Beside states they are worth the tokens
+        that they hold. A page holds thousands, and one that few were written to must not outlive the state behind them,
+        without which they serve nobody.
         """
+        if not self.groups:
+            return 0.0
         if group not in self.groups:
-            return float(self._tokens_of_page[group])
+            return float(len(blocks) * self._block_size)
         found = (self._kept[group].get(block) for block in blocks)
         return sum(checkpoint.worth for checkpoint in found if checkpoint is not None)
 

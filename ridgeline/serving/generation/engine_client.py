@@ -190,6 +190,9 @@ class EngineClient:
             grammar=grammar,
             owner=owner.current(),
             thinking=request.thinking,
+            task=request.task,
+            whole=request.whole,
+            second_text=request.second_text,
         )
         self._send_soon(message)
         return ticket

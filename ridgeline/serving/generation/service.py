@@ -101,7 +101,12 @@ class Service:
     def limits(self) -> RequestLimits:
         facts = self.facts()
         eos_ids = self._eos_ids.union(facts.eos_ids)
-        return RequestLimits(max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_ids=eos_ids)
+        return RequestLimits(
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_ids=eos_ids,
+            max_logprobs=facts.max_logprobs,
+        )
 
     def run(self, asked: GenerationRequest) -> Run:
         self._count += 1

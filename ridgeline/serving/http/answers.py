@@ -217,3 +217,79 @@ class TokenizerInfo(BaseModel):
     bos_token_id: int | None
     eos_token_ids: list[int]
     chat_template: str | None
+
+
+# ---- pooling ------------------------------------------------------------------------------------------------------
+
+
+class PooledUsage(Answer):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: Literal[0]
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PooledList(Answer):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    usage: PooledUsage
+
+
+class Embedding(Answer):
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | str = Field(description="numbers, or their bytes in base64")
+
+
+class Embeddings(PooledList):
+    data: list[Embedding]
+
+
+class PooledInput(Answer):
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | list[list[float]] | str
+
+
+class Pooled(PooledList):
+    data: list[PooledInput]
+
+
+class Classified(Answer):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classifications(PooledList):
+    data: list[Classified]
+
+
+class Scored(Answer):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(PooledList):
+    data: list[Scored]
+
+
+class RerankedText(Answer):
+    text: str
+
+
+class RerankedDocument(Answer):
+    index: int
+    relevance_score: float
+    document: RerankedText | None = None
+
+
+class Reranked(Answer):
+    id: str
+    model: str
+    usage: PooledUsage
+    results: list[RerankedDocument] = Field(description="the most relevant first")

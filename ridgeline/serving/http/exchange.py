@@ -103,15 +103,18 @@ async def together(works: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     """Return all results. The first failure ends the other works and is raised as it is."""
     if len(works) == 1:
         return [await works[0]]
+    tasks: list[asyncio.Task[_Result]] = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = []
             for work in works:
                 tasks.append(group.create_task(work))
                 if len(tasks) % STARTED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # give others a turn
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    finally:
+        for work in works[len(tasks) :]:
+            work.close()
     return [task.result() for task in tasks]
 
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.request import MAX_LOGPROBS, SamplingParams
+from ridgeline.core.request import SamplingParams
+from ridgeline.core.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
@@ -197,14 +198,13 @@ def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
             message.setdefault("reasoning_content", message["reasoning"])
         if message.get("tool_calls"):
             message["tool_calls"] = [_plain_call(call, index, size) for call in message["tool_calls"]]
-    extra = dict(body.chat_template_kwargs or {})
-    taken = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"} & extra.keys()
+    given = dict(body.chat_template_kwargs or {})
+    taken = TEMPLATE_FIELDS & given.keys()
     if taken:
         name = min(taken)
         raise BadRequest(f"{name} is a field of its own; it cannot be set here.", param=f"chat_template_kwargs.{name}")
-    for name in ("documents", "reasoning_effort"):
-        if getattr(body, name) is not None:
-            extra.setdefault(name, getattr(body, name))
+    fields = {name: value for name in ("documents", "reasoning_effort") if (value := getattr(body, name)) is not None}
+    extra = {**(api.config.default_chat_template_kwargs or {}), **fields, **given}
     tools = body.tools if use_tools else None
     if goes_on:
         return template.render_open(messages, tools or None, **extra)
@@ -350,7 +350,7 @@ def _top(api: ApiServer, count: int | None, param: str) -> int | None:
     """Return a count of logprobs, of which -1 is the whole vocabulary."""
     if count != -1:
         return count
-    size, most = api.service.facts().vocab_size, MAX_LOGPROBS
+    size, most = api.service.facts().vocab_size, api.service.limits().max_logprobs
     if size > most:
         raise BadRequest(f"{param} is -1, which asks for all {size} tokens; at most {most} may be had.", param=param)
     return size

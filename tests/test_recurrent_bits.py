@@ -1,0 +1,100 @@
+"""No bit of a request depends on how it ran, with kernels that promise so: alone, in chunks of any size, from a kept
+state, or in parts after it gave way. One family for each kind of state.
+
+On a CPU the kernels run in Triton's interpreter. A GPU has prompts of more tokens than its chunks have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.core.request import Preemption, Request
+from ridgeline.kernels.ops import DETERMINISTIC
+from tests.driving import Rig, ask, rig
+from tests.test_triton_engine import TRITON
+from tests.worker.test_company import Bits, bits_of
+
+# short convolutions; the gated delta rule; Mamba-2 beside attention; Mamba; RWKV's weighted means
+FAMILIES = ("lfm2", "qwen3_5", "bamba", "mamba", "rwkv")
+SLOW = tuple(pytest.param(family, marks=pytest.mark.thorough) for family in FAMILIES[1:])  # to interpret
+Open = Callable[..., AbstractContextManager[Rig]]
+
+
+def words(count: int, seed: int) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(3, 300) for _ in range(count))
+
+
+def asked(name: str, prompt: tuple[int, ...], max_tokens: int) -> Request:
+    return ask(name, prompt, max_tokens=max_tokens, logprobs=1)
+
+
+def run(own: Rig, *requests: Request) -> dict[str, Bits]:
+    own.run(*requests)
+    return bits_of(own)
+
+
+def interpreted(folder: Path, **settings: Any) -> AbstractContextManager[Rig]:
+    pytest.importorskip("triton")
+    options = {"kernels": {**TRITON, **DETERMINISTIC}, "debug_checks": False, "kv_cache_memory": 1 << 22}
+    return rig(folder, **{**options, **settings})
+
+
+def on_gpu(folder: Path, **settings: Any) -> AbstractContextManager[Rig]:
+    options = {"device": "cuda", "dtype": "bfloat16", "deterministic": True, "kv_cache_memory": 1 << 26}
+    return rig(folder, **{**options, "max_model_len": 900, **settings})
+
+
+def check_bits(open_rig: Open, length: int, max_tokens: int, chunks: tuple[int, ...], rounds: int) -> None:
+    """A conversation of two turns, a prompt that shares half of the first turn's, and nothing else in the same rig."""
+    first = asked("first", words(length, 1), max_tokens)
+    half = asked("half", (*words(length, 1)[: length // 2], *words(length // 3, 2)), max_tokens)
+    with open_rig(max_num_batched_tokens=4 * length, enable_prefix_caching=False) as own:
+        alone = run(own, first)
+        # the second turn begins with all of the first but its last token, which was drawn and not run
+        known = (*first.prompt_token_ids, *alone["first"][0])
+        second = asked("second", (*known, *words(5, 3)), max_tokens)
+        run(own, second)
+        alone = run(own, half)
+    assert all(len(tokens) == len(scored) == max_tokens for tokens, scored, _ in alone.values())
+    assert len({tuple(tokens) for tokens, _, _ in alone.values()}) > 1
+    for chunk in chunks:
+        with open_rig(max_num_batched_tokens=max(4, chunk)) as own:
+            cache = own.engine.scheduler.cache
+            run(own, first)
+            assert cache.hit_tokens == 0
+            run(own, second)
+            assert cache.hit_tokens == len(known) - 1, "the second turn did not begin where the first one ended"
+            assert run(own, half) == alone
+    with open_rig(max_num_batched_tokens=max(4, length // 3)) as own:
+        scheduler = own.engine.scheduler
+        for _ in range(rounds):  # in the second round they share what the first one left
+            own.add(first, second, half)
+            for step in range(1000):
+                if not own.engine.has_work:
+                    break
+                running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
+                if step % 3 == 2 and step < 40 and running:
+                    scheduler._preempt(running[step % len(running)], Preemption.BLOCKS)
+                own.step()
+            assert bits_of(own) == alone
+        assert scheduler.preemptions.total() > 2
+        assert scheduler.cache.checkpoints.counts.used > 0
+
+
+@pytest.mark.parametrize("family", [FAMILIES[0], *SLOW])
+def test_no_bit_depends_on_how_a_request_ran(family: str, tiny_model: Callable[[str], Path]) -> None:
+    check_bits(lambda **settings: interpreted(tiny_model(family), **settings), 12, 3, (5,), rounds=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_bit_depends_on_how_a_request_ran_on_a_gpu(family: str, tiny_model: Callable[[str], Path]) -> None:
+    chunks = (1, 5, 63, 64, 65, 200, 512)
+    check_bits(lambda **settings: on_gpu(tiny_model(family), **settings), 530, 24, chunks, rounds=2)
