@@ -50,6 +50,8 @@ SERVE_HELP = {
     "grammar_timeout": "Seconds that compiling a request's grammar may take.",
     "ssl_keyfile": "Private key, for HTTPS (PEM).",
     "ssl_certfile": "Certificate, for HTTPS (PEM).",
+    "unknown_fields": "Fields of requests that no API knows, such as misspelled ones: refuse or ignore.",
+    "trust_request_chat_template": "Let requests bring a chat template of their own, which runs in the sandbox.",
     "ssl_keyfile_password": "Password of the private key.",
     "ssl_ca_certs": "Certificates that clients' own must be signed by (PEM).",
     "ssl_cert_reqs": "Clients' certificates: 0 (none), 1 (optional) or 2 (required).",

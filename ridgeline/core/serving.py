@@ -8,7 +8,7 @@ from math import isfinite
 
 from ridgeline.core.errors import InvalidConfig
 
-TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt"}
+TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class ServeConfig:
         ill.
     max_body_bytes: the largest request body.
     grammar_timeout: the seconds that a grammar may take to compile.
+    unknown_fields: what becomes of a request's fields that no API knows: "refuse" or "ignore".
+    trust_request_chat_template: requests may bring a chat template of their own.
     uds: the path of a Unix socket to listen on, in place of host and port.
     ssl_keyfile, ssl_certfile: files for HTTPS. ssl_keyfile_password opens an encrypted key.
     ssl_ca_certs: the certificates that clients' own must be signed by. ssl_cert_reqs: 0 asks clients for none, 1 takes
@@ -82,6 +84,8 @@ class ServeConfig:
     ssl_cert_reqs: int = 0
     ssl_ciphers: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    unknown_fields: str = "refuse"
+    trust_request_chat_template: bool = False
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
@@ -128,6 +132,8 @@ class ServeConfig:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
+        if self.unknown_fields not in ("refuse", "ignore"):
+            raise InvalidConfig(f"unknown_fields is refuse or ignore, got {self.unknown_fields!r}.")
         if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers):
             raise InvalidConfig("ssl_ca_certs, ssl_cert_reqs and ssl_ciphers need ssl_keyfile and ssl_certfile.")
         if self.ssl_cert_reqs not in (0, 1, 2):

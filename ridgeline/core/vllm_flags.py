@@ -285,7 +285,7 @@ _OFFLOAD = "weights and caches stay on the device; use --moe-expert-cache-size, 
 _CODE = "code beside the engine's own is not loaded; leave it out"
 _PULLED = "caches are not sent between servers; leave it out"
 _SLEEP = "engines do not sleep; end the server instead, and start it again"
-_REASONING = "reasoning is not told apart from the answer; leave it out, and content has both"
+_REASONING = "how reasoning is written follows from --reasoning-parser; bounds are a request's thinking_token_budget"
 
 # (what to do, what it takes, names, harmless values)
 _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
@@ -324,15 +324,14 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
      "logits-processor-pattern model-class-overrides additional-config model-loader-extra-config", ("{}",)),
     (_CODE, VALUE, "worker-cls", ("auto",)),
     (_CODE, LIST, "logits-processors", ()),
-    (_REASONING, VALUE, "reasoning-parser reasoning-config", ("{}",)),
+    (_REASONING, VALUE, "reasoning-config", ("{}",)),
     (_REASONING, SWITCH, "include-reasoning", ()),
     ("efforts reach the template as they are", VALUE, "reasoning-effort-map", ("{}",)),
     ("efforts reach the template as they are", VALUE, "anthropic-disabled-thinking-effort", ("auto",)),
     ("tools run at the client; leave it out", VALUE, "tool-server", ()),
     ("a tool's `strict` is followed as each request says; leave it out", VALUE, "tool-strict-level", ("auto",)),
-    ("this server generates text; embeddings need another", VALUE, "runner task", ("auto", "generate")),
-    ("this server generates text; embeddings need another", VALUE, "convert", ("auto", "none")),
-    ("this server generates text; embeddings need another", VALUE, "pooler-config override-pooler-config", ("{}",)),
+    ("use --runner pooling, and --convert", VALUE, "task", ("auto", "generate")),
+    ("how a model pools is in its folder, in modules.json", VALUE, "pooler-config override-pooler-config", ("{}",)),
     ("models run by Ridgeline's own layers; `ridgeline models` lists them", VALUE, "model-impl", ("auto", "vllm")),
     ("a folder needs config.json as Hugging Face writes it", VALUE, "config-format", ("auto", "hf")),
     ("put config.json into the model's folder, or use --hf-overrides", VALUE, "hf-config-path", ()),
@@ -353,7 +352,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("nothing of a step is reported but tokens and their log-probabilities", VALUE, "aux-output-config", ("{}",)),
     ("prompts are texts or token ids", SWITCH, "enable-prompt-embeds enable-mm-embeds mm-encoder-only", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),
-    ("give the template to the server, with --chat-template", SWITCH, "trust-request-chat-template", ()),
     ("answers have the role assistant", VALUE, "response-role", ("assistant",)),
     ("ask for token ids in the request, with return_token_ids", SWITCH, "return-tokens-as-token-ids", ()),
     ("ask for usage in each request, with stream_options", SWITCH, "enable-force-include-usage", ()),

@@ -12,6 +12,7 @@ from pathlib import Path
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.generation.admission import Admission
+from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.generation.pooling import pooling_facts
 from ridgeline.serving.generation.replicas import Replicas
@@ -60,6 +61,7 @@ class ApiServer:
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
         defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
+        service.beam_run = BeamRun
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
         template = _chat_template(config.chat_template, texts, tokenizer.special_tokens)

@@ -23,6 +23,7 @@ from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestF
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.engine_client import RequestTicket
 from ridgeline.serving.generation.replicas import Replicas
+from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
@@ -47,6 +48,7 @@ class GenerationRequest:
     params: SamplingParams
     prompt: str | None = None
     grammar: Grammar | None = None
+    beams: BeamSearchParams | None = None
     priority: int = 0
     cache_salt: str = ""
     timeout: float = 0.0
@@ -70,8 +72,10 @@ class Service:
     """The service that runs requests for an API server.
 
     `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
-    `eos_ids` end a request, beside those of the model and the tokenizer.
+    `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams.
     """
+
+    beam_run: type[Run]
 
     def __init__(
         self,
@@ -106,7 +110,8 @@ class Service:
 
     def run(self, asked: GenerationRequest) -> Run:
         self._count += 1
-        return Run(self, asked, derive_seed(self._seed, time.time_ns() + self._count))
+        kind = Run if asked.beams is None else self.beam_run
+        return kind(self, asked, derive_seed(self._seed, time.time_ns() + self._count))
 
 
 class Run:

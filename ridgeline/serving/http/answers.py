@@ -103,6 +103,7 @@ class Chat(Envelope):
     usage: Usage
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    prompt_text: str | None = None
 
 
 class FunctionDelta(Answer):
@@ -141,6 +142,7 @@ class ChatChunk(Envelope):
     choices: list[ChatDelta]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
 
 
 # ---- completions --------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ def create_app(api: ApiServer) -> FastAPI:
         description="An LLM inference server with OpenAI's API.",
         openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",  # without it there are no pages
     )
+    app.state.unknown_fields = api.config.unknown_fields
     for module in (chat, completions, models, pooling, tokenize):
         app.include_router(module.router(api))
     for name in OPTIONAL:

@@ -33,7 +33,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        asked = await chat_request(api, body, request_id(request))
+        asked = await chat_request(api, body, request_id(request, body.request_id))
         chat = Chat(api, body, asked)
         if body.stream:
             return EventStream(chat.stream)
@@ -52,6 +52,9 @@ class Chat:
         self._told_logprobs = [0] * asked.params.n  # entries of each choice that have been sent
         self._readers = [parser_for(api, body, asked.prompt) for _ in range(asked.params.num_drawn)]
         self._said: list[Said] = [Said() for _ in self._readers]  # by whole answers
+        self._echo = _echoed(body) if body.echo else ""
+        self._head = self._envelope("chat.completion.chunk")  # as every chunk begins
+        self._usage = shapes.wants_usage(body)
         self._breakdown = body.include_breakdown or api.config.request_breakdown
 
     async def whole(self) -> Response:
@@ -65,22 +68,27 @@ class Chat:
         answer = self._envelope("chat.completion") | {
             "choices": [self._choice(output, run.place(output)) for output in result.outputs],
             "usage": shapes.usage_of([run]).json(),
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
         }
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = shapes.prompt_logprobs(result, self._body.prompt_logprobs)
         if self._body.return_token_ids:
             answer["prompt_token_ids"] = result.prompt_token_ids
+        if self._body.return_prompt_text:
+            answer["prompt_text"] = self._asked.prompt
         if self._breakdown:
             answer["ridgeline"] = shapes.breakdowns([run])
         return answer
 
     async def stream(self, write: Write) -> None:
-        at_end, always = shapes.wants_usage(self._body)
+        at_end, always = self._usage
         async with self._api.service.run(self._asked) as run:
             greeted: set[int] = set()
             tally = shapes.Tally([run])
-            async for piece in run:
-                said = Said().add(self._read(run, piece))
+            async for piece in shapes.spaced(run, self._body.stream_interval):
+                plain = self._readers[piece.output.index].plain  # most are, and need no events
+                said = None if plain else Said().add(self._read(run, piece))
                 tally.add(run, piece)
                 index = piece.output.index
                 if index not in greeted:
@@ -98,28 +106,36 @@ class Chat:
 
     def _greet(self, write: Write, tally: shapes.Tally, run: Run, index: int) -> Awaitable[None]:
         """Write the first chunk of a choice, which names the role of the speaker."""
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self._echo}
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        extra = {"prompt_token_ids": run.asked.prompt_token_ids} if self._body.return_token_ids and index == 0 else {}
+        extra: dict[str, Any] = (
+            {"prompt_token_ids": run.asked.prompt_token_ids} if self._body.return_token_ids and index == 0 else {}
+        )
+        if self._body.return_prompt_text and index == 0:
+            extra["prompt_text"] = self._asked.prompt
         return self._write(write, tally, [choice], extra)
 
     def _write(
         self, write: Write, tally: shapes.Tally, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None
     ) -> Awaitable[None]:
-        chunk = self._envelope("chat.completion.chunk") | {"choices": choices} | (extra or {})
-        at_end, always = shapes.wants_usage(self._body)
-        if at_end or always:
+        chunk = {**self._head, "choices": choices}
+        if extra:
+            chunk |= extra
+        at_end, always = self._usage
+        if at_end:
             chunk["usage"] = tally.usage.json() if always else None
         return write(chunk)
 
-    def _delta(self, piece: Piece, said: Said) -> dict[str, Any] | None:
+    def _delta(self, piece: Piece, said: Said | None) -> dict[str, Any] | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
-        delta = _thought(said.reasoning)
-        if calls := said.calls:
-            delta["tool_calls"] = calls
+        delta: dict[str, Any] = {}
+        if said is not None:
+            delta = _thought(said.reasoning)
+            if calls := said.calls:
+                delta["tool_calls"] = calls
         reason = self._reason(output, output.index)
-        content = said.content
+        content = piece.text if said is None else said.content
         if not (content or delta or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
         if content or not (delta or reason):
@@ -139,7 +155,7 @@ class Chat:
     def _choice(self, output: CompletionOutput, place: int) -> dict[str, Any]:
         """Return the choice that the completion drawn at this place became."""
         said = self._said[place]
-        content, calls, thought = said.content, said.calls, _thought(said.reasoning)
+        content, calls, thought = self._echo + said.content, said.calls, _thought(said.reasoning)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None} | thought
         if calls:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
@@ -176,7 +192,8 @@ class Chat:
         start = self._told_logprobs[output.index]
         end = self._told_logprobs[output.index] = len(output.logprobs)
         ids = output.token_ids[start:end]
-        return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], self._body.top_logprobs or 0)
+        top, by_id = self._body.top_logprobs or 0, bool(self._body.return_tokens_as_token_ids)
+        return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], top, by_id=by_id)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return shapes.envelope("chatcmpl", self._asked.id, kind, self._created, self._model)
@@ -185,3 +202,13 @@ class Chat:
 def _thought(reasoning: str) -> dict[str, Any]:
     """Return the fields for reasoning: vLLM's name of today, and the older one that most clients know."""
     return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
+
+
+def _echoed(body: ChatBody) -> str:
+    """Return the text of the last message, if the answer is one of the same role, which it goes on with."""
+    last = body.messages[-1]
+    if last.role != "assistant" and body.add_generation_prompt is not False:
+        return ""
+    if isinstance(last.content, list):
+        return "".join(part["text"] for part in last.content if isinstance(part.get("text"), str))
+    return last.content or ""

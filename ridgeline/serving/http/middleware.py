@@ -11,7 +11,6 @@ import base64
 import binascii
 import inspect
 import logging
-import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.exchange import SANE_ID
 from ridgeline.serving.http.idempotency import with_idempotency
 from ridgeline.serving.keys import allowed, bearer
 
@@ -38,7 +38,6 @@ access = logging.getLogger("ridgeline.access")
 HEALTH = ("/health", "/health/live", "/health/ready")  # open to everybody
 ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
 WHILE_DRAINING = (*HEALTH, "/metrics")
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
 
@@ -66,10 +65,10 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
         layers = CORSMiddleware(
             layers,
             allow_origins=config.allowed_origins,
+            expose_headers=["x-request-id", "retry-after", "ridgeline-ignored"],
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
-            expose_headers=["x-request-id", "retry-after"],
         )
     layers = with_name(layers, log=config.access_log)
 
@@ -133,14 +132,18 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
         given = headers.get("x-request-id", "")
         trace_parent.take(headers.items())
         name = given if SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
-        scope.setdefault("state", {})["request_id"] = name
+        state = scope.setdefault("state", {})
+        state["request_id"] = name
         status, began = 499, time.monotonic()  # the client has left, unless there is an answer
 
         async def named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = name
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = state["request_id"]
+                if state.get("ignored"):
+                    answered["ridgeline-ignored"] = state["ignored"]
             await send(message)
 
         try:
@@ -150,7 +153,7 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
             raise
         finally:
             if log:
-                _log(scope, name, status, time.monotonic() - began)
+                _log(scope, state["request_id"], status, time.monotonic() - began)
 
     return run
 
