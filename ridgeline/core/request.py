@@ -292,11 +292,11 @@ class Request:
         result. 0: the next plan needs it.
     cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
     priority: smaller numbers run first (with the priority policy only).
-            task: what a model that pools makes of the prompt; None: the request generates. `max_total_tokens` is then the
+    task: what a model that pools makes of the prompt; None: the request generates. `max_total_tokens` is then the
         length of the prompt.
     whole: all of the prompt runs in one step, and none of it is taken from the cache.
     second_text: the first token of the second text of a pair; 0: there is one text.
-        thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
+    thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
     """
 
     id: str

@@ -83,7 +83,7 @@ def test_own_flags_are_those_of_the_verb() -> None:
         ("""m --hf-overrides.rope_theta 1e6 --hf-overrides.a.b '"x"'""",
          """m --hf-overrides '{"rope_theta": 1000000.0, "a": {"b": "x"}}'"""),
         ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests", "m"),
-        ("m --runner auto --cpu-offload-gb 0 --no-enable-lora --response-role assistant", "m"),
+        ("m --cpu-offload-gb 0 --no-enable-lora --response-role assistant", "m"),
         ("""m --structured-outputs-config '{"backend": "xgrammar"}'""", "m"),
         ("m -O.mode=3 --compilation-config.cudagraph_mode FULL", "m"),
     ],

@@ -46,7 +46,8 @@ def engine_in_a_thread(folder: Path, socket: Path) -> Iterator[Path]:
     """Run an engine for API servers in a thread of this process, which starts at once."""
     options = {"model": str(folder), "device": "cpu", "dtype": DTYPE, "max_num_seqs": 8}
     settings = EngineSettings(socket=str(socket), options=options, served_name=MODEL)
-    host = EngineHost(assemble(LLMConfig(**options)), EngineSocket(str(socket)), settings)
+    config = LLMConfig(**options)
+    host = EngineHost(assemble(config), config, EngineSocket(str(socket)), settings)
     thread = Thread(target=host.run, daemon=True)
     thread.start()
     yield socket
