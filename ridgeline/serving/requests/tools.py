@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.grammars import schemas
 from ridgeline.serving.grammars.grammar import MOST_DEPTH, WHITESPACE
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.refusals import depth_above, shortened
@@ -102,7 +103,8 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
     for i, (name, schema) in enumerate(functions.items()):
         meant = {"$NAME": json.dumps(name), "$QUOTED": json.dumps(json.dumps(name)), "$ARGS": f"a{i}", "$INDEX": INDEX}
         parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
-        lines += [f"f{i}: {' '.join(parts)}", f"a{i}: %json {json.dumps(schema | {'x-guidance': WHITESPACE})}"]
+        usable = schemas.bounded(schemas.known(schema)) | {"x-guidance": WHITESPACE}
+        lines += [f"f{i}: {' '.join(parts)}", f"a{i}: %json {json.dumps(usable)}"]
     return "\n".join(lines)
 
 
