@@ -12,7 +12,8 @@ RETRY_AFTER = "5"  # seconds
 
 def router(api: ApiServer) -> APIRouter:
     """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
-    is there and works). Of several engines one is enough, and the answer names those that do not work."""
+    is there and works). Of several engines one is enough, and the answer names those that do not work. /ping is /health
+    by the name that SageMaker asks for, and /load says how many requests are open here."""
     routes = APIRouter(tags=["health"])
 
     def down() -> list[str]:
@@ -27,8 +28,14 @@ def router(api: ApiServer) -> APIRouter:
         return _answer("the server is shutting down" if api.service.admission.draining else api.illness, down())
 
     @routes.get("/health")
+    @routes.get("/ping")
+    @routes.post("/ping")
     async def health() -> JSONResponse:
         return _answer(api.illness, down())
+
+    @routes.get("/load")
+    async def load() -> JSONResponse:
+        return JSONResponse({"server_load": api.service.admission.open_requests})
 
     return routes
 

@@ -35,7 +35,7 @@ from ridgeline.serving.keys import allowed, bearer
 
 access = logging.getLogger("ridgeline.access")
 
-HEALTH = ("/health", "/health/live", "/health/ready")  # open to everybody
+HEALTH = ("/health", "/health/live", "/health/ready", "/ping")  # open to everybody
 ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
 WHILE_DRAINING = (*HEALTH, "/metrics")
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
