@@ -1,13 +1,16 @@
 """The gated delta rule, its convolution and its norm on a GPU: check every implementation, then time it.
 
-    python -m benchmarks.sweep_recurrent --out results.jsonl [--only prefill]
+    python -m benchmarks.sweep_recurrent --out results.jsonl [--only prefill] [--plans all]
 
 Shapes are those of a Qwen3-Next layer: 16 key heads, 32 value heads, keys and values of 128, a convolution over 8192
-channels. Launches take several inputs and states in turn, so that nothing is found in the second-level cache, and run
-in a captured graph. A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s of the op's least work. Where
-the kernels of flash-linear-attention can be imported, as its own package or as vLLM has them, they are compared and
-timed in the same run; what they take as ready, decays and strengths, is not in their time. A case that fails prints a
-line. `--dry` runs the script itself with small shapes on a CPU, and times nothing.
+channels. "2/8" is 2 key heads and 8 value heads instead, an eighth of a larger model's layer. Prefills run the plan
+that is chosen; with `--plans all` they run every plan of PLANS, each checked against the recurrence before it is timed.
+
+Launches take several inputs and states in turn, so that nothing is found in the second-level cache, and run in a
+captured graph. A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s of the op's least work. Where the
+kernels of flash-linear-attention can be imported, as its own package or as vLLM has them, they are compared and timed
+in the same run; what they take as ready, decays and strengths, is not in their time. A case that fails prints a line.
+`--dry` runs the script itself with small shapes on a CPU, and times nothing.
 
 Legend: see kernels/gated_delta/op.py
 """
@@ -18,11 +21,14 @@ import argparse
 import importlib
 import inspect
 import json
+import multiprocessing
+import os
 import platform
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,11 +41,13 @@ from torch import Tensor
 from benchmarks.sweeping import UNCACHED  # with --dry it lets Triton interpret, before Triton is imported
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.causal_conv import op as conv
+from ridgeline.kernels.causal_conv import triton as conv_triton
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
 from ridgeline.kernels.gated_delta import op as delta
 from ridgeline.kernels.gated_delta import triton as delta_triton
-from ridgeline.kernels.gated_delta import triton_chunks, triton_step
+from ridgeline.kernels.gated_delta import triton_step
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.gated_delta.plan import Plan
 from ridgeline.kernels.gated_norm import op as norm
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.op import Op, Platform
@@ -56,13 +64,31 @@ PREFILLS: dict[str, tuple[int, ...]] = {
     "64k": (65_536,),
     "16 of 512": (512,) * 16,
     "mixed": (4096, 777, 2048, *[1] * 64),
+    "8k 2/8": (8192,),
+    "64k 2/8": (65_536,),
 }
 DTYPE = torch.float16 if DRY else torch.bfloat16
 if DRY:
     LAYER, CHANNELS, DECODES = replace(LAYER, heads=1, value_heads=2, key_width=16, value_width=16), 64, (2, 1)
     PREFILLS = {"1k": (70,), "mixed": (66, 1, 3)}
 STEP_CUTS = [triton_step.Cut(*cut) for cut in ((32, 4), (32, 2), (16, 2), (16, 1), (64, 8), (64, 4), (128, 8))]
-CHUNK_CUTS = [triton_chunks.Cut(*cut) for cut in ((64, 4, 3), (64, 4, 2), (128, 8, 3))]
+PLANS: dict[str, Plan] = {
+    "triton 64/4/3": Plan(64, 4, 3),
+    "triton 64/4/3, whole inverse": Plan(64, 4, 3, part=2),
+    "triton 64/4/3, halves inverse": Plan(64, 4, 3, part=32),
+    "triton 64/4/3, 4 a processor": Plan(64, 4, 3, registers=128),
+    "triton 64/4/3, no limit": Plan(64, 4, 3, registers=0),
+    "triton 64/4/3, 8 warps prepare": Plan(64, 4, 3, prepare_warps=8, registers=128),
+    "hopper 64/3": Plan(64, 4, 3, hopper=True),
+    "hopper 64/2": Plan(64, 4, 2, hopper=True),
+    "hopper 128/3": Plan(128, 8, 3, hopper=True),
+    "hopper 128/2": Plan(128, 8, 2, hopper=True),
+    "hopper 64/3, segments 1024": Plan(64, 4, 3, hopper=True, segment=1024),
+    "hopper 64/3, segments 4096": Plan(64, 4, 3, hopper=True, segment=4096),
+    "hopper 64/3, segments 8192": Plan(64, 4, 3, hopper=True, segment=8192),
+    "hopper 128/3, segments 4096": Plan(128, 8, 3, hopper=True, segment=4096),
+}
+CONV_CUTS = [conv_triton.Cut(*cut) for cut in ((1024, 4, 32, 8), (1024, 4, 32, 4), (1024, 4, 64, 8), (512, 2, 32, 8))]
 
 
 @dataclass
@@ -73,7 +99,10 @@ class Sweep:
     out: Any
     until: float
     machine: dict[str, str]
+    all_plans: bool = False
     failed: int = field(default=0)
+    checked: set[Any] = field(default_factory=set)
+    exact: dict[Any, Any] = field(default_factory=dict)
 
     def note(self, **fields: Any) -> None:
         self.out.write(json.dumps(self.machine | fields) + "\n")
@@ -247,21 +276,82 @@ def time_steps(sweep: Sweep) -> None:
 
 def time_prefills(sweep: Sweep) -> None:
     for name, rows in PREFILLS.items():
-        case, what = replace(LAYER, rows=rows), f"prefill {name}"
+        narrow = {"heads": 2, "value_heads": 8} if name.endswith("2/8") else {}
+        case, what = replace(LAYER, rows=rows, **narrow), f"prefill {name}"
         inputs = layers(sweep, case)
-        unused = case.inputs(DTYPE, sweep.device)  # timing changes states
-        plain = ran(delta.GATED_DELTA.choose(Platform.of(sweep.device), "torch"), unused, 7) if name != "64k" else ()
-        for cut in CHUNK_CUTS:
-            sweep.attempt(what, check_prefill, cut, unused, plain)
-            calls = [partial(delta_triton.gated_delta, *x, chunks_cut=cut) for x in inputs]
-            sweep.attempt(what, sweep.timed, what, f"triton {'/'.join(map(str, cut))}", calls, cost_of(case))
+        plans: dict[str, Plan | None] = {"chosen": None}
+        if sweep.all_plans:
+            plans |= {key: plan for key, plan in PLANS.items() if wanted(key, bool(narrow), max(rows))}
+        unused = case.inputs(DTYPE, sweep.device, seed=99)  # timing changes states
+        first = ran(partial(delta_triton.gated_delta, plan=PLANS["triton 64/4/3"]), unused, 7)
+        for key, plan in plans.items():
+            if DRY and plan is not None and plan.hopper:
+                continue
+            calls = [partial(delta_triton.gated_delta, *x, plan=plan) for x in inputs]
+            sweep.attempt(f"{what} {key}", check_plan, sweep, plan)
+            sweep.attempt(f"{what} {key}", check_prefill, plan, unused, first)
+            sweep.attempt(f"{what} {key}", sweep.timed, what, key, calls, cost_of(case))
         sweep.attempt(what, kernels, sweep, name, partial(delta_triton.gated_delta, *inputs[0]))
         time_peers(sweep, what, case, inputs, "chunk_gated_delta_rule")
 
 
-def check_prefill(cut: triton_chunks.Cut, inputs: Any, plain: tuple[Tensor, ...]) -> None:
-    for got, want in zip(ran(partial(delta_triton.gated_delta, chunks_cut=cut), inputs, 7), plain, strict=False):
+def wanted(plan: str, narrow: bool, longest: int) -> bool:
+    """Return True if a plan is worth its compilation: with few heads only what differs in the chunks' kernel."""
+    return PLANS[plan].segment < longest and (not narrow or plan.startswith("hopper 64/3") or plan == "triton 64/4/3")
+
+
+def check_prefill(plan: Plan | None, inputs: Any, first: tuple[Tensor, Tensor]) -> None:
+    """Compare a plan with the plainest one at the size that is timed."""
+    for got, want in zip(ran(partial(delta_triton.gated_delta, plan=plan), inputs, 7), first, strict=True):
         close(got, want, 0.03)
+
+
+def warm(plan: Plan | None, narrow: bool) -> None:
+    """Run a plan once, in a process of its own, so that others find its kernels compiled."""
+    heads = {"heads": 2, "value_heads": 8} if narrow else {}
+    rows = ((plan.segment if plan else 0) + 130, 1, 70)
+    with torch.inference_mode():
+        inputs = replace(LAYER, rows=rows, **heads).inputs(DTYPE, torch.device("cuda"))
+        delta_triton.gated_delta(*inputs, plan=plan)
+        torch.cuda.synchronize()
+
+
+def warm_all() -> None:
+    """Compile the plans' kernels by several processes. What fails here fails again, with its line, where it is used."""
+    tasks = [(PLANS[key], False) for key in PLANS]
+    tasks += [(PLANS[key], True) for key in PLANS if wanted(key, True, 1 << 20)]
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
+        for future in [pool.submit(warm, *task) for task in tasks]:
+            future.exception()
+
+
+def check_plan(sweep: Sweep, plan: Plan | None) -> None:
+    """Compare a plan with the recurrence, once: rows with marks and without, keys alike and not. Two launches of it
+    must agree."""
+    if plan in sweep.checked:
+        return
+    for case in plan_cases(plan):
+        inputs = case.inputs(DTYPE, sweep.device)
+        run = partial(delta_triton.gated_delta, plan=plan)
+        if case not in sweep.exact:
+            sweep.exact[case] = ran(delta.gated_delta, inputs, 7)
+        first, second = ran(run, inputs, 7), ran(run, inputs, 7)
+        errors = [close(got, want, 0.03) for got, want in zip(first, sweep.exact[case], strict=True)]
+        for a, b in zip(first, second, strict=True):
+            assert torch.equal(a.nan_to_num(1e9), b.nan_to_num(1e9)), "two launches differ"
+        sweep.note(case=f"check plan {plan}", rows=str(case.rows), errors=errors)
+    sweep.checked.add(plan)
+
+
+def plan_cases(plan: Plan | None) -> list[delta.Case]:
+    cases = [  # with the heads that are timed: a kernel is compiled for these
+        replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3)),
+        replace(LAYER, rows=(70 if DRY else 512,), alike=0.98),
+    ]
+    if plan is None or plan.segment:  # more than one segment, and a mark in the second
+        least = plan.segment if plan else 512
+        cases.append(replace(LAYER, rows=(least + 200, 70), marks=(least + 100, 0)))
+    return cases[:1] if DRY else cases
 
 
 def kernels(sweep: Sweep, name: str, run: Callable[[], Any]) -> None:
@@ -280,7 +370,11 @@ def kernels(sweep: Sweep, name: str, run: Callable[[], Any]) -> None:
 
 
 def time_peers(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], function: str) -> None:
-    for source in ("fla.ops.gated_delta_rule", "vllm.model_executor.layers.fla.ops"):
+    for source in (
+        "fla.ops.gated_delta_rule",
+        "vllm.third_party.flash_linear_attention.ops",
+        "vllm.model_executor.layers.fla.ops",
+    ):
         try:
             peer = getattr(importlib.import_module(source), function)
         except Exception as error:
@@ -329,12 +423,16 @@ def peer_call(peer: Any, x: tuple[Any, ...], turned: bool) -> Callable[[], Any]:
 def time_small(sweep: Sweep) -> None:
     """Time the convolution and the norm."""
     run = conv.CAUSAL_CONV.choose(Platform.of(sweep.device))
-    for name, rows in ({f"{n}": (1,) * n for n in DECODES} | {k: v for k, v in PREFILLS.items() if k != "64k"}).items():
+    prefills = {k: v for k, v in PREFILLS.items() if "64k" not in k and "2/8" not in k}
+    for name, rows in ({f"{n}": (1,) * n for n in DECODES} | prefills).items():
         case = conv.Case(rows, CHANNELS)
         cost = causal_conv_cost(sum(rows), len(rows), CHANNELS, 4, itemsize=2)
         number = 2 if DRY else max(1, min(64, round(UNCACHED / cost.bytes)))
         inputs = [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
         sweep.attempt("conv", sweep.timed, f"conv {name}", "triton", [partial(run, *x) for x in inputs], cost)
+        for cut in CONV_CUTS if sweep.all_plans and name in prefills else ():
+            calls = [partial(conv_triton.causal_conv, *x, cut=cut) for x in inputs]
+            sweep.attempt("conv", sweep.timed, f"conv {name}", f"triton {'/'.join(map(str, cut))}", calls, cost)
     run = norm.GATED_NORM.choose(Platform.of(sweep.device))
     for tokens in (1, 8) if DRY else (1, 64, 256, 8192):
         case = norm.Case(tokens, 128, 128, heads=32)
@@ -352,6 +450,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--seconds", type=float, default=95, help="Cases that begin later are left out.")
+    parser.add_argument("--plans", choices=("chosen", "all"), default="chosen")
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     device = torch.device("cpu" if DRY else "cuda")
@@ -364,7 +463,10 @@ def main() -> None:
     print(machine)
     started = time.monotonic()
     with options.out.open("a") as out, torch.inference_mode():
-        sweep = Sweep(device, out, started + options.seconds, machine)
+        sweep = Sweep(device, out, started + options.seconds, machine, options.plans == "all")
+        if sweep.all_plans and not DRY and (not options.only or "prefill" in options.only):
+            sweep.attempt("warm", warm_all)
+            print(f"  warm: {time.monotonic() - started:.1f} s", flush=True)
         for name, run in PARTS.items():
             if not options.only or name in options.only:
                 before = time.monotonic()

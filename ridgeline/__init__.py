@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.version import __version__
 
 if TYPE_CHECKING:
+    from ridgeline.core.pooling import PoolingParams
     from ridgeline.core.request import SamplingParams
     from ridgeline.llm import LLM
     from ridgeline.text.beams import BeamSearchParams
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "__version__"]
 
 _LAZY = {
     "LLM": "ridgeline.llm",
+    "PoolingParams": "ridgeline.core.pooling",
     "SamplingParams": "ridgeline.core.request",
     "BeamSearchParams": "ridgeline.text.beams",
 }

@@ -10,6 +10,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.pooling import PoolingSpec
 from ridgeline.core.state_spec import KVSpec
 from ridgeline.kernels.ops import DETERMINISTIC
 
@@ -113,10 +114,13 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
             raise InvalidConfig(f"{asked} does not divide windows of attention on a GPU yet; use tensor_parallel_size.")
 
 
-def choose_limits(config: LLMConfig, device: torch.device) -> tuple[int, int]:
-    """Return the requests at once and the tokens per step."""
+def choose_limits(
+    config: LLMConfig, device: torch.device, pooling: PoolingSpec | None = None, longest: int = 0
+) -> tuple[int, int]:
+    """Return the requests at once and the tokens per step. Where prompts run whole, the longest fits into a step."""
     seqs, tokens = DEFAULT_LIMITS[device.type]
     if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU:
         tokens = LARGE_STEP
     max_seqs = config.max_num_seqs or min(seqs, config.max_num_batched_tokens or seqs)
-    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs)
+    whole = longest if pooling is not None and pooling.whole else 0
+    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs, whole)

@@ -9,25 +9,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.core.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
-from ridgeline.models.config import ModelConfig
+from ridgeline.core.vllm_flags import of_keywords
+from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
+from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
 from ridgeline.offline.running import RunningJobs
 from ridgeline.progress import LoadingBar
 from ridgeline.text.arguments import listed_params, listed_priorities, listed_prompts, short
 from ridgeline.text.beams import BeamSearch, BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
-from ridgeline.text.continuations import Score, continued, listed_continuations, score_of, scoring_params
+from ridgeline.text.continuations import continued, listed_continuations, score_of, scoring_params
 from ridgeline.text.outputs import RequestOutput
-from ridgeline.text.requests import RequestLimits
+from ridgeline.text.pooled import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Encoder,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RerankResult,
+)
+from ridgeline.text.requests import RequestLimits, sampling_overrides
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.modules import read_prompts
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt"]
 
@@ -40,33 +57,36 @@ class LLM:
     """A model, loaded to run prompts on it, many at a time.
 
     `model` is a folder, a hub id, or empty for the embedded model. Keyword arguments are the fields of
-    `core.config.LLMConfig`. Raise InvalidConfig or ModelLoadError, each with one sentence.
+    `core.config.LLMConfig`, or vLLM's: of those (core/vllm_flags.py) some have no effect here, which is logged, and
+    others are refused. Raise InvalidConfig or ModelLoadError, each with one sentence.
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:
-        unknown = options.keys() - {field.name for field in dataclasses.fields(LLMConfig)}
-        if unknown:
-            raise TypeError(f"LLM() has no argument {', '.join(sorted(unknown))}")
-        self.config = LLMConfig(model=model, **options)
+        kept, lines = of_keywords(options, frozenset(field.name for field in dataclasses.fields(LLMConfig)))
+        for line in lines:
+            logger.warning("%s", line)
+        self.config = LLMConfig(model=model, **kept)
+        overrides = sampling_overrides(self.config.override_generation_config or {})
         with LoadingBar() as bar:
             self.assembly: Assembly = assemble(self.config, bar)
         logger.info("%s", self.assembly.memory)
         self.engine = self.assembly.engine
-        tokenizer = None if self.config.skip_tokenizer_init else Tokenizer.from_folder(self.assembly.folder)
-        self._chat_template = (
-            ChatTemplate.from_folder(self.assembly.folder, tokenizer.special_tokens) if tokenizer else None
-        )
+        texts = None if self.config.skip_tokenizer_init else resolve_tokenizer(self.assembly.folder, self.config)
+        tokenizer = None if texts is None else Tokenizer.from_folder(texts)
+        self._chat_template = ChatTemplate.from_folder(texts, tokenizer.special_tokens) if texts and tokenizer else None
         model_config = self.assembly.model
-        self._default_params = _default_params(model_config)
+        self._default_params = _default_params(model_config, self.config.generation_config, overrides)
         limits = RequestLimits(
             max_model_len=self.engine.config.max_model_len,
             vocab_size=model_config.spec.vocab_size,
             # Some chat models name their end-of-turn token in the tokenizer's files only.
             eos_ids=frozenset(model_config.eos_token_ids).union(tokenizer.eos_ids if tokenizer else ()),
+            max_logprobs=self.config.max_logprobs,
         )
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)
         self._running = RunningJobs(self.engine)
+        self._pooling = self._pooling_runs(model_config.spec.pooling)
         self._is_shut_down = False
 
     # ---- what a user calls ------------------------------------------------------------------------------------
@@ -95,17 +115,38 @@ class LLM:
 
     def score(
         self,
-        prompts: Prompt | Iterable[Prompt],
-        continuations: Sequence[Sequence[str | Sequence[int]]],
+        prompts: Any,
+        continuations: Any,
         *,
         use_tqdm: bool = True,
         cache_salt: str = "",
-    ) -> list[list[Score]]:
-        """Return the log-likelihood of each of a prompt's continuations. For every prompt there is a list of them, as
-        text or token ids.
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+    ) -> list[Any]:
+        """Return scores of pairs.
 
-        All run together. What prompts have in common runs once, up to the last full cache block. Raise InvalidRequest.
+        A model that generates scores continuations: for every prompt there is a list of them, as text or token ids, and
+        the result is a list of `Score`s, the log-likelihoods. All run together. What prompts have in common runs once,
+        up to the last full cache block.
+
+        A model that pools scores pairs of texts, one prompt with every continuation or each with its own, as vLLM's
+        `score` does: a reranker reads both at once, and of embeddings it is the cosine. The result is a list of
+        `ScoringRequestOutput`s. `instruction` says what a reranker looks for, where it takes one.
+
+        Raise InvalidRequest.
         """
+        if self._pooling is not None:
+            self._check_running()
+            params = pooling_params or PoolingParams()
+            scored = self._pooling.score(
+                prompts, continuations, params, instruction=instruction, use_tqdm=use_tqdm, salt=cache_salt
+            )
+            return [scored_output(ran, score) for ran, score in scored]
+        if pooling_params is not None or instruction is not None:
+            raise InvalidRequest(
+                "this model generates, and scores take no pooling_params or instruction then; leave them out.",
+                param="pooling_params",
+            )
         contexts = [self._jobs.encode(prompt) for prompt in listed_prompts(prompts)]
         listed = listed_continuations(continuations, len(contexts))
         pairs = [
@@ -119,6 +160,67 @@ class LLM:
         ]
         results = iter(self._running.finish(jobs, use_tqdm=use_tqdm))
         return [[score_of(next(results), start) for _, start in each] for each in pairs]
+
+    def encode(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: Task | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return what a model that pools makes of every prompt, as tensors: the vectors of prompts, or with the tasks
+        token_embed and token_classify those of all their tokens. Raise InvalidRequest."""
+        options = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
+        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
+        return outputs(PoolingRequestOutput, found, lambda vector: PoolingOutput(torch.from_numpy(vector)))
+
+    def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of every prompt. `prompt`, or the model's own text with the name `prompt_name`, goes
+        before each. Raise InvalidRequest."""
+        options = {"task": "embed", "truncate_prompt_tokens": truncate_prompt_tokens, "dimensions": dimensions}
+        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, named=(prompt_name, prompt))
+        return outputs(EmbeddingRequestOutput, found, lambda vector: EmbeddingOutput(vector.tolist()))
+
+    def classify(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of a classifier's labels for every prompt. Raise InvalidRequest."""
+        options = {"task": "classify", "truncate_prompt_tokens": truncate_prompt_tokens}
+        found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
+        return outputs(ClassificationRequestOutput, found, lambda vector: ClassificationOutput(vector.tolist()))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        pooling_params: PoolingParams | None = None,
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RerankResult]:
+        """Return documents by their relevance to the query, the most relevant first, `top_n` of them at most. Raise
+        InvalidRequest."""
+        listed = list(documents)
+        outputs = self.score(query, listed, use_tqdm=use_tqdm, pooling_params=pooling_params, instruction=instruction)
+        return reranked(listed, [output.outputs.score for output in outputs], top_n)
 
     def beam_search(
         self,
@@ -222,20 +324,65 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    # ---- pooling ----------------------------------------------------------------------------------------------
+
+    def _pooling_runs(self, spec: PoolingSpec | None) -> PoolingRuns | None:
+        if spec is None:
+            return None
+        encoder = None
+        if self._tokenizer is not None:
+            prompts, default = read_prompts(self.assembly.folder)
+            length, template = self.engine.config.max_model_len, self._chat_template
+            encoder = Encoder(self._tokenizer, spec, length, prompts=prompts, default_prompt=default, template=template)
+        return PoolingRuns(self.engine, spec, encoder)
+
+    def _pool(
+        self,
+        prompts: Any,
+        params: Any,
+        options: Mapping[str, Any],
+        *,
+        use_tqdm: bool,
+        named: tuple[str | None, str | None] = (None, None),
+    ) -> list[Pooled]:
+        """Run prompts on a model that pools. Options that are not None replace those of the parameters."""
+        if self._pooling is None:
+            raise InvalidRequest("this model generates; load it with runner='pooling'.", param="model")
+        self._check_running()
+        name, before = named
+        if name is None and before is None and self._tokenizer is None:
+            before = ""
+        if before is None:
+            before = self._pooling.encoder.prompt(name)
+        given = {option: value for option, value in options.items() if value is not None}
+        params = with_options(params, given)
+        return self._pooling.embed(prompts, params, before=before, use_tqdm=use_tqdm)
+
     # ---- from prompts to requests -----------------------------------------------------------------------------
 
     def _params_for(self, num_prompts: int, params: Params) -> Sequence[SamplingParams]:
         return listed_params(self._default_params if params is None else params, num_prompts)
 
     def _make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
-        if self._is_shut_down:
-            raise InvalidRequest(SHUT_DOWN)
+        self._check_running()
         return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt)
 
+    def _check_running(self) -> None:
+        if self._is_shut_down:
+            raise InvalidRequest(SHUT_DOWN)
 
-def _default_params(model: ModelConfig) -> SamplingParams:
-    """Return the model's recommended parameters. Raise ModelLoadError if generation_config.json has impossible ones."""
+
+def _default_params(model: ModelConfig, source: str, overrides: Mapping[str, Any]) -> SamplingParams:
+    """Return the recommended parameters: those of `source` (as `LLMConfig.generation_config`), over which `overrides`
+    win. Raise ModelLoadError if generation_config.json has impossible ones."""
+    found = dict(model.sampling_defaults) if source == "auto" else _recommended(source)
+    given = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in overrides.items()}
     try:
-        return SamplingParams(**model.sampling_defaults)  # type: ignore[arg-type]
+        SamplingParams(**found)  # type: ignore[arg-type]
     except InvalidRequest as error:
         raise ModelLoadError(f"generation_config.json is wrong: {error}") from error
+    return SamplingParams(**(found | given))
+
+
+def _recommended(source: str) -> dict[str, float]:
+    return {} if source in NO_DEFAULTS else sampling_defaults(Config(read_json(generation_file(source))))

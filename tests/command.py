@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
 from ridgeline import cli
+
+
+@contextmanager
+def own_logging() -> Iterator[None]:
+    """Logging as a process finds it at its start, and afterwards as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    root.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def run_here(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
@@ -19,6 +35,7 @@ def run_here(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProc
     out, err = (io.TextIOWrapper(buffer, "utf-8", write_through=True) for buffer in written)
     code: object = 0
     with ExitStack() as stack:
+        stack.enter_context(own_logging())
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(err))
         stack.enter_context(patch.object(sys, "argv", command))

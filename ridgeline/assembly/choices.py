@@ -108,11 +108,15 @@ class Choices:
 def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) -> Choices:
     """Settle everything that needs no weights. Raise InvalidConfig or ModelLoadError for what could never run."""
     mesh = mesh or Mesh()
-    platform, folder = Platform.of(device), resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    platform, folder = (
+        Platform.of(device),
+        resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir),
+    )
     weights = _scheme(config.quantization, folder)
     weights.check(platform)
     files = config.load_format != "dummy"
-    model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert)
+    model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if mesh.exchange is not None and on_gpu(platform) and not config.enforce_eager:
         raise InvalidConfig(
             "ranks with requests of their own (data_parallel_size) run without graphs; set enforce_eager."
@@ -139,7 +143,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         check_files(folder, model)
     forms = of_stage(_kept(stored_forms(folder, model, files=files), config, folder, ops), own)
     check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
-    max_seqs, max_tokens = choose_limits(config, device)
+    max_seqs, max_tokens = choose_limits(config, device, model.spec.pooling, wanted_len)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
     cascade = cascade and mesh.cp.size == 1
     choices = Choices(
@@ -160,7 +164,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         wanted_len=wanted_len,
         longest=wanted_len,
         cascade=cascade,
-        captured=on_gpu(platform) and not config.enforce_eager,
+        captured=on_gpu(platform) and not config.enforce_eager and model.spec.pooling is None,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
     least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks

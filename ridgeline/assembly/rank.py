@@ -64,7 +64,8 @@ def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, lim
     Processes that divide matrices have consecutive numbers; so a stage's ranks, and those with the same share of a
     context, follow each other. limit: seconds after which a message or a collective is given up.
     """
-    spec = read_model_config(resolve_model(config.model or EMBEDDED_MODEL, config.revision)).spec
+    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
+    spec = read_model_config(folder, config.hf_overrides).spec
     mesh = Mesh(whole_experts=config.enable_expert_parallel, placement=placement_of(config, spec))
     inner = config.tensor_parallel_size
     if inner == everybody.size:

@@ -99,9 +99,10 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
     cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
-    wiring = Wiring(memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive)
+    pools = spec.pooling is not None
+    wiring = Wiring(memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools)
     engine = _engine(config, worker, wiring)
-    if choices.captured:
+    if choices.captured or (pools and device.type == "cuda"):
         engine.rehearse()
         worker.forget_expert_load()
     logger.info("computing in %s on %s: %s", choices.dtype, device, choices.why)
@@ -126,9 +127,14 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     from ridgeline.ranks.leader import Group
 
     size, stages, device = config.ranks, config.pipeline_parallel_size, device_of_rank(config, 0)
-    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision)
+    folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     files = config.load_format != "dummy"
-    model = with_cache(folder, read_model_config(folder), kv_format(config.kv_cache_dtype), files=files)
+    described = read_model_config(folder, config.hf_overrides, config.runner, config.convert)
+    if described.spec.pooling is not None:
+        raise InvalidConfig(
+            f"a model that embeds or classifies runs on one device; leave {' and '.join(config.divided_by)} out."
+        )
+    model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
@@ -228,7 +234,10 @@ def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
     """Return the settings as the ranks get them: all read the folder that was found once."""
     location = None if config.init_expert_location is None else str(config.init_expert_location)
     changed = {"model": str(folder), "revision": None, "init_expert_location": location}
-    return {**asdict(config), **changed, "kernels": dict(config.kernels)}
+    paths = {
+        name: None if (path := getattr(config, name)) is None else str(path) for name in ("tokenizer", "download_dir")
+    }
+    return {**asdict(config), **changed, **paths, "kernels": dict(config.kernels)}
 
 
 class Shared(NamedTuple):
@@ -250,6 +259,7 @@ class Wiring(NamedTuple):
     cascade: bool
     cost_model: CostModel | None
     interactive: bool
+    pools: bool = False
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
@@ -264,6 +274,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         state_checkpoint_interval=config.state_checkpoint_interval,
         itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),
         cascade=wiring.cascade,
+        pools=wiring.pools,
         debug_checks=config.debug_checks,
     )
     return Engine(engine_config, memory.layout, worker, vocab_size=wiring.vocab_size, cost_model=cost_model)

@@ -20,6 +20,7 @@ from ridgeline.cli import (
     eval,
     explain,
     generate,
+    migrate,
     models,
     plan,
     profile,
@@ -48,7 +49,8 @@ app.command("crossover")(crossover.crossover)
 app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)
 app.command("quantize")(quantize.quantize)
-app.command("serve")(serve.serve)
+app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("migrate")(migrate.migrate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(comm.app, name="comm")
 app.add_typer(eval.app, name="eval")

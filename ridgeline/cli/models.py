@@ -50,6 +50,7 @@ def describe(model: str) -> dict[str, object]:
         **describe_experts(spec),
         "dtype": config.dtype,
         "runs in": f"{dtype} on this machine's {device}: {why}",
+        **({} if spec.pooling is None else {"pools to": f"{spec.pooling.width} numbers ({spec.pooling.task})"}),
         "layers": len(spec.layers),
         "hidden size": spec.hidden_size,
         **describe_mixers(spec, attentions, config.dtype),

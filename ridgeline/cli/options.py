@@ -17,18 +17,28 @@ from typing import Any
 
 import typer
 
-from ridgeline.core.config import LLMConfig
+from ridgeline.core.config import COUNTS, LLMConfig, count
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import SamplingParams
 
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",
+    "runner": "auto, generate, or pooling (the model embeds or classifies).",
+    "convert": "What a decoder becomes that pools: auto, none, embed, or classify (by the scores of yes and no).",
     "revision": "Branch, tag or commit of a hub model.",
-    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16), float32, bfloat16 or float16.",
+    "download_dir": "Folder that keeps models of the hub.",
+    "tokenizer": "Folder or hub id whose tokenizer and chat template are used instead of the model's.",
+    "tokenizer_revision": "Branch, tag or commit of that tokenizer.",
+    "hf_overrides": "JSON object of entries that win over those of the model's config.json.",
+    "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
+    "override_generation_config": "JSON object of sampling defaults that win over these.",
+    "dtype": "auto (the checkpoint's own, or float32 on a CPU without bfloat16), float32 (float), bfloat16 or "
+    "float16 (half).",
     "device": "auto, cpu, cuda or cuda:N.",
-    "max_model_len": "Longest prompt + output, in tokens.",
+    "max_model_len": "Longest prompt + output, in tokens (8k is 8000, 8K is 8192).",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Most tokens that one step runs.",
+    "max_logprobs": "Most likeliest tokens that a request may have reported for each token.",
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",
     "block_size": "Tokens per KV cache block.",
@@ -157,6 +167,11 @@ def option(
         kind, default = typing.Optional[str], None  # noqa: UP045
     is_flag = kind in (bool, typing.Optional[bool])  # noqa: UP045
     declarations = [f"{flag}/--no-{flag[2:]}"] if is_flag else [flag]
+    parser: Callable[[str], Any] | None = None
+    if field_name in COUNTS:
+        parser = functools.partial(count, name=flag)
+    elif kind in (dict, typing.Optional[dict]):  # noqa: UP045
+        kind, parser = typing.Optional[str], functools.partial(json_object, what=flag)  # noqa: UP045
     made = typer.Option(
         default,
         *declarations,
@@ -165,6 +180,8 @@ def option(
         show_default=not unset and default is not None,
         rich_help_panel=panel,
         envvar=envvar,
+        parser=parser,
+        metavar=None if parser is None else "JSON" if field_name not in COUNTS else "INTEGER",
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=made, annotation=kind)
 
@@ -181,6 +198,8 @@ def _plain_type(hint: Any) -> Any:
         return typing.Optional[plain] if type(None) in typing.get_args(hint) else plain  # noqa: UP045
     if origin is typing.Literal:
         return type(typing.get_args(hint)[0])
+    if origin in (dict, Mapping):
+        return dict
     return hint
 
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ridgeline.cli.options import ENGINE_HELP, option
+from ridgeline.cli.translate import items, translate
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
 from ridgeline.core.together import SIZES
+from ridgeline.core.vllm_flags import FLAGS, State, Takes, of_keywords
 
 if TYPE_CHECKING:
     from ridgeline.serving.processes.supervisor import Supervisor
@@ -28,9 +32,10 @@ SERVE_HELP = {
     "host": "Address to listen on; 0.0.0.0 for all addresses of this machine.",
     "port": "Port of the REST API (0: any that is free).",
     "grpc_port": "Port of gRPC, which is off without it.",
-    "served_model_name": "Name of the model for clients (may be repeated; default: its folder's name, or its hub id).",
-    "api_key": "A key that clients must send (may be repeated; without one, none is asked for).",
-    "admin_key": "A key for routes that show other clients' requests (may be repeated; default: the API keys).",
+    "uds": "Unix socket to listen on, instead of host and port.",
+    "served_model_name": "Names of the model for clients (default: its folder's name, or its hub id).",
+    "api_key": "Keys that clients may send (without one, none is asked for).",
+    "admin_key": "Keys for routes that show other clients' requests (default: the API keys).",
     "api_server_count": "Processes that face the network.",
     "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model). With "
     "enable_expert_parallel they divide the experts between them.",
@@ -45,20 +50,69 @@ SERVE_HELP = {
     "grammar_timeout": "Seconds that compiling a request's grammar may take.",
     "ssl_keyfile": "Private key, for HTTPS (PEM).",
     "ssl_certfile": "Certificate, for HTTPS (PEM).",
-    "allowed_origins": "Origin whose pages may call the API from browsers, or * (may be repeated).",
+    "unknown_fields": "Fields of requests that no API knows, such as misspelled ones: refuse or ignore.",
+    "trust_request_chat_template": "Let requests bring a chat template of their own, which runs in the sandbox.",
+    "ssl_keyfile_password": "Password of the private key.",
+    "ssl_ca_certs": "Certificates that clients' own must be signed by (PEM).",
+    "ssl_cert_reqs": "Clients' certificates: 0 (none), 1 (optional) or 2 (required).",
+    "ssl_ciphers": "Ciphers of TLS 1.2, as OpenSSL names them.",
+    "allowed_origins": "Origins whose pages may call the API from browsers, or *.",
+    "allowed_methods": "Methods that these pages may use.",
+    "allowed_headers": "Headers that these pages may send.",
+    "allow_credentials": "Let these pages send cookies and HTTP authentication.",
+    "disable_fastapi_docs": "Leave /docs, /redoc and /openapi.json out.",
+    "middleware": "ASGI middleware to import (module.name). It is code that runs in the server with all its rights.",
     "chat_template": "File with a Jinja template, instead of the model's own.",
+    "default_chat_template_kwargs": "JSON object of the template's arguments where a request gives none of that name.",
     "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
-    "tool_call_parser": "Form of the model's tool calls: hermes (Hermes, Qwen), or none to leave them as text.",
+    "override_generation_config": "JSON object of sampling defaults that win over these.",
+    "tool_call_parser": "Form of the model's tool calls: auto (by its chat template), none, or a name such as hermes.",
+    "reasoning_parser": "Form of the model's reasoning: auto (by its chat template), none, or a name such as qwen3.",
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
     "access_log": "Log each request.",
     "request_breakdown": "Report in each answer where its time went.",
-    "root_path": "Prefix that a proxy in front of the server removes.",
+    "root_path": "Prefix under which a proxy shows the server, whether or not it removes it.",
 }
 # keys in arguments would show in `ps`
-ENVIRONMENT = {"api_key": "RIDGELINE_API_KEY", "admin_key": "RIDGELINE_ADMIN_KEY"}
-ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {"skip_tokenizer_init", "data_parallel_size"}
+ENVIRONMENT = {
+    "api_key": "RIDGELINE_API_KEY",
+    "admin_key": "RIDGELINE_ADMIN_KEY",
+    "ssl_keyfile_password": "RIDGELINE_SSL_KEYFILE_PASSWORD",
+}
+ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {
+    *("skip_tokenizer_init", "data_parallel_size", "generation_config", "override_generation_config")
+}
+LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
+
+
+class ServeCommand(TyperCommand):
+    """The verb with vLLM's ways to write its command line. What has no effect is told, and what we have not is
+    refused."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found = translate(args, {**own_flags(), "help": Takes.NOTHING})
+        for line in found.lines:
+            if line.state is not State.REFUSED:
+                print(f"ridgeline: {line.flag}: {line.text}", file=sys.stderr)
+        if found.refused:
+            told = found.refused[0]
+            raise InvalidConfig(f"{told.flag} is {told.text}")
+        model = [] if found.model is None else [found.model]
+        unknown = [word for words in found.unknown for word in words]
+        return super().parse_args(ctx, [*model, *found.words, *unknown])
+
+
+def own_flags() -> dict[str, Takes]:
+    """Return our flags by name, with dashes, and what follows them."""
+    owners = {**dict.fromkeys(ENGINE_HELP, LLMConfig), **dict.fromkeys(SERVE_HELP, ServeConfig)}
+    found = {"config": Takes.VALUE}
+    for name, owner in owners.items():
+        default = getattr(owner, name, None)
+        takes = Takes.NOTHING if isinstance(default, bool) or name == "cascade" else Takes.VALUE
+        found[name.replace("_", "-")] = Takes.LIST if name in LISTS else takes
+    return {name: takes for name, takes in found.items() if name != "model"}
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -104,7 +158,7 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     """
     msgspec = _server_package("msgspec")
     engine, own = of_engine_and_server(settings)
-    LLMConfig(**engine)  # complains about settings that no engine could use
+    resolved = LLMConfig(**engine)  # complains about settings that no engine could use
     try:
         serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
     except msgspec.ValidationError as error:
@@ -113,11 +167,15 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
         raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
     from ridgeline.serving.processes.logs import set_up_logging
     from ridgeline.serving.processes.supervisor import Supervisor
-    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
+    from ridgeline.text.parsers.choose import choose
+    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model, resolve_tokenizer
 
+    choose(serve_config.tool_call_parser, serve_config.reasoning_parser, [], ())  # complains about unknown names
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
     model = str(engine.get("model") or EMBEDDED_MODEL)
-    folder = resolve_model(model, engine.get("revision"))
+    folder = resolve_model(model, resolved.revision, resolved.download_dir)
+    if resolved.tokenizer is not None:  # all processes read the folder that was found once
+        serve_config = replace(serve_config, engine=engine | {"tokenizer": str(resolve_tokenizer(folder, resolved))})
     names = serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
     return Supervisor(serve_config, folder, names)
 
@@ -147,15 +205,18 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidConfig(f"{path} must hold names and values, as in `port: 8000`.")
     found: dict[str, Any] = {}
+    own = frozenset(SERVE_HELP) | ENGINE_FIELDS
     for key, value in content.items():
         name = str(key).replace("-", "_")
-        if name not in SERVE_HELP and name not in ENGINE_FIELDS:
-            near = get_close_matches(name, [*SERVE_HELP, *ENGINE_FIELDS], 1)
+        if name not in own and name.replace("_", "-") not in FLAGS:
+            near = get_close_matches(name, own, 1)
             hint = f"; did you mean {near[0]!r}" if near else ""
             raise InvalidConfig(f"{path} sets {str(key)!r}, which is no setting of the server{hint}.")
-        several = name in SERVE_HELP and isinstance(getattr(ServeConfig, name, None), tuple)
-        found[name] = [value] if several and isinstance(value, str) else value
-    return {name: value for name, value in found.items() if value is not None}
+        found[name] = items(value) if name in LISTS and isinstance(value, str) else value
+    kept, lines = of_keywords(found, own)
+    for line in lines:
+        print(f"ridgeline: {path}: {line}", file=sys.stderr)
+    return {name: value for name, value in kept.items() if value is not None}
 
 
 def _server_package(name: str) -> Any:

@@ -16,6 +16,13 @@ from ridgeline.core.together import SIZES, check_together
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 1, 1_000_000_000
 
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
+# Settings that may be text such as 8k
+COUNTS = ("max_model_len", "max_num_batched_tokens", "kv_cache_memory")
+FACTORS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+FACTORS |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
 
 # Settings that are whole numbers and never None
 WHOLE = (*SIZES, "num_redundant_experts", "moe_expert_cache_size")
@@ -30,10 +37,22 @@ class LLMConfig:
     """The settings that a user chooses. None means that the model and the machine decide.
 
     model: a folder or a hub id.
-    dtype: one of DTYPES, or "auto": the checkpoint's own, but float32 on a CPU without bfloat16 instructions, where
-        float32 is far faster.
+    runner: "generate", "pooling" (the model embeds or classifies), or "auto": as the model's files say.
+    convert: what a decoder becomes that pools: "embed", or "classify" by the scores of tokens; "auto": as its files
+        say, or else "embed"; "none": nothing.
+    download_dir: the folder that keeps models of the hub (default: the hub client's own).
+    tokenizer, tokenizer_revision: a folder or a hub id whose tokenizer and chat template take the place of the model's.
+    hf_overrides: entries of config.json that take the place of the model's, as in {"rope_theta": 1000000.0}. Objects
+        are merged.
+    generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
+        with such a file.
+    override_generation_config: sampling defaults that win over these, as in {"temperature": 0.7}.
+    dtype: one of DTYPES (half is float16 and float is float32), or "auto": the checkpoint's own, but float32 on a CPU
+        without bfloat16 instructions, where float32 is far faster.
     device: "auto", "cpu", "cuda" or "cuda:1".
-    max_model_len: the longest prompt and output together, in tokens.
+    max_model_len: the longest prompt and output together, in tokens. It may be text, in which 8k is 8000, 8K is 8192
+        and auto is None. So may max_num_batched_tokens and kv_cache_memory.
+    max_logprobs: the most likeliest tokens that a request may have reported for each token.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
@@ -84,12 +103,21 @@ class LLMConfig:
     """
 
     model: str | Path = ""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
     revision: str | None = None
+    download_dir: str | Path | None = None
+    tokenizer: str | Path | None = None
+    tokenizer_revision: str | None = None
+    hf_overrides: Mapping[str, object] | None = None
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, object] | None = None
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_logprobs: int = MAX_LOGPROBS
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
     block_size: int | None = None
@@ -123,11 +151,23 @@ class LLMConfig:
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
+        for name in COUNTS:
+            if isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, count(given, name))
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         self._check_types()
+        check_overrides(self.hf_overrides, self.override_generation_config)
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise InvalidConfig(f"max_logprobs must be from 0 to {MAX_LOGPROBS}, got {self.max_logprobs!r}.")
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
             raise InvalidConfig(f"unknown load_format {self.load_format!r}; use auto, safetensors or dummy.")
+        if self.runner not in ("auto", "generate", "pooling"):
+            raise InvalidConfig(f"unknown runner {self.runner!r}; use auto, generate or pooling.")
+        if self.convert not in ("auto", "none", "embed", "classify"):
+            raise InvalidConfig(f"unknown convert {self.convert!r}; use auto, none, embed or classify.")
         kv_format(self.kv_cache_dtype)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig(
@@ -189,12 +229,13 @@ class LLMConfig:
             "kv_cache_memory",
             "block_size",
             "seed",
+            "max_logprobs",
             "prefill_context_parallel_threshold",
             "state_checkpoint_interval",
             *WHOLE,
         ):
             value = getattr(self, name)
-            optional = name not in ("seed", *WHOLE)
+            optional = name not in ("seed", "max_logprobs", *WHOLE)
             if not (isinstance(value, int) and not isinstance(value, bool)) and not (optional and value is None):
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (
@@ -208,6 +249,9 @@ class LLMConfig:
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        for name in ("tokenizer", "download_dir"):
+            if not isinstance(getattr(self, name), str | Path | None) or getattr(self, name) == "":
+                raise InvalidConfig(f"{name} must be a path or a hub id, got {getattr(self, name)!r}.")
         if not isinstance(self.pipeline_layer_partition, str | None):
             raise InvalidConfig(
                 f'pipeline_layer_partition must be text such as "10,12,10", got {self.pipeline_layer_partition!r}.'
@@ -223,6 +267,33 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be a number, got {getattr(self, name)!r}.")
 
 
+def count(text: str, name: str) -> int | None:
+    """Return the number that a text holds, in which k, m, g, t are powers of 1000 and K, M, G, T of 1024, or None for
+    auto and -1. Raise InvalidConfig. `name` is the setting's."""
+    spelled = text.strip()
+    if spelled in ("-1", "auto"):
+        return None
+    number, factor = (spelled[:-1], FACTORS[spelled[-1]]) if spelled[-1:] in FACTORS else (spelled, 1)
+    whole, _, part = number.partition(".")
+    digits = whole + part
+    if not (whole and digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise InvalidConfig(f"{name} must be a whole number, or one as 8k (8000) or 8K (8192), got {text!r}.")
+    tokens, rest = divmod(int(digits) * factor, 10 ** len(part))
+    if rest or (part and factor % 1000):
+        raise InvalidConfig(f"{name} is {text!r}, which is no whole number; fractions go with k, m, g and t.")
+    return tokens
+
+
+def check_overrides(config: object, generation: object) -> None:
+    """Raise InvalidConfig unless both are objects, or None, that may override what they are for."""
+    for name, value in (("hf_overrides", config), ("override_generation_config", generation)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidConfig(f'{name} must be an object, as {{"key": 1}}, got {value!r}.')
+    for name in ("quantization_config", "compression_config"):
+        if isinstance(config, Mapping) and name in config:
+            raise InvalidConfig(f"hf_overrides cannot set {name}, which tells how the files are stored; leave it out.")
+
+
 def _is_real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -235,6 +306,7 @@ class EngineConfig:
     lookahead_depth: how many plans may be in flight at once.
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
+    pools: the model pools: prompts end with vectors instead of tokens.
     """
 
     max_model_len: int
@@ -247,6 +319,7 @@ class EngineConfig:
     lookahead_depth: int = 2
     itl_target: float | None = None
     cascade: bool = False
+    pools: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -13,19 +13,22 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from ridgeline.core.cache_layout import CacheGroup, group_layers
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import KVFormat
-from ridgeline.core.state_spec import KVSpec, StateSpec
+from ridgeline.core.pooling import PoolingSpec
+from ridgeline.core.state_spec import KVSpec, PassingSpec, StateSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec:
     """A normalization. "rms" is x / rms(x) * weight; "layer" is (x - mean) / std * weight + bias.
 
+    biasless: a "layer" without the bias.
     offset: a number to add to the checkpoint's weight (Gemma stores weight - 1). A weight with an offset is held in
         float32, since the sum has more digits than the checkpoint's dtype.
     """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
+    biasless: bool = False
     offset: float = 0.0
 
 
@@ -108,10 +111,13 @@ class FeedForwardSpec(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """Causal attention, with or without grouped queries. `scale` multiplies q·k before the softmax.
+    """Attention, with or without grouped queries. `scale` multiplies q·k before the softmax.
 
     qk_norm: the norm of queries and keys. It normalizes each head by itself, or with qk_norm_whole all heads together.
-    window: how many tokens a query sees, itself included; None: all before it.
+    bidirectional: a query sees the tokens behind it too. Then nothing is kept between steps, and all tokens of a row
+        are in one step.
+    window: how many tokens a query sees, itself included; None: all before it. Of bidirectional attention it is so many
+        to either side.
     softcap: scores x become softcap · tanh(x / softcap).
     alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
     sinks: each head has a learned logit that takes part in the softmax and carries no value.
@@ -131,6 +137,7 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     qk_norm_whole: bool = False
     rope: RopeSpec | None = None
+    bidirectional: bool = False
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False
@@ -145,8 +152,8 @@ class AttentionSpec:
         return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
 
     @property
-    def states(self) -> tuple[KVSpec]:
-        return (self.state,)
+    def states(self) -> tuple[KVSpec] | tuple[PassingSpec]:
+        return (PassingSpec(),) if self.bidirectional else (self.state,)
 
     @property
     def vectors(self) -> int:
@@ -241,6 +248,7 @@ class LayerSpec:
     """A mixer and a feed-forward, each of which is added to the residual x. One of the two may be `ABSENT`.
 
     norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
+        "around" means x = norm(x + f(x)). "feed_forward" means "before" for the feed-forward, and the mixer has none.
     parallel: the feed-forward sees the same x as the mixer.
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
@@ -250,7 +258,7 @@ class LayerSpec:
     mixer: MixerSpec
     feed_forward: FeedForwardSpec
     norm: NormSpec
-    norms: Literal["before", "after", "both"] = "before"
+    norms: Literal["before", "after", "both", "around", "feed_forward"] = "before"
     parallel: bool = False
     residual_multiplier: float = 1.0
     scalar: bool = False
@@ -300,8 +308,12 @@ class ModelSpec:
     max_position_embeddings: the longest context that the checkpoint was made for.
     learned_positions: rows of a learned position table that is added to the embedding (GPT-2 has one); 0: no such
         table.
+    position_offset: the row of that table that the first token gets.
+    token_types: rows of a table of token types, which is added as well (`core.pooling.SECOND_TEXT`); 0: no such table.
     embedding_multiplier: multiplies the embedded tokens.
-    embed_norm: normalizes the embedded tokens before the first layer.
+    embed_norm: normalizes the embedded tokens before the first layer; with token types, what all tables add up to.
+    final_norm: the norm behind the last layer, unless that has its norms "around".
+    pooling: what is made of the hidden states, in place of tokens; None: the model generates.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
     unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
@@ -316,11 +328,14 @@ class ModelSpec:
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     learned_positions: int = 0
+    position_offset: int = 0
+    token_types: int = 0
     embedding_multiplier: float = 1.0
     embed_norm: NormSpec | None = None
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     unused: tuple[str, ...] = ()
+    pooling: PoolingSpec | None = None
     stage: StageSpec | None = None
 
     @cached_property
@@ -331,7 +346,14 @@ class ModelSpec:
     @cached_property
     def scores(self) -> bool:
         """True if tokens are scored here."""
+        if self.pooling is not None:
+            return bool(self.pooling.tokens)
         return self.stage is None or self.stage.last
+
+    @cached_property
+    def ends_normed(self) -> bool:
+        """True if the final norm is there."""
+        return not self.layers or self.layers[-1].norms != "around"
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

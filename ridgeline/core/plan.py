@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ridgeline.core.expert_load import ExpertLoad
+from ridgeline.core.pooling import Task
 from ridgeline.core.request import SamplingParams
 
 
@@ -126,6 +127,7 @@ class Assign:
     last_token: the input of the next row without a span. -1: there is none yet; None: the device is still computing it.
     blocks: block ids from position 0 on, per cache group (NULL_BLOCK where a window has passed).
     prompt, output: the known tokens, for penalties and for the position in the random stream.
+    task: what a model that pools makes of the prompt.
     """
 
     slot: int
@@ -139,6 +141,7 @@ class Assign:
     max_total_tokens: int
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
+    task: Task | None = None
 
 
 class SetBlocks(NamedTuple):
@@ -225,6 +228,8 @@ class StepResult:
     emitted_R: how many tokens each row emitted, int32, at most its `Rows.num_logits_R`.
     finish_R: `Finish` codes. They belong to the row's last token, or for NAN to the token that could not be drawn; no
         row emits anything after its end.
+    pooled: row → the vector of a prompt that is complete, float32 [M], or those of its tokens [T, M]. Such a row emits
+        nothing, and its finish is STOP, or NAN for a vector of which some is no number.
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
         end), from the params' `scored_from` on.
     elapsed: the seconds that the device spent on the segments.
@@ -241,6 +246,7 @@ class StepResult:
     emitted_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     finish_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
     logprobs: StepLogprobs | None = None
+    pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
     experts: ExpertLoad | None = None

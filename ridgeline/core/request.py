@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.pooling import SECOND_TEXT, Task
 
 MAX_N = 128
-MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 FLOAT32_TINY, FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -263,6 +264,27 @@ class TokenMask(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Thinking:
+    """The tokens that a request's reasoning is made of, so that the engine can bound it and knows where it ends.
+
+    inside: the prompt ends within the reasoning. Otherwise the output may begin it.
+    begins, ends: tokens that begin and end it, each in the ways in which it is written.
+    opening: tokens that the output must begin with.
+    closing: tokens that end it once its budget is spent.
+    budget: the most tokens that it may have (None: there is no bound).
+    may_stop: the output may end within it, even if a mask waits for its end.
+    """
+
+    inside: bool
+    begins: tuple[tuple[int, ...], ...] = ()
+    ends: tuple[tuple[int, ...], ...]
+    opening: tuple[int, ...] = ()
+    closing: tuple[int, ...]
+    budget: int | None = None
+    may_stop: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One completion of one prompt (`n` completions are `n` requests, which share the prompt through the cache).
 
@@ -270,6 +292,11 @@ class Request:
         result. 0: the next plan needs it.
     cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
     priority: smaller numbers run first (with the priority policy only).
+    task: what a model that pools makes of the prompt; None: the request generates. `max_total_tokens` is then the
+        length of the prompt.
+    whole: all of the prompt runs in one step, and none of it is taken from the cache.
+    second_text: the first token of the second text of a pair; 0: there is one text.
+    thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
     """
 
     id: str
@@ -283,7 +310,17 @@ class Request:
     priority: int = 0
     lookahead: int = 2
     token_mask: TokenMask | None = None
+    thinking: Thinking | None = None
     arrival: float = field(default_factory=time.monotonic)
+    task: Task | None = None
+    whole: bool = False
+    second_text: int = 0
+
+    @property
+    def input_ids(self) -> list[int]:
+        """The prompt as it runs: tokens of the second text of a pair are marked."""
+        ids, second = self.prompt_token_ids, self.second_text
+        return [*ids[:second], *(i | SECOND_TEXT for i in ids[second:])] if second else list(ids)
 
     @property
     def all_stop_ids(self) -> frozenset[int]:
@@ -319,6 +356,7 @@ class Request:
             params=self.params.replace(guidance_scale=1.0, negative_prompt=None, logprobs=None, prompt_logprobs=None),
             max_total_tokens=self.max_total_tokens - len(self.prompt_token_ids) + len(negative),
             token_mask=None,
+            thinking=None,
         )
 
 
@@ -335,6 +373,7 @@ class TokenEvent(NamedTuple):
     """The part of a step's outcome that concerns one request.
 
     token_id: -1 if no token came: the request ended without one, or it ran a chunk of its prompt.
+    vector: what the prompt was pooled to, float32 [M], or [T, M] with one for each of its tokens.
     prompt_logprobs: those of the next prompt tokens, in order. The first prompt token has none and is not counted.
     """
 
@@ -344,6 +383,7 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    vector: np.ndarray | None = None
 
 
 @dataclass(slots=True)

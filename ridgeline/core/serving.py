@@ -8,6 +8,8 @@ from math import isfinite
 
 from ridgeline.core.errors import InvalidConfig
 
+TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
@@ -29,23 +31,38 @@ class ServeConfig:
         ill.
     max_body_bytes: the largest request body.
     grammar_timeout: the seconds that a grammar may take to compile.
-    ssl_keyfile, ssl_certfile: files for HTTPS.
-    allowed_origins: the origins whose pages may call the server from a browser.
+    unknown_fields: what becomes of a request's fields that no API knows: "refuse" or "ignore".
+    trust_request_chat_template: requests may bring a chat template of their own.
+    uds: the path of a Unix socket to listen on, in place of host and port.
+    ssl_keyfile, ssl_certfile: files for HTTPS. ssl_keyfile_password opens an encrypted key.
+    ssl_ca_certs: the certificates that clients' own must be signed by. ssl_cert_reqs: 0 asks clients for none, 1 takes
+        one, and 2 demands one, as in Python's ssl.
+    ssl_ciphers: the ciphers of TLS 1.2, in OpenSSL's form (default: Python's).
+    allowed_origins: the origins whose pages may call the server from a browser, with allowed_methods and
+        allowed_headers. allow_credentials: they may send cookies and HTTP authentication.
+    disable_fastapi_docs: leave /docs, /redoc and /openapi.json out.
+    middleware: import paths (module.name) of ASGI middleware, a class or an async function of request and call_next. It
+        is code that runs inside the server with all its rights.
     chat_template: a file, in place of the model's own template.
+    default_chat_template_kwargs: arguments of the template where a request gives none of that name.
     generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
         with such a file.
-    tool_call_parser: the form in which the model writes tool calls: "hermes", or "none" not to look for any.
+    override_generation_config: sampling defaults that win over these.
+    tool_call_parser: the form in which the model writes tool calls, by name: "auto" asks the model's chat template,
+        "none" does not look for any.
+    reasoning_parser: the form in which the model sets its reasoning apart, likewise.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
     log_json: write logs as JSON.
     access_log: write a line for each request.
     request_breakdown: responses say where their time went.
-    root_path: the path prefix that a proxy removes.
+    root_path: the path prefix under which a proxy shows the server, whether or not it removes it.
     engine: options of `LLMConfig`, as given.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
+    uds: str | None = None
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     admin_key: tuple[str, ...] = ()
@@ -62,10 +79,24 @@ class ServeConfig:
     grammar_timeout: float = 5.0
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    unknown_fields: str = "refuse"
+    trust_request_chat_template: bool = False
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    disable_fastapi_docs: bool = False
+    middleware: tuple[str, ...] = ()
     chat_template: str | None = None
+    default_chat_template_kwargs: dict[str, object] | None = None
     generation_config: str = "auto"
-    tool_call_parser: str = "none"
+    override_generation_config: dict[str, object] | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     otlp_endpoint: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -101,7 +132,23 @@ class ServeConfig:
                 raise InvalidConfig(f"there is no port {port}; the highest is 65535.")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise InvalidConfig("ssl_keyfile and ssl_certfile belong together; give both or none.")
-        if self.tool_call_parser not in ("none", "hermes"):
-            raise InvalidConfig(f"unknown tool_call_parser {self.tool_call_parser!r}; use hermes or none.")
+        if self.unknown_fields not in ("refuse", "ignore"):
+            raise InvalidConfig(f"unknown_fields is refuse or ignore, got {self.unknown_fields!r}.")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers):
+            raise InvalidConfig("ssl_ca_certs, ssl_cert_reqs and ssl_ciphers need ssl_keyfile and ssl_certfile.")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise InvalidConfig(
+                f"ssl_cert_reqs must be 0 (none), 1 (optional) or 2 (required), got {self.ssl_cert_reqs}."
+            )
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise InvalidConfig("ssl_cert_reqs needs ssl_ca_certs, by which clients' certificates are checked.")
+        if self.root_path and (self.root_path[0] != "/" or self.root_path[-1] == "/"):
+            raise InvalidConfig(f"root_path begins with / and ends without one, as in /llm, got {self.root_path!r}.")
+        if self.root_path == "/v1":
+            raise InvalidConfig("root_path is /v1, which the routes have already; leave it out.")
+        if self.uds == "":
+            raise InvalidConfig("uds must be the path of a socket; leave it out to listen on host and port.")
+        if self.default_chat_template_kwargs and (taken := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys()):
+            raise InvalidConfig(f"default_chat_template_kwargs cannot set {min(taken)}, which is the request's own.")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InvalidConfig(f"unknown log_level {self.log_level!r}; use debug, info, warning or error.")

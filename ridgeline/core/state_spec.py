@@ -30,10 +30,13 @@ class StateSpec:
     exact: a block holds the state after one number of tokens, that of the last write to it, and a request takes its
         block along as it goes on. Otherwise a block holds something of each of its tokens, so it also serves any
         smaller number of them.
+    kept: something is there after the step. Otherwise a block only stands for its tokens in the count of what may be
+        under way.
     """
 
     kind: ClassVar[str]
     exact: ClassVar[bool] = False
+    kept: ClassVar[bool] = True
 
     @property
     def span(self) -> int | None:
@@ -86,6 +89,18 @@ class KVSpec(StateSpec):
 
     def token_bytes(self, dtype: str) -> int:
         return 2 * self.num_kv_heads * self.format.head_bytes(self.head_dim, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassingSpec(StateSpec):
+    """No state: tokens see those of their own step alone (bidirectional attention)."""
+
+    kind: ClassVar[str] = "passing"
+    kept: ClassVar[bool] = False
+
+    def unit_bytes(self, block_size: int, dtype: str) -> int:
+        """Return 1, so that blocks can be counted like any others."""
+        return 1
 
 
 class StatePart(NamedTuple):

@@ -92,6 +92,8 @@ class Engine:
         """Run some tiny requests and forget them. Code, kernels and memory are prepared when they are first used, and
         the first user's request should not wait for that."""
         length = min(8, self.config.max_model_len - 2)
+        if self.config.pools:  # long ones take other kernels
+            length = min(512, self.config.max_model_len, self.config.max_num_batched_tokens)
         for number in range(REHEARSALS if length > 0 else 0):
             params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
             name = f"rehearsal {number}"
@@ -101,8 +103,10 @@ class Engine:
                     prompt_token_ids=(0,) * length,
                     params=params,
                     seed=0,
-                    max_total_tokens=length + 2,
+                    max_total_tokens=length if self.config.pools else length + 2,
                     cache_salt=f"rehearsal {min(number, REHEARSALS - 2)}",  # the last finds what the one before left
+                    task="embed" if self.config.pools else None,
+                    whole=self.config.pools,
                 )
             )
             while self.has_work:
@@ -170,6 +174,12 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest, in one sentence, for a request that could never run."""
+        if (request.task is not None) is not self.config.pools:
+            does, not_that = ("embeds or classifies", "generate") if self.config.pools else ("generates", "pool")
+            raise InvalidRequest(f"this model {does} and cannot {not_that}; ask another one.", param="model")
+        if request.task is not None:
+            self._check_pooled(request)
+            return
         self._check_prompt(request.prompt_token_ids, "prompt")
         companion = request.companion()
         members = [request] if companion is None else [request, companion]
@@ -208,16 +218,43 @@ class Engine:
                 param="max_tokens",
             )
 
+    def _check_pooled(self, request: Request) -> None:
+        length, most = len(request.prompt_token_ids), self.config.max_num_batched_tokens
+        self._check_ids(request.prompt_token_ids, "prompt")
+        if length > self.config.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {length} tokens and the model takes {self.config.max_model_len}; shorten it, or set "
+                "truncate_prompt_tokens.",
+                param="input",
+            )
+        if request.whole and length > most:
+            raise InvalidRequest(
+                f"the prompt has {length} tokens, which must run in one step, and a step has room for {most}; shorten "
+                "it, or raise max_num_batched_tokens.",
+                param="input",
+            )
+        if self.layout.pages_needed(length, most) > self.layout.num_pages - 1:
+            raise InvalidRequest(
+                f"the prompt has {length} tokens, more than the KV cache can ever hold; shorten it, or give the cache "
+                "more memory (kv_cache_memory).",
+                param="input",
+            )
+
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        limit, vocab_size = self.config.max_model_len, self._vocab_size
+        limit = self.config.max_model_len
+        self._check_ids(prompt, param)
+        if len(prompt) >= limit:
+            name = param.replace("_", " ")
+            raise InvalidRequest(
+                f"the {name} has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",
+                param=param,
+            )
+
+    def _check_ids(self, prompt: Sequence[int], param: str) -> None:
+        vocab_size = self._vocab_size
         name = param.replace("_", " ")
         if not prompt:
             raise InvalidRequest(f"the {name} is empty; give at least one token.", param=param)
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param)
-        if len(prompt) >= limit:
-            raise InvalidRequest(
-                f"the {name} has {len(prompt)} tokens and the context holds {limit} including the output; shorten it.",
-                param=param,
-            )

@@ -19,6 +19,7 @@ from ridgeline.core import token_bits
 from ridgeline.core.errors import ContractViolation, InvalidRequest
 from ridgeline.core.request import MASK_FAILED, Request, TokenMask
 from ridgeline.engine.sequence import Sequence, Status
+from ridgeline.engine.thinking import ThinkingMask
 
 T = TypeVar("T")
 
@@ -95,8 +96,11 @@ class TokenRules:
 
 
 def constrained(request: Request, vocab_size: int) -> Request:
-    """The request with a mask for all the rules it has, min_tokens among them; as it is if it needs no mask."""
-    params = request.params
+    """The request with a mask for all the rules it has, min_tokens and its reasoning's budget among them; as it is if
+    it needs no mask."""
+    params, thinking = request.params, request.thinking
+    if thinking is not None and (request.token_mask is not None or thinking.budget is not None):
+        request = replace(request, thinking=None, token_mask=ThinkingMask(request, thinking, vocab_size))
     if request.token_mask is None and params.allowed_token_ids is None and not params.bad_words:
         return request
     if params.min_tokens:

@@ -19,16 +19,21 @@ class Pace:
         self._each = tokens_each
         self.tokens, self.rows = self._full
         self._good = 0
-        self._least = 1
+        self._least, self._prompt = 1, 1
 
-    def keep_room(self, rows: int) -> None:
-        """Some request runs so many rows in one step, so steps never become smaller than that."""
-        self._least = max(self._least, rows)
-        self.tokens, self.rows = max(self.tokens, self._least * self._each), max(self.rows, self._least)
+    def keep_room(self, rows: int, prompt: int = 1) -> None:
+        """Some request runs so many rows in one step, or so many tokens of a prompt, so steps never become smaller than
+        that."""
+        self._least, self._prompt = max(self._least, rows), max(self._prompt, prompt)
+        self.tokens, self.rows = max(self.tokens, self._fewest), max(self.rows, self._least)
+
+    @property
+    def _fewest(self) -> int:
+        return max(self._least * self._each, self._prompt)
 
     def shrink(self, plan: StepPlan) -> bool:
         """The plan did not fit into the device's memory: plan half of it from now on. False if that cannot be."""
-        least = self._least * self._each
+        least = self._fewest
         if plan.num_tokens <= least:
             return False
         self._good = 0

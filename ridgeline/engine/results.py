@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -49,8 +49,18 @@ class Results:
             if record.plan.rows.guided:
                 finish_R = _hand_over(record, tokens_KR, finish_R)
             events = self._take(record, result, tokens_KR, finish_R)
+        if result.pooled:
+            events.events += self._vectors(record, result)
         self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
         return events
+
+    def _vectors(self, record: InFlight, result: StepResult) -> Iterator[TokenEvent]:
+        """Yield the ends of requests that are pooled, unless their vectors are no numbers."""
+        for row, vector in result.pooled.items():
+            seq = record.seqs[row]
+            if seq.status is not Status.FINISHED and result.finish_R[row] == Finish.STOP:
+                seq.has_emitted, seq.first_token = True, time.monotonic()
+                yield TokenEvent(seq.id, -1, "stop", vector=vector)
 
     def _is_quiet(self, record: InFlight, result: StepResult) -> bool:
         """Return whether every row emitted a token and nothing else, and nobody has left since the plan was made."""

@@ -155,6 +155,7 @@ class Running:
             max_total_tokens=request.max_total_tokens,
             prompt=request.prompt_token_ids,
             output=tuple(seq.output),
+            task=request.task,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows) -> dict[int, Assign]:

@@ -102,7 +102,7 @@ class Scheduler:
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
         self._by_id[request.id] = seq
-        self._pace.keep_room(len(seq.members))
+        self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
         self._waiting.push(seq)
 
     def knows(self, request_id: str) -> bool:
@@ -312,13 +312,16 @@ class Scheduler:
         return False
 
     def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
-        """Return how many tokens of which sequence come next. Two keep their last tokens until both can have theirs."""
+        """Return how many tokens of which sequence come next. Two keep their last tokens until both can have theirs.
+        A prompt that runs whole waits for a step that has room for it."""
         starts = [int(self.slots.kv_len[member.slot]) for member in members]
         ends = [len(member.tokens) for member in members]
         if len(members) > 1 and sum(ends) - sum(starts) > budget:
             ends = [end - 1 for end in ends]
         chunks: list[tuple[Sequence, int]] = []
         for member, start, end in zip(members, starts, ends, strict=True):
+            if member.request.whole and end - start > budget:
+                return []
             count = self.cache.chunk_end(member, start, min(end, start + budget)) - start
             budget -= count
             if count:

@@ -71,7 +71,7 @@ class Sequence:
     def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None) -> None:
         self.request = request
         self.id = request.id
-        self.tokens = list(request.prompt_token_ids)
+        self.tokens = request.input_ids
         self.features = int(features_of(request.params, masked=request.token_mask is not None))
         self.num_logprobs = request.params.logprobs or 0
         self.status = Status.WAITING
@@ -87,7 +87,7 @@ class Sequence:
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
         self.has_waited = False
-        self.private = False
+        self.private = request.whole
         self.distrusted = False
         self.cached_tokens = 0
         self.last_plan = 0
@@ -126,8 +126,9 @@ class Sequence:
 
     @property
     def written(self) -> int:
-        """Tokens whose keys are in its blocks for certain: a token comes from a plan that wrote all before it."""
-        return len(self.tokens) - 1 if self.has_emitted else 0
+        """Tokens whose keys are in its blocks for certain: a token or a vector comes from a plan that wrote all before
+        it."""
+        return len(self.tokens) - (self.request.task is None) if self.has_emitted else 0
 
     @property
     def reached(self) -> int:

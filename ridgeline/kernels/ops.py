@@ -26,6 +26,7 @@ from ridgeline.kernels.long_convolution.op import LONG_CONVOLUTION
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.output_gate.op import OUTPUT_GATE
+from ridgeline.kernels.packed_attention.op import PACKED_ATTENTION
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
@@ -66,6 +67,7 @@ class Ops:
     activation = ACTIVATION
     attention_schedule = ATTENTION_SCHEDULE
     paged_attention = PAGED_ATTENTION
+    packed_attention = PACKED_ATTENTION
     partial_attention = PARTIAL_ATTENTION
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION

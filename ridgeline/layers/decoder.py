@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec
+from ridgeline.core.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.embedding import Embedding
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
+from ridgeline.layers.head import Head
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.recurrent import DecayRate
@@ -52,13 +54,14 @@ class Layer(nn.Module):
         leaves = leaves_sums(spec)
         inner = build.sums if leaves and not spec.parallel else ALONE
         build = replace(build, sums=Deferred(build.mesh.tp) if leaves else build.mesh.tp)
-        before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both")
+        before, after = spec.norms in ("before", "both"), spec.norms in ("after", "both", "around")
         mixes, feeds = spec.mixer is not ABSENT, spec.feed_forward is not ABSENT
         self.spec = spec
         self.mixer_norm = Norm(spec.norm, width, build) if before and mixes else None
         self.mixer = kinds.mixer(spec.mixer, width, build.within("mixer")) if mixes else None
         self.mixer_post_norm = Norm(spec.norm, width, build) if after and mixes else None
-        self.feed_forward_norm = Norm(spec.norm, width, build) if before and feeds else None
+        fed = before or spec.norms == "feed_forward"
+        self.feed_forward_norm = Norm(spec.norm, width, build) if fed and feeds else None
         inside = replace(build.within("feed_forward"), pending=inner if mixes else build.pending)
         self.feed_forward = kinds.feed_forward(spec.feed_forward, width, inside) if feeds else None
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after and feeds else None
@@ -82,25 +85,29 @@ class Layer(nn.Module):
         if self.mixer is not None:
             also = (embedded_TM,) if self.spec.embedded else ()
             x_TM, residual_TM = self.mixer(self.mixer_norm, x_TM, residual_TM, positions_T, state, *also)
-            x_TM = self._added(x_TM, self.mixer_post_norm)
+            x_TM, residual_TM = self._added(x_TM, residual_TM, self.mixer_post_norm)
         if self.feed_forward is None:
             pass
         elif self.spec.parallel:
             y_TM, _ = self.feed_forward(self.feed_forward_norm, residual_TM, None, live_T)
-            x_TM = x_TM + self._added(y_TM, self.feed_forward_post_norm)
+            y_TM, _ = self._added(y_TM, None, self.feed_forward_post_norm)
+            x_TM = x_TM + y_TM
         else:
             x_TM, residual_TM = self.feed_forward(self.feed_forward_norm, x_TM, residual_TM, live_T)
-            x_TM = self._added(x_TM, self.feed_forward_post_norm)
+            x_TM, residual_TM = self._added(x_TM, residual_TM, self.feed_forward_post_norm)
         if self.scalar is None:
             return x_TM, residual_TM
         return (x_TM if residual_TM is None else x_TM + residual_TM) * self.scalar, None
 
-    def _added(self, x_TM: Tensor, norm: Norm | None) -> Tensor:
-        """Return what a part with the output `x_TM` adds to the residual."""
+    def _added(self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
+        """Return what a part with the output `x_TM` adds to the residual, and the residual; or the residual after it,
+        and None."""
+        if self.spec.norms == "around" and norm is not None:
+            return norm(x_TM, residual_TM)[0], None
         if norm is not None:
             x_TM, _ = norm(x_TM)
         multiplier = self.spec.residual_multiplier
-        return x_TM if multiplier == 1 else x_TM * multiplier
+        return x_TM if multiplier == 1 else x_TM * multiplier, residual_TM
 
 
 def leaves_sums(spec: LayerSpec) -> bool:
@@ -174,6 +181,7 @@ class Decoder(nn.Module):
             self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
             self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
             self.position_embed = Embedding(spec.learned_positions, width, build) if spec.learned_positions else None
+            self.type_embed = Embedding(spec.token_types, width, build) if spec.token_types else None
         divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
         self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp
@@ -190,9 +198,14 @@ class Decoder(nn.Module):
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
         for (mixture, _), following in pairwise(cached):
             mixture.following = (following,)
+        pools = spec.pooling is not None
+        if not (spec.scores or pools):
+            return
+        self.final_norm = Norm(spec.final_norm, width, build) if spec.ends_normed else None
+        if spec.pooling is not None:
+            self.head = Head(spec.pooling, width, build.within("head"))
         if not spec.scores:
             return
-        self.final_norm = Norm(spec.final_norm, width, build)
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
 
@@ -246,6 +259,8 @@ class Decoder(nn.Module):
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
         """Return the input of the first layer: [T, M]."""
+        if self.type_embed is not None:
+            return self._embedded_with_types(token_ids_T, positions_T, self.type_embed)
         x_TM = self.embed(token_ids_T)
         if self._embedding_multiplier != 1:
             x_TM = x_TM * self._embedding_multiplier
@@ -254,6 +269,22 @@ class Decoder(nn.Module):
         if self.position_embed is not None:
             x_TM = x_TM + self.position_embed(positions_T)
         return x_TM
+
+    def _embedded_with_types(self, token_ids_T: Tensor, positions_T: Tensor, types: Embedding) -> Tensor:
+        """Return the sum of words, types and positions, normalised: [T, M]."""
+        second_T = token_ids_T >= SECOND_TEXT
+        x_TM = self.embed(token_ids_T - SECOND_TEXT * second_T)
+        x_TM = x_TM + types(second_T.to(token_ids_T.dtype))
+        if self.position_embed is not None:
+            x_TM = x_TM + self.position_embed(positions_T + self.spec.position_offset)
+        return x_TM if self.embed_norm is None else self.embed_norm(x_TM)[0]
+
+    def normed(self, hidden: Hidden) -> Tensor:
+        """Return the hidden states behind the final norm: [T, M]."""
+        x_TM, residual_TM = hidden
+        if self.final_norm is not None:
+            return self.final_norm(x_TM, residual_TM)[0]
+        return x_TM if residual_TM is None else x_TM + residual_TM
 
     def logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of every vocabulary entry, after the final norm: [T, V] in the model's dtype."""

@@ -34,7 +34,12 @@ class Norm(nn.Module):
         else:
             ones = torch.ones(width, dtype=build.dtype, device=build.device)
             self.register_buffer("weight", ones, persistent=False)
-        self.bias = build.parameter(width) if spec.kind == "layer" else None
+        self.bias: Tensor | None = None
+        if spec.kind == "layer" and spec.biasless:
+            del self.bias
+            self.register_buffer("bias", torch.zeros(width, dtype=build.dtype, device=build.device), persistent=False)
+        elif spec.kind == "layer":
+            self.bias = build.parameter(width)
 
     def forward(self, x_TM: Tensor, residual_TM: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (norm(s), s) with s = x + residual, or s = x if there is no residual yet."""

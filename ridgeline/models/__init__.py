@@ -58,8 +58,32 @@ ARCHITECTURES = Registry(
         "RwkvForCausalLM": "ridgeline.models.rwkv:Rwkv",
         "GatedLinearAttentionForCausalLM": "ridgeline.models.gla:GatedLinearAttention",
         "RetNetForCausalLM": "ridgeline.models.gla:RetNet",
+        "BertModel": "ridgeline.models.bert:Bert",
+        "BertForSequenceClassification": "ridgeline.models.bert:BertClassifier",
+        "RobertaModel": "ridgeline.models.roberta:Roberta",
+        "RobertaForSequenceClassification": "ridgeline.models.roberta:RobertaClassifier",
+        "ModernBertModel": "ridgeline.models.modernbert:ModernBert",
+        "ModernBertForSequenceClassification": "ridgeline.models.modernbert:ModernBertClassifier",
+        "LlamaForSequenceClassification": "ridgeline.models.sequence_classifiers:LlamaClassifier",
+        "Qwen2ForSequenceClassification": "ridgeline.models.sequence_classifiers:Qwen2Classifier",
+        "Qwen3ForSequenceClassification": "ridgeline.models.sequence_classifiers:Qwen3Classifier",
     },
 )
+
+
+# Other names of these networks, or of their parts that embed
+SAME = {
+    "BertForMaskedLM": "BertModel",
+    "RobertaForMaskedLM": "RobertaModel",
+    "XLMRobertaModel": "RobertaModel",
+    "XLMRobertaForMaskedLM": "RobertaModel",
+    "XLMRobertaForSequenceClassification": "RobertaForSequenceClassification",
+    "ModernBertForMaskedLM": "ModernBertModel",
+    "LlamaModel": "LlamaForCausalLM",
+    "MistralModel": "MistralForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
+}
 
 
 class Architecture(Protocol):
@@ -78,8 +102,8 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """Return the architecture that config.json names. Raise ModelLoadError if we know none of its names."""
     names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
-        if isinstance(name, str) and name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+        if isinstance(name, str) and SAME.get(name, name) in ARCHITECTURES:
+            return ARCHITECTURES[SAME.get(name, name)]
     raise ModelLoadError(
         f"config.json names the architectures {names!r}, none of which we know; `ridgeline models` lists those we do."
     )

@@ -75,6 +75,10 @@ def llama_like(
             f"config.json has {num_heads} attention heads and {num_kv_heads} key/value heads; "
             "the first must be a multiple of the second."
         )
+    if config.raw("is_causal") is False:
+        raise ModelLoadError(
+            "config.json sets is_causal to False, and decoders of this family see no later tokens here."
+        )
     norm = NormSpec(kind="rms", eps=config.number("rms_norm_eps"))
     mlp = MLPSpec(
         intermediate_size=config.integer("intermediate_size"),

@@ -34,23 +34,33 @@ class Parameters(NamedTuple):
 def parameters(model: ModelSpec) -> Parameters:
     """Count every parameter once; tied embeddings count under `embed`. A stage of a pipeline has only the tables that
     it needs."""
-    width, products, vectors = model.hidden_size, 0, model.scores * _norm(model.final_norm, model.hidden_size)
+    width, products, vectors = model.hidden_size, 0, 0
+    if model.ends_normed and (model.scores or model.pooling is not None):
+        vectors += _norm(model.final_norm, width)
     for layer in model.layers:
         for product in layer.products(width).values():
             products += product.copies * product.inputs * product.outputs
             vectors += product.copies * product.outputs * product.bias
         present = (layer.mixer is not ABSENT) + (layer.feed_forward is not ABSENT)
-        vectors += present * (2 if layer.norms == "both" else 1) * _norm(layer.norm, width)
+        norms = 1 if layer.norms == "feed_forward" else present * (2 if layer.norms == "both" else 1)
+        vectors += norms * _norm(layer.norm, width)
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
         vectors += _single(layer, width)
         vectors += _routing_vectors(layer.feed_forward)
     if model.embed_norm is not None and model.embeds:
         vectors += _norm(model.embed_norm, width)
+    if model.pooling is not None:
+        inputs = width
+        for each in model.pooling.head:
+            products += inputs * each.outputs
+            norms = 0 if each.norm_eps is None else 2 - each.norm_biasless
+            vectors += ((not each.biasless) + norms) * each.outputs
+            inputs = each.outputs
     table = model.vocab_size * width
     return Parameters(
         products=products,
         unembed=0 if model.tie_word_embeddings or not model.scores else table,
-        embed=(table + model.learned_positions * width) * model.embeds,
+        embed=(table + (model.learned_positions + model.token_types) * width) * model.embeds,
         vectors=vectors,
     )
 
@@ -168,7 +178,7 @@ def _single(layer: LayerSpec, width: int) -> int:
 
 
 def _norm(norm: NormSpec, width: int) -> int:
-    return width * (2 if norm.kind == "layer" else 1)
+    return width * (2 if norm.kind == "layer" and not norm.biasless else 1)
 
 
 def check_shape(**sizes: int) -> None:

@@ -16,6 +16,7 @@ from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.output_gate.cost import output_gate_cost
+from ridgeline.kernels.packed_attention.cost import packed_attention_cost
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.route.cost import route_cost
 from ridgeline.perf.precision import Precision, kv_itemsize
@@ -110,6 +111,19 @@ def attention(
         yield "v_norm", norm_cost(tokens * kv_heads, dim, itemsize=p.item, kind="rms")
     if mixer.rope is not None:
         yield "rope", rope_cost(tokens, heads, kv_heads, dim, mixer.rope.rotary_dim, itemsize=p.item)
+    if mixer.bidirectional:
+        yield (
+            "packed_attention",
+            packed_attention_cost(
+                shape.num_tokens_R,
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
+                itemsize=p.item,
+                window=mixer.window,
+            ),
+        )
+        return
     yield "write_kv", write_kv_cost(tokens, kv_heads, dim, itemsize=p.item, kv_itemsize=kv_item)
     yield (
         "attention",

@@ -58,7 +58,7 @@ PRODUCTS = (
     *EXPERTS,
 )
 VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
-BY_ROW = ("gated_delta",)  # ops whose FLOPs depend on the length of each row
+BY_ROW = ("gated_delta", "packed_attention")  # ops whose FLOPs depend on the length of each row
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 
@@ -77,7 +77,7 @@ def step_ops(
     for layer, times in Counter(model.layers).items():
         for op in _layer(layer, width, shape, tokens, p, kv_dtype, reach):
             found[op] += times
-    if model.layers[0].norms != "after" and model.layers[0].mixer is not ABSENT:
+    if model.layers[0].norms in ("before", "both") and model.layers[0].mixer is not ABSENT:
         first = ("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p, residual=False))
         found[("mixer_norm", _norm(model.layers[0].norm.kind, tokens, width, p))] -= 1  # no residual to add yet
         embedded = len(list(_embed(model, tokens, p)))
@@ -93,6 +93,8 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
     yield "embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
     if model.learned_positions:
         yield "position_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
+    if model.token_types:
+        yield "type_embed", embedding_cost(tokens, model.hidden_size, itemsize=p.item)
     if model.embed_norm is not None:
         yield "embed_norm", _norm(model.embed_norm.kind, tokens, model.hidden_size, p, residual=False)
 
@@ -100,8 +102,8 @@ def _embed(model: ModelSpec, tokens: int, p: Precision) -> Iterator[Priced]:
 def _layer(
     layer: LayerSpec, width: int, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None, reach: Reach
 ) -> Iterator[Priced]:
-    before, after = layer.norms != "after", layer.norms != "before"
-    post_norm = _norm(layer.norm.kind, tokens, width, p, residual=False)
+    before, after = layer.norms in ("before", "both"), layer.norms in ("after", "both", "around")
+    post_norm = _norm(layer.norm.kind, tokens, width, p, residual=layer.norms == "around")
     if layer.mixer is not ABSENT:
         *first, last = (
             (name, product_cost(name, product, tokens, p)) for name, product in layer.mixer.products(width).items()
@@ -115,14 +117,22 @@ def _layer(
             yield "mixer_post_norm", post_norm
     if layer.feed_forward is ABSENT:
         return
-    norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if before else None
+    fed = before or layer.norms == "feed_forward"
+    norm = NormBefore(layer.norm.kind, residual=not layer.parallel) if fed else None
     yield from FEED_FORWARDS[layer.feed_forward.kind](layer.feed_forward, width, norm, tokens, p, reach)
     if after:
         yield "feed_forward_post_norm", post_norm
 
 
 def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator[Priced]:
-    yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
+    if model.ends_normed:
+        yield "final_norm", _norm(model.final_norm.kind, tokens, model.hidden_size, p)
+    width = model.hidden_size
+    for number, each in enumerate(model.pooling.head if model.pooling is not None else ()):
+        yield f"head.{number}", linear_cost(sampled, width, each.outputs, itemsize=p.item, weight_itemsize=p.item)
+        width = each.outputs
+    if not model.scores:
+        return
     stored = p.weight_of("unembed", p.item)
     yield "unembed", linear_cost(sampled, model.hidden_size, model.vocab_size, itemsize=p.item, weight_itemsize=stored)
     yield "sample", sample_cost(sampled, model.vocab_size)
@@ -130,6 +140,11 @@ def _head(model: ModelSpec, tokens: int, sampled: int, p: Precision) -> Iterator
 
 def _norm(kind: str, tokens: int, width: int, p: Precision, residual: bool = True) -> Cost:
     return norm_cost(tokens, width, itemsize=p.item, kind="rms" if kind == "rms" else "layer", residual=residual)
+
+
+def _sampled(name: str) -> bool:
+    """Return True if an op runs for sampled rows only: those of the head of a model that pools do."""
+    return name in SAMPLED or name.startswith("head.")
 
 
 def op_rate(name: str, hardware: Hardware, p: Precision) -> float:
@@ -183,8 +198,8 @@ class Roofline:
         )
         others = ("attention", *EXPERTS, *BY_ROW)
         probes = [each for each in zip(one, two, apart, strict=True) if each[0].name not in others]
-        self._per_token = _Lines([each for each in probes if each[0].name not in SAMPLED], hardware, p)
-        self._per_sample = _Lines([each for each in probes if each[0].name in SAMPLED], hardware, p)
+        self._per_token = _Lines([each for each in probes if not _sampled(each[0].name)], hardware, p)
+        self._per_sample = _Lines([each for each in probes if _sampled(each[0].name)], hardware, p)
         feed_forwards = Counter(layer.feed_forward for layer in model.layers)
         self._expert_devices = expert_devices
         self._experts = [
@@ -201,7 +216,9 @@ class Roofline:
         }
         attention = [found for layer in model.layers if (found := attention_of(layer.mixer)) is not None]
         mixers = Counter(
-            (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype)) for m in attention
+            (m.window, m.num_heads, m.num_kv_heads, m.head_dim, cached_itemsize(m, p, kv_dtype))
+            for m in attention
+            if not m.bidirectional
         )
         self._attention = [
             (
@@ -244,7 +261,7 @@ class _Lines:
     def __init__(self, probes: list[tuple[OpCost, OpCost, OpCost]], hardware: Hardware, p: Precision) -> None:
         rates = [op_rate(one.name, hardware, p) for one, _, _ in probes]
         bytes_K3 = np.array([[one.count * each.cost.bytes for each in (one, two, apart)] for one, two, apart in probes])
-        one_K, two_K, apart_K = bytes_K3.T / hardware.bandwidth
+        one_K, two_K, apart_K = bytes_K3.reshape(-1, 3).T / hardware.bandwidth
         flops_K = [one.count * one.cost.flops / rate for (one, _, _), rate in zip(probes, rates, strict=True)]
         self._slope_K, self._row_K, self._flops_K = two_K - one_K, apart_K - two_K, np.array(flops_K)
         self._fixed_K = one_K - self._slope_K - self._row_K

@@ -6,25 +6,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.generation.admission import Admission
+from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient
+from ridgeline.serving.generation.pooling import pooling_facts
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.parsers.choose import Forms, choose
+from ridgeline.text.pooled import Encoder
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.modules import read_prompts
 
 
 @dataclass
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
-    model's."""
+    model's. `forms` are those of its tool calls and its reasoning."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -37,6 +43,7 @@ class ApiServer:
     defaults: GenerationDefaults
     started: float = field(default_factory=time.time)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    forms: Forms = field(default_factory=Forms)
 
     @classmethod
     def build(
@@ -46,15 +53,19 @@ class ApiServer:
 
         Raise RidgelineError if the model's texts cannot be used.
         """
-        tokenizer = Tokenizer.from_folder(folder)
+        texts = Path(str(config.engine.get("tokenizer") or folder))
+        tokenizer = Tokenizer.from_folder(texts)
         engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in paths]
         client = Replicas(engines, step_timeout=config.step_timeout)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
-        defaults = GenerationDefaults.of(config.generation_config, folder)
+        defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         service = Service(client, tokenizer, admission, eos_ids=defaults.eos_ids)
+        service.beam_run = BeamRun
         if config.otlp_endpoint is not None:
             service.on_end = _tracing(config.otlp_endpoint, names[0], name)
+        template = _chat_template(config.chat_template, texts, tokenizer.special_tokens)
+        forms = choose(config.tool_call_parser, config.reasoning_parser, template.sources, tokenizer.added)
         return cls(
             config=config,
             names=names,
@@ -62,9 +73,25 @@ class ApiServer:
             client=client,
             service=service,
             tokenizer=tokenizer,
-            chat_template=_chat_template(config.chat_template, folder, tokenizer.special_tokens),
+            chat_template=template,
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
+            forms=forms,
+        )
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder of texts for a model that pools. Raise Unavailable while no engine has told of it, and
+        BadRequest for a model that generates."""
+        facts = self.service.facts()
+        prompts, default = read_prompts(self.folder)
+        return Encoder(
+            self.tokenizer,
+            pooling_facts(self.service),
+            facts.max_model_len,
+            prompts=prompts,
+            default_prompt=default,
+            template=self.chat_template,
         )
 
     @property

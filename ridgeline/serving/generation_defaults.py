@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
+from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.request import SamplingParams
 from ridgeline.models.config import Config, sampling_defaults, token_ids
+from ridgeline.text.requests import sampling_overrides
+from ridgeline.weights.folder import GENERATION_FILE, NO_DEFAULTS, generation_file
 from ridgeline.weights.formats.json_file import read_json
-
-FILE = "generation_config.json"
-OFF = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,23 +27,23 @@ class GenerationDefaults:
     eos_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, setting: str, folder: Path) -> GenerationDefaults:
-        """Return the defaults that a setting names: "auto" for the model's own, "none", or another folder.
+    def of(cls, setting: str, folder: Path, overrides: Mapping[str, object] | None = None) -> GenerationDefaults:
+        """Return the defaults that a setting names: "auto" for the model's own, "none", or another folder. Those of
+        `overrides` win.
 
         Raise InvalidConfig or ModelLoadError.
         """
-        if setting in OFF:
-            return cls()
-        path = (folder if setting == "auto" else Path(setting).expanduser()) / FILE
-        if setting != "auto" and not path.is_file():
-            raise InvalidConfig(
-                f"generation_config is {setting!r}, which is no folder with a {FILE}; use auto, none, or such a folder."
-            )
+        own = sampling_overrides(overrides or {})
+        length = own.pop("max_new_tokens", None)
+        if setting in NO_DEFAULTS:
+            return cls(sampling=own, max_tokens=length)
+        path = folder / GENERATION_FILE if setting == "auto" else generation_file(setting)
         values = Config(read_json(path))
-        sampling = sampling_defaults(values)
-        length = values.integer("max_new_tokens") if "max_new_tokens" in values else None
+        sampling = sampling_defaults(values) | own
+        if length is None and "max_new_tokens" in values:
+            length = values.integer("max_new_tokens")
         try:
-            SamplingParams(**sampling, max_tokens=length)  # type: ignore[arg-type]
+            SamplingParams(**sampling, max_tokens=length)
         except InvalidRequest as error:
             raise ModelLoadError(f"{path} is wrong: {error}") from error
         return cls(sampling=sampling, max_tokens=length, eos_ids=frozenset(token_ids(values, "eos_token_id")))

@@ -16,6 +16,7 @@ from ridgeline.weights.formats.json_file import bounded_text, read_json
 Message = Mapping[str, Any]
 
 SECONDS = 6.0  # the sandbox itself gives up after 5 s and says so
+MARK = "\ue000the text goes on from here\ue001 "  # no conversation has it, and no template takes it apart
 MEMORY = 512 << 20  # bytes; an ordinary conversation takes a few thousand
 
 
@@ -66,6 +67,11 @@ class ChatTemplate:
         """The template of requests without tools, or None."""
         return self._templates.get("default")
 
+    @property
+    def sources(self) -> list[str]:
+        """All templates."""
+        return list(self._templates.values())
+
     def warm(self) -> None:
         """Start a process for the first conversation, without waiting for it."""
         if self.available:
@@ -110,6 +116,37 @@ class ChatTemplate:
         if "text" not in answer:
             raise _failure(answer["kind"], answer["words"].rstrip("."))
         return str(answer["text"])
+
+    def render_open(
+        self, /, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
+    ) -> str:
+        """Return the prompt up to the end of the last message's text, so that the model goes on with that.
+
+        A mark is put behind the text, and the prompt is cut where the template wrote it. A template that trims texts
+        takes the mark's last space away too, and then the text before the mark is trimmed. Raise InvalidRequest as
+        `render` does, and if the last message has no text or the template does not show it.
+        """
+        check_messages(messages)
+        *before, last = messages
+        content = last.get("content")
+        if isinstance(content, list) and content:
+            marked: Any = [*content[:-1], {**content[-1], "text": content[-1]["text"] + MARK}]
+        elif isinstance(content, str):
+            marked = content + MARK
+        else:
+            raise InvalidRequest("the last message has no text to go on with.", param="continue_final_message")
+        prompt = self.render([*before, {**last, "content": marked}], False, tools, **kwargs)
+        at = prompt.rfind(MARK.strip())
+        if at < 0:
+            raise InvalidRequest(
+                "the chat template does not show the last message as it is, so it cannot be gone on with.",
+                param="continue_final_message",
+            )
+        return prompt[:at] if prompt.startswith(MARK, at) else prompt[:at].rstrip()
+
+    def with_source(self, source: str) -> ChatTemplate:
+        """Return another template with the same special tokens and processes."""
+        return ChatTemplate(source, self._special_tokens, self._render)
 
     def _choose(self, tools: object) -> str:
         if tools is not None and "tool_use" in self._templates:

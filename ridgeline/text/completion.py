@@ -11,15 +11,22 @@ from ridgeline.text.tokenizer import Tokenizer
 
 class Completion:
     """A completion that fills `output` (and the prompt logprobs of `parent`) as events arrive. Without a tokenizer the
-    text stays empty."""
+    text stays empty. `shown` is as in `Detokenizer`."""
 
-    def __init__(self, request: Request, output: CompletionOutput, parent: RequestOutput, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        request: Request,
+        output: CompletionOutput,
+        parent: RequestOutput,
+        tokenizer: Tokenizer | None,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self.request = request
         self.output = output
         self.parent = parent
         self._tokenizer = tokenizer if request.params.detokenize else None
         self._detokenizer = (
-            Detokenizer(self._tokenizer, request.params, request.prompt_token_ids) if self._tokenizer else None
+            Detokenizer(self._tokenizer, request.params, request.prompt_token_ids, shown) if self._tokenizer else None
         )
         if request.params.logprobs is not None:
             output.logprobs, output.cumulative_logprob = [], 0.0

@@ -22,13 +22,21 @@ class Detokenizer:
     The pieces join to the text that decoding prompt and output together adds to the prompt's text. It is cut at the
     first stop string that is complete, which stays with include_stop_str_in_output.
 
+    `shown` are special tokens that have text even if special tokens are skipped.
+
     `stopped` is that string. `at_token` is the number of output tokens that completed it; later tokens that were
     already under way are ignored. `num_tokens` counts the tokens pushed. As with vLLM, no stop string ends a request
     before min_tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
-        self._stream = TokenStream(tokenizer, prompt_ids, params.skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._stream = TokenStream(tokenizer, prompt_ids, params.skip_special_tokens, shown)
         keep_stop = params.include_stop_str_in_output
         self._matcher = StopMatcher(params.stop_strings, keep_stop=keep_stop) if params.stop_strings else None
         self._keep_stop = keep_stop

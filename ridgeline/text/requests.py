@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
-from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import MAX_STOP_IDS, Request, SamplingParams
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.request import MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
+from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -18,6 +20,7 @@ class RequestLimits:
     max_model_len: int
     vocab_size: int
     eos_ids: frozenset[int]
+    max_logprobs: int = MAX_LOGPROBS
 
 
 def make_requests(
@@ -29,12 +32,14 @@ def make_requests(
     seed: int,
     priority: int = 0,
     cache_salt: str = "",
+    thinking: Thinking | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
     `seed` is used if the parameters name none. Raise InvalidRequest if the parameters do not fit this model.
     """
     _check_ids(params, limits)
+    _check_logprobs(params, limits)
     if params.num_drawn > params.n and params.logprobs is None:
         params = params.replace(logprobs=0)  # needed for the choice among completions
     negative = params.negative_prompt or ()
@@ -52,6 +57,7 @@ def make_requests(
             eos_ids=limits.eos_ids,
             priority=priority,
             cache_salt=cache_salt,
+            thinking=thinking,
         )
         for i in range(params.num_drawn)
     ]
@@ -82,9 +88,34 @@ def with_spelled_words(params: SamplingParams, tokenizer: Tokenizer | None) -> S
     return params.replace(bad_words=[list(word) for word in spelled])
 
 
+def sampling_overrides(overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Return an operator's sampling defaults, under the names of generation_config.json: SAMPLING_DEFAULTS and
+    max_new_tokens. Raise InvalidConfig for any other name, and for impossible values."""
+    known = (*SAMPLING_DEFAULTS, "max_new_tokens")
+    if unknown := sorted(overrides.keys() - {*known}):
+        raise InvalidConfig(f"override_generation_config sets {unknown[0]!r}; it may set {', '.join(known)}.")
+    found: dict[str, Any] = dict(overrides)
+    try:
+        SamplingParams(max_tokens=found.get("max_new_tokens"), **{n: v for n, v in found.items() if n != known[-1]})
+    except InvalidRequest as error:
+        raise InvalidConfig(f"override_generation_config is wrong: {error}") from error
+    return found
+
+
 def derive_seed(seed: int, index: int) -> int:
     """Return an independent 64-bit seed for one of several things that share a seed."""
     return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+
+
+def _check_logprobs(params: SamplingParams, limits: RequestLimits) -> None:
+    if params.max_logprobs > MAX_LOGPROBS:
+        return  # a beam's own, which nobody sees
+    for param, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if (asked or 0) > limits.max_logprobs:
+            raise InvalidRequest(
+                f"{param} is {asked}, and at most {limits.max_logprobs} may be asked for here (max_logprobs).",
+                param=param,
+            )
 
 
 def _check_ids(params: SamplingParams, limits: RequestLimits) -> None:

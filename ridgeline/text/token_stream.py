@@ -35,13 +35,21 @@ class TokenStream:
         a byte that belongs to none becomes a replacement character. Decoding all at once gives the same if the run is
         valid. If it is not, the library replaces even its valid characters, some of which have been released by then.
 
+    Special tokens have no text with `skip_special_tokens`, those in `shown` excepted.
+
     `tokenizers.decoders.DecodeStream` lacks the third rule: it raises "Invalid prefix encountered" and loses text. It
     also holds back everything for as long as the text ends with a replacement character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special_tokens
+        self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._ids = self._context(prompt_ids)
         self._shown = self._decode()
         self._held = False
@@ -137,9 +145,9 @@ class TokenStream:
 
     def _spelled(self, token_id: int) -> str:
         """Return the token as the vocabulary spells it; "" for one without text."""
-        if self._skip_special and token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden:
             return ""
         return self._tokenizer.token_string(token_id)
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids, self._skip_special)
+        return self._tokenizer.decode(self._ids, skip_special_tokens=False)  # none of them is hidden

@@ -111,6 +111,34 @@ class Tokenizer:
             reraise_unless_failed(error)
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
 
+    def encode_within(
+        self, text: str, second: str | None, room: int | None, *, add_special_tokens: bool = True
+    ) -> tuple[list[int], int]:
+        """Return the token ids of a text, or of two as the tokenizer joins them, and the first one of the second text
+        (0: the tokenizer does not tell them apart). Raise InvalidRequest as `encode`.
+
+        room: no more tokens than that, special ones included. Texts lose their ends, and of two the longer one first.
+        """
+        try:
+            first_of, *others = self.backend.encode_batch(
+                [each for each in (text, second) if each is not None], add_special_tokens=False
+            )
+            second_of = others[0] if others else None
+            if room is not None:
+                special = self.backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+                lengths = _cut_to(room - special, len(first_of.ids), 0 if second_of is None else len(second_of.ids))
+                for encoding, length in zip((first_of, second_of), lengths, strict=True):
+                    if encoding is not None:
+                        encoding.truncate(length)
+            joined = self.backend.post_process(first_of, second_of, add_special_tokens=add_special_tokens)
+        except InvalidRequest:
+            raise
+        except BaseException as error:
+            reraise_unless_failed(error)
+            raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
+        types = joined.type_ids
+        return joined.ids, types.index(1) if second is not None and 1 in types else 0
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids outside the vocabulary have none.
 
@@ -152,6 +180,21 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
+
+
+def _cut_to(room: int, first: int, second: int) -> tuple[int, int]:
+    """Return how many tokens of two texts are left. Raise InvalidRequest if there is no room at all."""
+    if room < 1:
+        raise InvalidRequest(
+            "truncate_prompt_tokens leaves no room beside the special tokens; raise it.", param="truncate_prompt_tokens"
+        )
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    if shorter > room // 2:
+        shorter = room // 2
+    longer = room - shorter
+    return (longer, shorter) if first >= second else (shorter, longer)
 
 
 def fallback_byte(token: str) -> int | None:

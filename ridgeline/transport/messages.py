@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats, SamplingParams, TokenLogprobs
+from ridgeline.core.pooling import PoolingSpec, Task
+from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, Thinking, TokenLogprobs
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -56,6 +57,10 @@ class Submit(Message, frozen=True, tag="submit"):
     arrival: float
     grammar: Grammar | None = None
     owner: str = ""
+    task: Task | None = None
+    whole: bool = False
+    second_text: int = 0
+    thinking: Thinking | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -83,7 +88,8 @@ class EngineFacts(Message, frozen=True):
     """The facts about the model and the engine that an API server must know.
 
     `life` is 1 for the first engine of a server and one more for each that replaced another. `cache_tokens` is the
-    number of tokens that one request may have in the KV cache.
+    number of tokens that one request may have in the KV cache, and `kv_cache_tokens` that of all requests together.
+    `pooling` is there for a model that pools.
     """
 
     process_id: int
@@ -102,6 +108,11 @@ class EngineFacts(Message, frozen=True):
     enable_prefix_caching: bool
     life: int = 1
     cache_dtype: str = ""  # of keys and values, where that is another than dtype
+    max_logprobs: int = MAX_LOGPROBS
+    gpu_memory_utilization: float = 0.0
+    kv_cache_memory_bytes: int = 0
+    kv_cache_tokens: int = 0
+    pooling: PoolingSpec | None = None
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -109,7 +120,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Event(Message, frozen=True):
-    """A token's event, as `core.request.TokenEvent`."""
+    """A token's event, as `core.request.TokenEvent`. `vector` is its bytes, float32, and `tokens` says how many vectors
+    these are: 0 for the one of the prompt."""
 
     id: int
     token_id: int
@@ -117,6 +129,8 @@ class Event(Message, frozen=True):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    vector: bytes | None = None
+    tokens: int = 0
 
 
 class Ended(Message, frozen=True):

@@ -20,6 +20,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.weights.dequantize import dequantize
 from ridgeline.weights.formats.gguf_file import TENSOR_TYPES, TensorInfo, is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.modules import module_folders
 
 PLAIN = frozenset({"F64", "F32", "BF16", "F16"})
 LOADABLE = frozenset(PLAIN | {type.name for type in TENSOR_TYPES.values()})
@@ -58,7 +59,11 @@ def open_checkpoint(model: Path) -> Iterator[dict[str, StoredTensor]]:
         yield _gguf_tensors(model)
         return
     with ExitStack() as stack:
-        yield _by_name({path: _opened(path, stack) for path in weight_files(model)})
+        found = _by_name({path: _opened(path, stack) for path in weight_files(model)})
+        for module in module_folders(model):
+            own = _by_name({path: _opened(path, stack) for path in weight_files(model / module)})
+            found |= {f"{module}/{name}": tensor for name, tensor in own.items()}
+        yield found
 
 
 def _gguf_tensors(path: Path) -> dict[str, StoredTensor]:

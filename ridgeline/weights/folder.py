@@ -6,12 +6,15 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.weights.formats.gguf_file import is_gguf
 
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
 
+GENERATION_FILE = "generation_config.json"
+NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
 _READ = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
 _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
@@ -33,9 +36,12 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def resolve_model(model: str | Path, revision: str | None = None) -> Path:
+def resolve_model(
+    model: str | Path, revision: str | None = None, download_dir: str | Path | None = None, *, weights: bool = True
+) -> Path:
     """Return the folder or GGUF file of `model`: itself if it exists, else the model of that name that ships with
-    Ridgeline, else the hub id's snapshot, downloaded if it is not cached.
+    Ridgeline, else the hub id's snapshot, downloaded into `download_dir` (default: the hub client's) if it is not
+    there. Without `weights` only the other files are downloaded.
 
     Raise ModelLoadError if it is none of these, or a hub id that cannot be reached.
     """
@@ -60,10 +66,35 @@ def resolve_model(model: str | Path, revision: str | None = None) -> Path:
 
     try:
         return Path(
-            snapshot_download(str(model), revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
+            snapshot_download(
+                str(model),
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=_HUB_FILES,
+                ignore_patterns=_HUB_DUPLICATES if weights else [*_HUB_DUPLICATES, "*.safetensors"],
+            )
         )
     except Exception as error:  # the hub client's errors share no base class across its versions
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise ModelLoadError(
             f"model {str(model)!r} is neither an existing folder nor a hub model that can be reached ({reason})."
         ) from error
+
+
+def resolve_tokenizer(folder: Path, config: LLMConfig) -> Path:
+    """Return the place of the tokenizer and the chat template: the model's `folder` unless another is configured. Raise
+    ModelLoadError."""
+    if config.tokenizer is None:
+        return folder
+    return resolve_model(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
+
+
+def generation_file(folder: str | Path) -> Path:
+    """Return a folder's generation_config.json. Raise InvalidConfig if there is none."""
+    path = Path(folder).expanduser() / GENERATION_FILE
+    if not path.is_file():
+        raise InvalidConfig(
+            f"generation_config is {str(folder)!r}, which is no folder with a {path.name}; use auto, none, or such a "
+            "folder."
+        )
+    return path

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
 from ridgeline.core.stages import weights_of_stage
@@ -28,6 +28,7 @@ from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
+from ridgeline.models.pooling import pooled
 from ridgeline.quantization.held import fill_random
 from ridgeline.weights.checkpoint import LOADABLE, StoredTensor, open_checkpoint
 from ridgeline.weights.divided import Place, check_divided, divided, of_own_experts, own_sources, whole_decoder
@@ -35,6 +36,7 @@ from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
+from ridgeline.weights.modules import read_modules, token_id
 from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
 from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
 from ridgeline.weights.quantized.piece import Method, Stored
@@ -59,15 +61,35 @@ SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of ranks: odd, so that no tw
 
 logger = logging.getLogger(__name__)
 
+_OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}  # of BERT's first checkpoints
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
 
 
-def read_model_config(folder: Path) -> ModelConfig:
-    """Return the config of config.json and generation_config.json, if there is one, or of a GGUF file. Raise
-    ModelLoadError."""
+def read_model_config(
+    folder: Path, overrides: Mapping[str, object] | None = None, runner: str = "auto", convert: str = "auto"
+) -> ModelConfig:
+    """Return the config of config.json and generation_config.json, if there is one, or of a GGUF file. `overrides` win
+    over config.json. Raise ModelLoadError, and InvalidConfig for overrides of a GGUF file, or for a runner or a
+    conversion that is not the model's."""
     if is_gguf(folder):
-        return gguf_model_config(folder)
-    return model_config(read_json(folder / "config.json", required=True), read_json(folder / "generation_config.json"))
+        if overrides:
+            raise InvalidConfig("hf_overrides change config.json, and a GGUF file has none; leave them out.")
+        model, config = gguf_model_config(folder), dict[str, Any]()
+    else:
+        config = merged(read_json(folder / "config.json", required=True), overrides or {})
+        model = model_config(config, read_json(folder / "generation_config.json"))
+    return pooled(
+        model, config, read_modules(folder), runner=runner, convert=convert, token_id=partial(token_id, folder)
+    )
+
+
+def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these values with those of `overrides` in their place. Objects are merged likewise."""
+    found = dict(values)
+    for name, value in overrides.items():
+        before = found.get(name)
+        found[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return found
 
 
 def with_cache(folder: Path, model: ModelConfig, wanted: KVFormat, *, files: bool = True) -> ModelConfig:
@@ -380,12 +402,16 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
         return gguf_weights(read_gguf(folder), weight_map, spec)
     weight_map = {name: _together(sources, stored) for name, sources in weight_map.items()}
     prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
-    if any(name.startswith(prefix) for name in stored):
-        return weight_map
-    return {
-        parameter: tuple(replace(source, name=source.name.removeprefix(prefix)) for source in sources)
-        for parameter, sources in weight_map.items()
-    }
+    bare = not any(name.startswith(prefix) for name in stored)
+
+    def named(source: Source) -> Source:
+        name = source.name.removeprefix(prefix) if bare else source.name
+        for ours, theirs in _OLD_NAMES.items():
+            if name not in stored and (older := name.replace(ours, theirs)) in stored:
+                name = older
+        return replace(source, name=name)
+
+    return {parameter: tuple(map(named, sources)) for parameter, sources in weight_map.items()}
 
 
 def _together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) -> tuple[Source, ...]:

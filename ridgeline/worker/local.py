@@ -29,6 +29,7 @@ from ridgeline.kernels.fp8_gemm.saturation import total_saturations
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.parallel.stamps import Stamps
+from ridgeline.worker.pooling import Vectors
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download
@@ -55,7 +56,7 @@ class Ticket:
     watch: Stopwatch
     waits: bool
     forwarded: Forwarded | None = None
-    outcome: Expected | HandedOn | None = None
+    outcome: Expected | ExpectedVectors | HandedOn | None = None
     error: str | None = None
     out_of_memory: bool = False
     device_lost: bool = False
@@ -91,6 +92,19 @@ class Expected:
             elapsed=watch.seconds(),
             stamps=watch.notes(),
         )
+
+
+class ExpectedVectors:
+    """The vectors of a step, on their way to the host."""
+
+    def __init__(self, vectors: Vectors, device: torch.device) -> None:
+        self._vectors, self._done = vectors, _mark(device)
+
+    def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
+        """Wait for the vectors and return them. Raises whatever error the device reports."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._vectors.result(watch.seconds())
 
 
 class HandedOn:
@@ -264,8 +278,12 @@ class LocalWorker:
         self._look(ticket)
         with ticket.watch:  # around both segments, since on CUDA every mark costs some microseconds
             forwarded = self._runner.forward(ticket.plan)
+            vectors = self._runner.pool(forwarded) if self._runner.pools else None
             sampled = self._runner.sample(forwarded, {}) if self._runner.draws else None
         self._look(ticket)
+        if vectors is not None:
+            ticket.outcome = ExpectedVectors(vectors, self._runner.device)
+            return
         ticket.outcome = HandedOn(ticket.plan, self._runner.device) if sampled is None else Expected(sampled)
 
     def _forward(self, ticket: Ticket) -> None:

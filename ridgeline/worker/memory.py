@@ -76,8 +76,9 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     It counts the tensors of every token; per sampling row, three float32 copies of the logits; and the attention
     workspace. A stage of a pipeline holds hidden states besides: those that come, and those of two steps that go.
     """
-    sampling_tables = max_seqs * model.vocab_size * 5
-    per_seq = model.vocab_size * 4 * 3
+    scored = 0 if model.pooling is not None and not model.pooling.tokens else model.vocab_size
+    sampling_tables = max_seqs * (scored if model.pooling is None else 1) * 5
+    per_seq = scored * 4 * 3
     per_token = int(step_bytes_per_token(model, dtype_bytes))
     if model.stage is not None:
         per_token += 3 * model.hidden_size * dtype_bytes
@@ -206,7 +207,7 @@ def plan_memory(
     page_bytes = layout(2).page_bytes
     pages = num_bytes // page_bytes
     enough = 1 + max_seqs * layout(2).pages_needed(wanted_len, max_chunk)
-    if device.type == "cpu" and config.kv_cache_memory is None:
+    if (device.type == "cpu" and config.kv_cache_memory is None) or not any(group.spec.kept for group in groups):
         pages = min(pages, enough)
     fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk)
     if fitting < (wanted_len if config.max_model_len else min(wanted_len, block_size)):

@@ -28,6 +28,7 @@ from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.pooling import Vectors, pooled
 from ridgeline.worker.relay import KeptRows, Relay
 from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
@@ -79,7 +80,8 @@ class Runner:
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
     divide_from: as in `Segments`.
 
-    draws: True unless a later stage of a pipeline draws the tokens.
+    draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
+    pools: True if prompts end with vectors instead of tokens.
     """
 
     def __init__(
@@ -97,10 +99,12 @@ class Runner:
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         columns = -(-max_model_len // (16 * layout.block_size)) * 16
-        self.slots = Slots(num_slots, len(layout.groups), columns, decoder.spec.vocab_size, self.device)
+        self.pools = decoder.spec.pooling is not None
+        vocabulary = 1 if self.pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
+        self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots, divide_from)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
-        self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores
+        self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores and not self.pools
         self.relay = Relay(self.pipe, self.slots, ops)
         self._cascade = cascade
         self._graphs: Graphs | None = None
@@ -137,10 +141,16 @@ class Runner:
             scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, scored))
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
+        if self.pools:
+            return Forwarded(plan, inputs, scores, graph, {})
         forwarded, x_TM = Forwarded(plan, inputs, scores, graph, {}), scores.hidden.x_TM[: plan.num_tokens]
         self.pipe.send(x_TM if graph is None else x_TM.clone())
         self.relay.expect(plan, forwarded.rows)
         return forwarded
+
+    def pool(self, forwarded: Forwarded) -> Vectors:
+        """Return the vectors of the rows whose prompts are complete."""
+        return pooled(self.decoder, forwarded.plan, forwarded.scores.hidden, self.slots.forms)
 
     def expect_tokens(self, capacity: int) -> None:
         """Let the next step exchange tokens with other ranks that have at most so many each."""

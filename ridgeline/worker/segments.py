@@ -60,9 +60,10 @@ class Scores:
 
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
-    logits_RU: the scores of every row's last token; none on a stage of a pipeline that is not the last.
-    hidden: the hidden state of all tokens that were run here, from which prompts are scored, or which the next stage
-        gets.
+    logits_RU: the scores of every row's last token; none on a stage of a pipeline that is not the last, and of a model
+        that pools.
+    hidden: the hidden state of all tokens that were run here, from which prompts are scored, which the next stage
+        gets, or which is pooled.
     """
 
     active_R: Tensor
@@ -176,6 +177,9 @@ class Segments:
             return Scores(active_R, kv_len_R, self.decoder.own_logits(share.last(hidden, inputs.num_rows)), hidden)
         before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
         hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM)
+        if self.decoder.spec.pooling is not None:
+            self._lengthen(inputs, kv_len_R, active_R)
+            return Scores(active_R, kv_len_R, hidden.x_TM.new_empty(0), hidden)
         if not self.decoder.spec.scores:
             self._lengthen(inputs, kv_len_R, active_R)
             x_TM = self.decoder.handed_on(hidden)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ridgeline.core.cache_layout import CacheGroup, CacheLayout
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.state_spec import KVSpec, PassingSpec, RecurrentSpec, StatePart, StateSpec
 
 Groups = tuple[tuple[int | str | None, int], ...]  # (window, or the name of another kind, layers) of each
 
@@ -22,7 +22,11 @@ class Latent(StateSpec):
         return 2 * self.width * block_size
 
 
-KINDS: dict[str, StateSpec] = {"state": RecurrentSpec(parts=(StatePart((16, 8)),)), "latent": Latent(width=288)}
+KINDS: dict[str, StateSpec] = {
+    "state": RecurrentSpec(parts=(StatePart((16, 8)),)),
+    "latent": Latent(width=288),
+    "passing": PassingSpec(),
+}
 
 GROUPS: tuple[Groups, ...] = (
     ((None, 1),),

@@ -11,6 +11,7 @@ Partitions and programs run as threads, since they wait for each other.
 from __future__ import annotations
 
 import builtins
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
@@ -109,7 +110,8 @@ def store(pointer: Pointer, x: Any, mask: Any = None) -> None:
     pointer.memory[at[kept].long()] = x[kept].to(pointer.memory.dtype).as_subclass(Tensor)
 
 
-def product(a: Tensor, b: Any, c: Tensor) -> Value:
+def product(a: Any, b: Any, c: Tensor) -> Value:
+    a = a.data if isinstance(a, Shared) else a
     b = b.data if isinstance(b, Shared) else b
     assert a.dtype == b.dtype
     return value((a.double() @ b.double() + c.double()).float())
@@ -127,10 +129,10 @@ def inline_asm(text: str, constraints: str, args: Sequence[Tensor], dtype: torch
 class Language:
     """The names of `gl` and `tl` for one program."""
 
-    def __init__(self, index: int, programs: int, changed: threading.Condition) -> None:
+    def __init__(self, index: tuple[int, ...], grid: tuple[int, ...], changed: threading.Condition) -> None:
         for name in TYPES:
             setattr(self, name, getattr(torch, name))
-        self.index, self.programs, self.changed = index, programs, changed
+        self.index, self.grid, self.changed = index, grid, changed
         self.static_range, self.load, self.store = builtins.range, load, store
         self.inline_asm_elementwise = inline_asm
         self.sigmoid, self.rsqrt, self.exp, self.erf = torch.sigmoid, torch.rsqrt, torch.exp, torch.erf
@@ -149,10 +151,10 @@ class Language:
         raise AttributeError(name)
 
     def program_id(self, axis: int) -> Value:
-        return value(self.index if axis == 0 else 0)
+        return value(self.index[axis] if axis < len(self.index) else 0)
 
     def num_programs(self, axis: int) -> Value:
-        return value(self.programs)
+        return value(self.grid[axis] if axis < len(self.grid) else 1)
 
     def arange(self, start: int, end: int, layout: Any = None) -> Value:
         return value(torch.arange(start, end))
@@ -292,8 +294,9 @@ class Names:
         return self.known[id(names)]
 
 
-def launch(kernel: Any, programs: int, **arguments: Any) -> None:
-    """Run a kernel. Tensors become pointers, and numbers that are no constants tensors."""
+def launch(kernel: Any, programs: int | tuple[int, ...], **arguments: Any) -> None:
+    """Run a kernel, as so many programs or a grid of them. Tensors become pointers, and numbers that are no constants
+    tensors."""
     changed = threading.Condition()
     constants = {name for name, kind in kernel.fn.__annotations__.items() if "constexpr" in str(kind)}
 
@@ -305,7 +308,9 @@ def launch(kernel: Any, programs: int, **arguments: Any) -> None:
 
     turned_arguments = {name: turned(name, x) for name, x in arguments.items()}
 
-    def program(index: int) -> None:
-        Names(Language(index, programs, changed)).function(kernel)(**turned_arguments)
+    grid = (programs,) if isinstance(programs, int) else programs
 
-    together([lambda index=index: program(index) for index in range(programs)])
+    def program(index: tuple[int, ...]) -> None:
+        Names(Language(index, grid, changed)).function(kernel)(**turned_arguments)
+
+    together([lambda index=index: program(index) for index in itertools.product(*map(builtins.range, grid))])

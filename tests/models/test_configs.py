@@ -21,8 +21,9 @@ from ridgeline.models import ARCHITECTURES, descriptions, model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.models.experts import COUNTS
 from ridgeline.training.linear import GLA_CONFIG, RETNET_CONFIG
-from ridgeline.weights.loader import checkpoint_views
+from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import tiny_models
+from tests.models import pooled_configs
 from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
@@ -955,6 +956,21 @@ RWKV_169M: dict[str, Any] = {
     "vocab_size": 50277,
 }
 
+POOLED = {
+    "bert": pooled_configs.BGE_LARGE,
+    "bert_classifier": pooled_configs.MINILM_RERANKER,
+    "roberta": pooled_configs.ROBERTA_LARGE,
+    "roberta_classifier": {
+        **pooled_configs.classifier(pooled_configs.ROBERTA_LARGE),
+        "architectures": ["RobertaForSequenceClassification"],
+    },
+    "xlm_roberta_classifier": pooled_configs.BGE_RERANKER_M3,
+    "modernbert": pooled_configs.MODERNBERT,
+    "modernbert_classifier": pooled_configs.MODERN_CLASSIFIER,
+    "llama_classifier": pooled_configs.classifier(LLAMA_3_1_8B),
+    "qwen2_classifier": pooled_configs.classifier(QWEN2_5_0_5B),
+    "qwen3_classifier": pooled_configs.classifier(QWEN3_0_6B),
+}
 OUR_OWN = (GLA_CONFIG, RETNET_CONFIG)  # of architectures that transformers does not have
 
 PUBLISHED = {
@@ -1197,10 +1213,11 @@ def test_generation_defaults_keep_only_sampling_numbers() -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "llama",
-        {"architectures": ["BertModel"]},
-        "BertModel.*none of which we know; `ridgeline models` lists",
+        {"architectures": ["T5Model"]},
+        "T5Model.*none of which we know; `ridgeline models` lists",
     ),
     ("llama", {"architectures": None}, "None, none of which we know"),
+    ("qwen2", {"is_causal": False}, "is_causal to False, and decoders of this family see no later tokens"),
     ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "scaling 'mrope'.*known: default, linear"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "no factor"),
     ("llama", {"rope_scaling": {"type": "yarn", "factor": -2.0}}, "factor to -2.0; it must be a number above 0"),
@@ -1433,7 +1450,7 @@ def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_every_registered_architecture_loads_under_its_own_name(name: str) -> None:
-    known = (*PUBLISHED.values(), *OUR_OWN)
+    known = (*PUBLISHED.values(), *OUR_OWN, *POOLED.values())
     config = next(config for config in known if config["architectures"] == [name])
     assert ARCHITECTURES[name].spec(config).architecture == name
 
@@ -1444,4 +1461,46 @@ def test_the_page_of_models_lists_what_is_registered() -> None:
         f"| {families} | `{name}` | {what[0].upper()}{what[1:]} |" for name, (families, what) in descriptions().items()
     ]
     assert "\n".join(rows) in page
-    assert page.count("ForCausalLM` |") + page.count("LMHeadModel` |") + page.count("Generation` |") == len(rows)
+    endings = ("ForCausalLM", "Model", "Generation", "SequenceClassification")
+    assert sum(page.count(f"{ending}` |") for ending in endings) == len(rows)
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_models_that_pool_hold_exactly_the_tensors_transformers_would(name: str) -> None:
+    config = POOLED[name]
+    ours = model_config(config)
+    with torch.device("meta"):
+        theirs = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
+    views = checkpoint_views(empty_decoder(ours.spec), ours.weights)
+    stored = {name: list(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    base = ours.weights["embed.weight"][0].name.partition(".")[0] + "."
+    if not any(name.startswith(base) for name in stored):  # saved without what would come before it
+        stored = {base + name: shape for name, shape in stored.items()}
+    spare = tuple(f"{prefix}{each}" for prefix in ("", base) for each in ours.spec.unused)
+    wanted = {name: shape for name, shape in stored.items() if name in views or not name.startswith(spare)}
+    assert {name: view.shape for name, view in views.items()} == wanted
+    pooling = ours.spec.pooling
+    assert pooling is not None
+    if pooling.task == "classify":
+        assert pooling.labels == tuple(config["id2label"].values())
+
+
+def test_a_cross_encoders_config_says_what_makes_probabilities() -> None:
+    def activation(**entries: Any) -> str:
+        config = {**POOLED["bert_classifier"], "sentence_transformers": None, **entries}
+        pooling = model_config(config).spec.pooling
+        assert pooling is not None
+        return pooling.activation
+
+    two = {"id2label": {"0": "a", "1": "b"}}
+    assert (activation(), activation(**two)) == ("sigmoid", "softmax")
+    assert activation(sbert_ce_default_activation_function="torch.nn.modules.linear.Identity") == "none"
+    assert activation(**two, problem_type="multi_label_classification") == "sigmoid"
+    for entries, told in (
+        ({"problem_type": "ranking"}, "problem_type to 'ranking'; it must be one of regression"),
+        ({"id2label": {"1": "a"}}, "keys are 0 to 0"),
+        ({"sentence_transformers": {"activation_fn": "os.system"}}, "probabilities by 'os.system'"),
+        ({"position_embedding_type": "relative_key"}, "only absolute positions"),
+    ):
+        with pytest.raises(ModelLoadError, match=told):
+            activation(**entries)

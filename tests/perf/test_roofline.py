@@ -15,9 +15,11 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.grouped_gemm.cost import touched
+from ridgeline.models import model_config
 from ridgeline.perf.footprint import expert_parameters, kv_bytes_per_token, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import EXPERTS, PRODUCTS, Roofline, bound, seconds, step_limit, step_ops
+from tests.models import pooled_configs
 from tests.perf.coarse import attention_cost, coarse_limit
 from tests.perf.models import NAMES, spec
 
@@ -59,6 +61,11 @@ def with_shared_experts() -> ModelSpec:
 
 
 MODELS = {name: spec(name) for name in NAMES} | {"shared experts": with_shared_experts()}
+MODELS |= {
+    "bert": model_config(pooled_configs.BGE_LARGE).spec,
+    "bert classifier": model_config(pooled_configs.MINILM_RERANKER).spec,
+    "modernbert": model_config(pooled_configs.MODERNBERT).spec,
+}
 
 
 def shape(rows: int, new: int, length: int) -> StepShape:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.text.tool_calls import CLOSE, OPEN, CallDelta, HermesParser
+from ridgeline.text.parsers.events import CallDelta, Content
+from ridgeline.text.parsers.tools.hermes import CLOSE, OPEN, HermesParser
 
 Read = tuple[str, list[tuple[str | None, str]]]  # content, and name and arguments of each call
 
@@ -25,8 +26,9 @@ def read(pieces: list[str]) -> Read:
             name, arguments = calls.get(delta.index, (delta.name, ""))
             calls[delta.index] = name, arguments + delta.arguments
         else:
-            assert delta, "nothing to say"
-            content += delta
+            assert isinstance(delta, Content)
+            assert delta.text, "nothing to say"
+            content += delta.text
     assert list(calls) == list(range(len(calls)))
     assert parser.finish() == []
     return content, list(calls.values())
@@ -88,11 +90,11 @@ def test_what_is_broken_reads_the_same_however_it_is_cut(parts: list[str], place
 
 def test_arguments_are_given_out_as_they_come() -> None:
     parser = HermesParser()
-    assert parser.push('Well.\n<tool_call>\n{"name": "f", "argum') == ["Well.\n"]
+    assert parser.push('Well.\n<tool_call>\n{"name": "f", "argum') == [Content("Well.\n")]
     assert parser.push('ents": {"a') == [CallDelta(0, "f"), CallDelta(0, arguments='{"a')]
     assert parser.push('": [1, "}') == [CallDelta(0, arguments='": [1, "}')]
     assert parser.push('"]}}\n</tool_') == [CallDelta(0, arguments='"]}')]
-    assert parser.push("call>\nDone.") == ["Done."]
+    assert parser.push("call>\nDone.") == [Content("Done.")]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,8 @@ class CacheManager:
             self._take_hit(seq, hit)
             for g, (spec, blocks) in enumerate(zip(self.specs, seq.blocks, strict=True)):
                 held = 0 if spec.exact else sum(block != NULL_BLOCK for block in blocks)
-                wanted[g] += spec.blocks_needed(len(seq.tokens) + 1, self._max_chunk, self.block_size) - held
+                known = len(seq.tokens) + (seq.request.task is None)  # a token comes, unless the prompt is pooled
+                wanted[g] += spec.blocks_needed(known, self._max_chunk, self.block_size) - held
         return wanted
 
     def _take_hit(self, seq: Sequence, hit: Hit) -> None:

@@ -9,8 +9,6 @@ Legend: that of triton_prepare.py.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -82,32 +80,14 @@ def _gated_delta_chunks(
             tl.store(states_ptr + block * states_block + cell, tl.trans(state), mask=inside)
 
 
-class Cut(NamedTuple):
-    """The columns of a state that a program has, its warps, and the chunks that are asked for at once."""
-
-    columns: int
-    warps: int
-    stages: int
-
-
-def choose(rows: int, value_heads: int, values: int, multiprocessors: int, shared: int) -> Cut:
-    """Return the cut for a GPU with so many bytes of shared memory for a program. With 64 columns a warpgroup has one
-    tile of a Hopper GPU's products; where rows are many, two warpgroups share what they read."""
-    stages = 3 if shared > 200_000 else 2 if shared > 140_000 else 1  # a stage of a cut has 56 or 64 KiB
-    if rows * value_heads * -(-values // 64) <= 2 * multiprocessors or values <= 64 or stages == 1:
-        return Cut(min(64, max(16, triton.next_power_of_2(values))), 4, stages)
-    return Cut(128, 8, stages)
-
-
-def _aot(rows: int, shared: int, arch: str, dtype: str = "*bf16") -> AotKernel:
+def _aot(columns: int, warps: int, stages: int, arch: str, dtype: str = "*bf16") -> AotKernel:
     """Registers spill where a row begins and ends; in the loop over chunks a handful are loaded again."""
     absent = ("q_token", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "a_token", "b_token", "scale", "norm_eps")
     types = {name: kind for name, kind in aot_types(dtype).items() if name not in absent}
     types |= dict.fromkeys(("solve_ptr", "within_ptr"), dtype) | {"factors_ptr": "*fp32", "num_tokens": "i32"}
-    cut = choose(rows, 32, 128, 132, shared)
-    constants = {"H": 16, "G": 32, "K": 128, "V": 128, "BK": 128, "BV": cut.columns, "L": CHUNK, "SHORT": 1}
-    constants["STAGES"] = cut.stages
-    return AotKernel(_gated_delta_chunks, types, constants, num_warps=cut.warps, tensor_cores="MMA", archs=(arch,))
+    constants = {"H": 16, "G": 32, "K": 128, "V": 128, "BK": 128, "BV": columns, "L": CHUNK, "SHORT": 1}
+    constants["STAGES"] = stages
+    return AotKernel(_gated_delta_chunks, types, constants, num_warps=warps, tensor_cores="MMA", archs=(arch,))
 
 
-AOT = (_aot(1, 232_448, "sm_90"), _aot(16, 232_448, "sm_90"), _aot(1, 65_536, "gfx942"))
+AOT = (_aot(64, 4, 3, "sm_90"), _aot(128, 8, 3, "sm_90"), _aot(64, 4, 1, "gfx942"))

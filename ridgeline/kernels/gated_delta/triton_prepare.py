@@ -26,7 +26,9 @@ from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.gated_delta.triton_step import aot_types, log_decay
 
 CHUNK = 64
-PART = 16  # tokens of the blocks on the diagonal that are inverted row by row
+PART = 16  # tokens of the blocks on the diagonal that are inverted as a batch
+WARPS = 4
+REGISTERS = 168  # of a thread, so that a multiprocessor of Hopper has three programs
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -37,7 +39,7 @@ def _gated_delta_prepare(
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, L: tl.constexpr, PART: tl.constexpr,
     SHORT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Prepare a chunk for all value heads of a key head. Rows of at most SHORT tokens are left out.
+    """Prepare a chunk for a value head. Rows of at most SHORT tokens are left out.
 
     solve_ptr, within_ptr: P and A, [G, T, L]: a chunk's tokens lie behind one another.
     factors_ptr: float32 [G, F, T]: what the products with raw keys and queries are multiplied by in x, in o and in the
@@ -46,7 +48,7 @@ def _gated_delta_prepare(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    chunk, key_head = tl.program_id(0), tl.program_id(1)
+    head, chunk = tl.program_id(0), tl.program_id(1)
     length = tl.load(length_ptr + chunk)
     if length == 0:
         return
@@ -55,73 +57,85 @@ def _gated_delta_prepare(
         return
     i, key = tl.arange(0, L), tl.arange(0, BK)
     first = tl.load(first_ptr + chunk).to(tl.int64)
-    token = first + i
-    live = i < length
+    key_head, live = head // (G // H), i < length
     mask = live[:, None] & (key < K)[None, :]
-    q_ptr, k_ptr = q_ptr + first * q_token + key_head * K, k_ptr + first * k_token + key_head * K
+    k_ptr += first * k_token + key_head * K
+    q_ptr += first * q_token + key_head * K
     k = tl.load(k_ptr + i[:, None] * k_token + key[None, :], mask=mask, other=0)
     q = tl.load(q_ptr + i[:, None] * q_token + key[None, :], mask=mask, other=0)
-    wide_k, wide_q = k.to(tl.float32), q.to(tl.float32)
-    of_k = tl.rsqrt(tl.sum(wide_k * wide_k, 1) + norm_eps)
-    of_q = tl.rsqrt(tl.sum(wide_q * wide_q, 1) + norm_eps) * scale
-    keys_keys = tl.dot(k, tl.trans(k), input_precision="ieee") * of_k[:, None] * of_k[None, :]
-    queries_keys = tl.dot(q, tl.trans(k), input_precision="ieee") * of_q[:, None] * of_k[None, :]
-    before, upto = i[:, None] > i[None, :], i[:, None] >= i[None, :]
-    for g in range(G // H):
-        head = key_head * (G // H) + g
-        a = tl.load(a_ptr + token * a_token + head, mask=live, other=0)
-        b = tl.load(b_ptr + token * b_token + head, mask=live, other=0).to(tl.float32)
-        fades = tl.where(live, log_decay(a, tl.load(log_rate_ptr + head), tl.load(dt_bias_ptr + head)), 0)
-        beta = tl.where(live, 1 / (1 + tl.exp(-b)), 0)
-        total = tl.cumsum(fades, 0)
-        whole = tl.sum(fades, 0)
-        fade = tl.exp(tl.minimum(total[:, None] - total[None, :], 0))
-        system = tl.where(before, keys_keys * fade * beta[:, None], 0)
-        solve = _inverse(system, i, L, PART, k.dtype) * beta[None, :]
-        within = tl.where(upto, queries_keys * fade, 0)
-        at = (head.to(tl.int64) * num_tokens + first) * L
-        square = i[:, None] * L + i[None, :]
-        tl.store(solve_ptr + at + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
-        tl.store(within_ptr + at + square, within.to(within_ptr.dtype.element_ty), mask=live[:, None])
-        factor_ptr = factors_ptr + head.to(tl.int64) * 4 * num_tokens + token
-        tl.store(factor_ptr, of_k * tl.exp(total), mask=live)
-        tl.store(factor_ptr + num_tokens, of_q * tl.exp(total), mask=live)
-        tl.store(factor_ptr + 2 * num_tokens, of_k * tl.exp(whole - total), mask=live)
-        tl.store(factor_ptr + 3 * num_tokens, tl.exp(whole + tl.zeros((L,), tl.float32)), mask=live)
+    a = tl.load(a_ptr + first * a_token + head + i * a_token, mask=live, other=0)
+    b = tl.load(b_ptr + first * b_token + head + i * b_token, mask=live, other=0).to(tl.float32)
+    fades = log_decay(a, tl.load(log_rate_ptr + head), tl.load(dt_bias_ptr + head)) * 1.4426950408889634
+    fades = tl.where(live, fades, 0)
+    beta = tl.where(live, 1 / (1 + tl.exp(-b)), 0)
+    total = tl.cumsum(fades, 0)
+    whole = tl.sum(fades, 0)
+    lower = i[:, None] > i[None, :]
+    even = i[:, None] == i[None, :]
+    # Factors are added up as logarithms to base 2, so that a pair of tokens needs one product
+    keys_keys = tl.dot(k, tl.trans(k), input_precision="ieee")
+    log_k = -0.5 * tl.log2(tl.sum(tl.where(even, keys_keys, 0), 1) + norm_eps)
+    of_j = (log_k - total)[None, :]
+    system = keys_keys * tl.exp2((log_k + total + tl.log2(beta))[:, None] + of_j)
+    system = tl.where(lower, -system, 0)
+    queries = tl.dot(q, tl.trans(q), input_precision="ieee")  # for its diagonal: fewer instructions than squares
+    log_q = -0.5 * tl.log2(tl.sum(tl.where(even, queries, 0), 1) + norm_eps) + tl.log2(scale)
+    factors_ptr += head.to(tl.int64) * 4 * num_tokens + first
+    tl.store(factors_ptr + i, tl.exp2(log_k + total), mask=live)
+    tl.store(factors_ptr + num_tokens + i, tl.exp2(log_q + total), mask=live)
+    tl.store(factors_ptr + 2 * num_tokens + i, tl.exp2(log_k + whole - total), mask=live)
+    tl.store(factors_ptr + 3 * num_tokens + i, tl.exp2(whole + tl.zeros((L,), tl.float32)), mask=live)
+    at = (head.to(tl.int64) * num_tokens + first) * L
+    square = i[:, None] * L + i[None, :]
+    within = tl.dot(q, tl.trans(k), input_precision="ieee") * tl.exp2((log_q + total)[:, None] + of_j)
+    within = tl.where(lower | even, within, 0)
+    tl.store(within_ptr + at + square, within.to(within_ptr.dtype.element_ty), mask=live[:, None])
+    solve = _inverse(system, i, L, PART, k.dtype) * beta[None, :]
+    tl.store(solve_ptr + at + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
 
 
 @triton.jit
 def _inverse(system, i, L: tl.constexpr, PART: tl.constexpr, dtype: tl.constexpr):
-    """Return (I + system)⁻¹, system being strictly lower triangular. Blocks of two tokens on the diagonal are inverted
-    by a change of sign, larger ones row by row in float32. Then neighbours become one block of twice the size, until
-    there is one.
+    """Return (I - system)⁻¹, system being strictly lower triangular. In a block of two tokens on the diagonal that is
+    I + system. Then neighbours become one block of twice the size, until there is one. Up to PART tokens the blocks are
+    a batch of small products; from there on products are of the whole, with zeros beside the blocks.
 
     Entries of both matrices are at most one in size, so float16 has three digits of them: more than the result keeps.
     """
-    BLOCKS: tl.constexpr = L // PART
     operand: tl.constexpr = tl.float32 if dtype == tl.float32 else tl.float16
     if PART == 2:
-        alike = (i // 2)[:, None] == (i // 2)[None, :]
-        result = (i[:, None] == i[None, :]).to(tl.float32) - tl.where(alike, system, 0)
+        pair = (i // 2)[:, None] == (i // 2)[None, :]
+        result = (i[:, None] == i[None, :]).to(tl.float32) + tl.where(pair, system, 0)
     else:
-        block, place = tl.arange(0, BLOCKS), tl.arange(0, PART)
+        block, place = tl.arange(0, L // PART), tl.arange(0, PART)
         same = block[:, None, None, None] == block[None, None, :, None]
-        parts = -tl.sum(tl.where(same, tl.reshape(system, (BLOCKS, PART, BLOCKS, PART)), 0), 2)
-        for r in range(2, PART):  # rows up to r - 1 are done, row r is that of -system
-            at = (place == r)[None, :, None]
-            this = tl.sum(tl.where(at, parts, 0), 1)
-            this += tl.sum(this[:, :, None] * parts, 1)
-            parts = tl.where(at, this[:, None, :], parts)
-        parts += (place[:, None] == place[None, :]).to(tl.float32)[None, :, :]
-        result = tl.reshape(tl.where(same, parts[:, :, None, :], 0), (L, L))
-    for doubling in tl.static_range(5):
-        if PART * 2**doubling < L:
-            one, two = i // (PART * 2**doubling), i // (PART * 2 ** (doubling + 1))
-            beside = (two[:, None] == two[None, :]) & (one[:, None] > one[None, :])
-            half = result.to(operand)
-            step = tl.dot(half, tl.where(beside, system, 0).to(operand), input_precision="ieee")
-            result -= tl.dot(step.to(operand), half, input_precision="ieee")
+        parts = tl.sum(tl.where(same, tl.reshape(system, (L // PART, PART, L // PART, PART)), 0), 2)
+        one = place[:, None] == place[None, :]
+        pair = (place // 2)[:, None] == (place // 2)[None, :]
+        small = tl.where(one[None, :, :], 1.0, 0.0) + tl.where(pair[None, :, :], parts, 0)
+        for doubling in tl.static_range(1, 5):
+            if 2**doubling < PART:
+                small = _doubled(small, parts, _beside(place, 2**doubling)[None, :, :], operand)
+        result = tl.reshape(tl.where(same, small[:, :, None, :], 0), (L, L))
+    for doubling in tl.static_range(1, 6):
+        if 2**doubling >= PART and 2**doubling < L:
+            result = _doubled(result, system, _beside(i, 2**doubling), operand)
     return result
+
+
+@triton.jit
+def _beside(i, SIZE: tl.constexpr):
+    """Return true for the block below the diagonal of every two neighbours of SIZE."""
+    one, two = i // SIZE, i // (2 * SIZE)
+    return (two[:, None] == two[None, :]) & (one[:, None] > one[None, :])
+
+
+@triton.jit
+def _doubled(inverse, system, beside, operand: tl.constexpr):
+    """Return the inverse whose blocks are twice as large."""
+    half = inverse.to(operand)
+    step = tl.dot(half, tl.where(beside, system, 0).to(operand), input_precision="ieee")
+    return tl.dot(step.to(operand), half, inverse, input_precision="ieee")
 
 
 def _aot(dtype: str) -> AotKernel:
@@ -135,7 +149,14 @@ def _aot(dtype: str) -> AotKernel:
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
     return AotKernel(
-        _gated_delta_prepare, types, constants, num_warps=8, hot=True, tensor_cores="MMA", archs=ONE_OF_EACH
+        _gated_delta_prepare,
+        types,
+        constants,
+        num_warps=WARPS,
+        hot=True,
+        tensor_cores="MMA",
+        archs=ONE_OF_EACH,
+        registers=REGISTERS,
     )
 
 

@@ -51,10 +51,11 @@ def _gated_delta_step(
     start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr,
     q_token, k_token, v_token, a_token, b_token, states_block, scale, norm_eps,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    SINGLE: tl.constexpr, LONGEST: tl.constexpr, PDL: tl.constexpr,
+    EVERY: tl.constexpr, LONGEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Run a row's tokens over BV columns of a head's state. SINGLE: every row has one token. LONGEST: rows of more
-    tokens are left to others; 0: no row is."""
+    """Run a row's tokens over BV columns of a head's state. LONGEST: rows of more tokens are left to others; 0: no row
+    is. EVERY: every row has one token."""
+    SINGLE: tl.constexpr = EVERY or LONGEST == 1  # a row that runs has one token
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -64,7 +65,7 @@ def _gated_delta_step(
     cell = head * K * V + key[:, None] * V + value[None, :]
     # States and turns are those that the step began with: nothing has to be waited for
     columns = V * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # how much of a state there is
-    if SINGLE:
+    if EVERY:
         start, end = row, row + 1
     else:
         start, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
@@ -77,6 +78,8 @@ def _gated_delta_step(
     if PDL:
         tl.extra.cuda.gdc_wait()
     if start < end:
+        if SINGLE:
+            end = start + 1  # the loop is none then
         mark = tl.load(marks_ptr + row)
         q, k, v, a, b = _token(
             q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, start, q_token, k_token, v_token, a_token, b_token,
@@ -114,7 +117,7 @@ class Cut(NamedTuple):
     warps: int
 
 
-CUT = Cut(32, 4)
+CUT = Cut(64, 4)
 
 
 def step(
@@ -142,7 +145,7 @@ def step(
         turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
         q_THK.stride(0), k_THK.stride(0), v_TGV.stride(0), a_TG.stride(0), b_TG.stride(0), states_NGKV.stride(0),
         scale, NORM_EPS, H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=columns,
-        SINGLE=single, LONGEST=longest, num_warps=cut.warps, **launch_options(q_THK.device),
+        EVERY=single, LONGEST=longest, num_warps=cut.warps, **launch_options(q_THK.device),
     )  # fmt: skip
 
 
@@ -158,8 +161,8 @@ def aot_types(dtype: str = "*bf16") -> dict[str, str]:
 
 def _aot(single: bool, longest: int) -> AotKernel:
     constants = {"H": 16, "G": 32, "K": 128, "V": 128, "BK": 128, "BV": CUT.columns}
-    constants |= {"SINGLE": single, "LONGEST": longest}
+    constants |= {"EVERY": single, "LONGEST": longest}
     return AotKernel(_gated_delta_step, aot_types(), constants, num_warps=CUT.warps, hot=True, archs=ONE_OF_EACH)
 
 
-AOT = (_aot(True, 0), _aot(False, 1))
+AOT = (_aot(True, 0), _aot(False, 1), _aot(False, 0))

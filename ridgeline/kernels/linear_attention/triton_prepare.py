@@ -160,7 +160,7 @@ def _delta_attention_solve(
     token = tl.load(first_ptr + chunk).to(tl.int64) + i
     beta = tl.load(beta_ptr + token * beta_token + head, mask=live, other=0).to(tl.float32)
     beta = tl.where(live, 1 / (1 + tl.exp(-beta)), 0)
-    solve = _inverse(system, i, L, PART, solve_ptr.dtype.element_ty) * beta[None, :]
+    solve = _inverse(-system, i, L, PART, solve_ptr.dtype.element_ty) * beta[None, :]
     tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 

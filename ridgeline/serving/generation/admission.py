@@ -18,7 +18,8 @@ class Admission:
     """The bounds on requests that are open at once, running or waiting.
 
     `max_requests` and `max_tokens` are the bounds of this API server (0: no bound); of N API servers each gets its
-    share. The tokens of a request are its prompt and all that it may write, counted twice where it is guided.
+    share. `rejected_requests` and `rejected_tokens` count what these bounds turned away. The tokens of a request are
+    its prompt and all that it may write, counted twice where it is guided.
     """
 
     max_requests: int = 0
@@ -26,6 +27,8 @@ class Admission:
     draining: bool = False
     open_requests: int = 0
     open_tokens: int = 0
+    rejected_requests: int = 0
+    rejected_tokens: int = 0
 
     def admit(self, requests: Sequence[Request], facts: EngineFacts) -> None:
         """Count these requests in until `leave` is called for them.
@@ -41,7 +44,7 @@ class Admission:
                 ("prompt", request.prompt_token_ids),
                 ("negative_prompt", request.params.negative_prompt),
             ):
-                if len(prompt or ()) >= facts.max_model_len:
+                if len(prompt or ()) >= facts.max_model_len + (request.task is not None):  # which writes nothing
                     raise TooLong(
                         f"the {param.replace('_', ' ')} has {len(prompt or ())} tokens and the context holds "
                         f"{facts.max_model_len} including the output; shorten it.",
@@ -56,11 +59,13 @@ class Admission:
                 )
         self._check_alone(requests, tokens)
         if self.max_requests and self.open_requests + len(requests) > self.max_requests:
+            self.rejected_requests += 1
             raise Overloaded(
                 f"{self.open_requests} requests are open, of at most {self.max_requests}; try again later.",
                 retry_after=RETRY_AFTER,
             )
         if self.max_tokens and self.open_tokens + tokens > self.max_tokens:
+            self.rejected_tokens += 1
             raise Overloaded(
                 f"the open requests have {self.open_tokens} tokens and this one {tokens}, of at most "
                 f"{self.max_tokens}; try again later.",

@@ -189,6 +189,10 @@ class EngineClient:
             arrival=request.arrival,
             grammar=grammar,
             owner=owner.current(),
+            task=request.task,
+            whole=request.whole,
+            second_text=request.second_text,
+            thinking=request.thinking,
         )
         self._send_soon(message)
         return ticket

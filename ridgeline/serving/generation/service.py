@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from ridgeline.core.request import MASK_FAILED, SamplingParams, TokenEvent
+from ridgeline.core.request import MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.engine_client import RequestTicket
 from ridgeline.serving.generation.replicas import Replicas
+from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
@@ -38,7 +39,8 @@ class GenerationRequest:
     """A checked request of a client.
 
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
-    until the first token; 0 is no bound.
+    until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
+    tokens are skipped, because its reader needs them. `thinking` is as in `core.request.Request`.
     """
 
     id: str
@@ -46,27 +48,34 @@ class GenerationRequest:
     params: SamplingParams
     prompt: str | None = None
     grammar: Grammar | None = None
+    beams: BeamSearchParams | None = None
     priority: int = 0
     cache_salt: str = ""
     timeout: float = 0.0
     queue_timeout: float = 0.0
+    shown: frozenset[int] = frozenset()
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one completion that is new. `output` is the whole completion so far."""
+    """The part of one completion that is new. `output` is the whole completion so far. `lengths` are those of the texts
+    that each of its tokens brought."""
 
     text: str
     token_ids: list[int]
     output: CompletionOutput
+    lengths: Sequence[int] = ()
 
 
 class Service:
     """The service that runs requests for an API server.
 
     `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
-    `eos_ids` end a request, beside those of the model and the tokenizer.
+    `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams.
     """
+
+    beam_run: type[Run]
 
     def __init__(
         self,
@@ -92,11 +101,17 @@ class Service:
     def limits(self) -> RequestLimits:
         facts = self.facts()
         eos_ids = self._eos_ids.union(facts.eos_ids)
-        return RequestLimits(max_model_len=facts.max_model_len, vocab_size=facts.vocab_size, eos_ids=eos_ids)
+        return RequestLimits(
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_ids=eos_ids,
+            max_logprobs=facts.max_logprobs,
+        )
 
     def run(self, asked: GenerationRequest) -> Run:
         self._count += 1
-        return Run(self, asked, derive_seed(self._seed, time.time_ns() + self._count))
+        kind = Run if asked.beams is None else self.beam_run
+        return kind(self, asked, derive_seed(self._seed, time.time_ns() + self._count))
 
 
 class Run:
@@ -120,6 +135,7 @@ class Run:
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = 0
         self.drawn_tokens = 0
+        self.reasoning_tokens = 0  # counted by whoever reads the text
 
     async def __aenter__(self) -> Run:
         """Admit and submit the request. Raise RequestFailed or InvalidRequest if that cannot be."""
@@ -132,9 +148,10 @@ class Run:
             seed=self._seed,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            thinking=asked.thinking,
         )
         self._completions = [
-            Completion(request, output, self.result, service.tokenizer)
+            Completion(request, output, self.result, service.tokenizer, asked.shown)
             for request, output in zip(requests, self.drawn, strict=True)
         ]
         service.admission.admit(requests, service.facts())
@@ -233,7 +250,7 @@ class Run:
 
     async def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
         """Return everything that has come for a completion as one piece."""
-        text, before, inbox = [], len(completion.output.token_ids), ticket.inbox
+        text, before, inbox = list[str](), len(completion.output.token_ids), ticket.inbox
         while inbox and not completion.output.finished:
             item = inbox.popleft()
             if isinstance(item, int):
@@ -251,7 +268,7 @@ class Run:
             self._first_by = None
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
-        return Piece("".join(text), new, completion.output)
+        return Piece("".join(text), new, completion.output, list(map(len, text[: len(new)])))
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":

@@ -17,6 +17,7 @@ from ridgeline.serving.grpc.messages import (
     chat_fields,
     chat_prompt_fields,
     check_count,
+    check_known,
     completion_fields,
     finish_message,
     piece_message,
@@ -85,6 +86,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _asked(self, request: pb.GenerateRequest, name: str) -> GenerationRequest:
         api, model = self._api, check_model(self._api, request.model or None)
+        if api.config.unknown_fields == "refuse":
+            check_known(request)
         match request.WhichOneof("prompt"):
             case None:
                 raise BadRequest("there is no prompt; set text, token_ids or chat.", param="prompt")

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, SerializeToJsonError
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ridgeline.core.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
 from ridgeline.serving.errors import BadRequest
@@ -45,6 +47,17 @@ def chat_prompt_fields(chat: pb.Chat) -> dict[str, Any]:
     if chat.HasField("chat_template_kwargs"):
         fields["chat_template_kwargs"] = _json(chat.chat_template_kwargs)
     return fields
+
+
+def check_known(message: Message) -> None:
+    """Raise BadRequest for a field that is not in the .proto file here, as a body's unknown field is refused."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        name, number = message.DESCRIPTOR.name, unknown[0].field_number
+        raise BadRequest(f"{name} has no field {number} here; leave it out, or bring this server up to date.")
+    for field, value in message.ListFields():
+        if isinstance(value, Message) and field.message_type.file is message.DESCRIPTOR.file:
+            check_known(value)
 
 
 def check_count(ids: Any, most: int, param: str) -> None:

@@ -65,4 +65,5 @@ def _credentials(config: ServeConfig) -> grpc.ServerCredentials | None:
     if config.ssl_keyfile is None or config.ssl_certfile is None:
         return None
     pair = Path(config.ssl_keyfile).read_bytes(), Path(config.ssl_certfile).read_bytes()
-    return grpc.ssl_server_credentials([pair])
+    roots = Path(config.ssl_ca_certs).read_bytes() if config.ssl_ca_certs else None
+    return grpc.ssl_server_credentials([pair], roots, require_client_auth=config.ssl_cert_reqs == 2)

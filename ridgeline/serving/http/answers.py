@@ -83,6 +83,8 @@ class Message(Answer):
     role: Literal["assistant"]
     content: str | None = Field(description="null if there are only tool calls")
     refusal: None
+    reasoning: str | None = Field(None, description="what the model thought before it answered")
+    reasoning_content: str | None = Field(None, description="the same as reasoning")
     tool_calls: list[ToolCall] | None = None
 
 
@@ -101,6 +103,7 @@ class Chat(Envelope):
     usage: Usage
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    prompt_text: str | None = None
 
 
 class FunctionDelta(Answer):
@@ -120,6 +123,8 @@ class ToolCallDelta(Answer):
 class Delta(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = Field(None, description="the same as reasoning")
     tool_calls: list[ToolCallDelta] | None = None
 
 
@@ -137,6 +142,7 @@ class ChatChunk(Envelope):
     choices: list[ChatDelta]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
 
 
 # ---- completions --------------------------------------------------------------------------------------------------
@@ -211,3 +217,79 @@ class TokenizerInfo(BaseModel):
     bos_token_id: int | None
     eos_token_ids: list[int]
     chat_template: str | None
+
+
+# ---- pooling ------------------------------------------------------------------------------------------------------
+
+
+class PooledUsage(Answer):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: Literal[0]
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PooledList(Answer):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    usage: PooledUsage
+
+
+class Embedding(Answer):
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | str = Field(description="numbers, or their bytes in base64")
+
+
+class Embeddings(PooledList):
+    data: list[Embedding]
+
+
+class PooledInput(Answer):
+    index: int
+    object: Literal["pooling"]
+    data: list[float] | list[list[float]] | str
+
+
+class Pooled(PooledList):
+    data: list[PooledInput]
+
+
+class Classified(Answer):
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classifications(PooledList):
+    data: list[Classified]
+
+
+class Scored(Answer):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(PooledList):
+    data: list[Scored]
+
+
+class RerankedText(Answer):
+    text: str
+
+
+class RerankedDocument(Answer):
+    index: int
+    relevance_score: float
+    document: RerankedText | None = None
+
+
+class Reranked(Answer):
+    id: str
+    model: str
+    usage: PooledUsage
+    results: list[RerankedDocument] = Field(description="the most relevant first")

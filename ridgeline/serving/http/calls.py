@@ -1,34 +1,48 @@
-"""Conversion of a choice's text into content and tool calls, in OpenAI's shape."""
+"""Conversion of what a reader found in a choice's text into OpenAI's shape."""
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterable
 from typing import Any
 
-from ridgeline.text.tool_calls import CallDelta, HermesParser
+from ridgeline.text.parsers.events import CallDelta, Content, Event
 
 
-class CallReader:
-    """The reader of one choice. `most` bounds the calls it reports (None: no bound), and `found` says if there was
-    one."""
+class Said:
+    """The sum of what some text says: content, reasoning, and one entry for each call with something new."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self.found = False
-        self._parser, self._most = HermesParser(), most
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[list[CallDelta], list[str]]] = {}
 
-    def read(self, text: str, *, ended: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return what a further piece of text adds: content, and one entry for each call with something new."""
-        deltas = self._parser.push(text) + (self._parser.finish() if ended else [])
-        calls: dict[int, dict[str, Any]] = {}
-        for delta in deltas:
-            if isinstance(delta, CallDelta) and (self._most is None or delta.index < self._most):
-                _add(calls.setdefault(delta.index, {"index": delta.index, "function": {"arguments": ""}}), delta)
-                self.found = True
-        return "".join(delta for delta in deltas if isinstance(delta, str)), list(calls.values())
+    def add(self, events: Iterable[Event]) -> Said:
+        for event in events:
+            if isinstance(event, CallDelta):
+                heads, arguments = self._calls.setdefault(event.index, ([], []))
+                if event.name is not None:
+                    heads.append(event)
+                arguments.append(event.arguments)
+            else:
+                (self._content if isinstance(event, Content) else self._reasoning).append(event.text)
+        return self
 
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
 
-def _add(call: dict[str, Any], delta: CallDelta) -> None:
-    if delta.name is not None:
-        call |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        call["function"] = {"name": delta.name, "arguments": ""}
-    call["function"]["arguments"] += delta.arguments
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls as a stream tells them. Those whose beginning was told before have neither id nor name."""
+        found: list[dict[str, Any]] = []
+        for index, (heads, arguments) in self._calls.items():
+            call: dict[str, Any] = {"index": index, "function": {"arguments": "".join(arguments)}}
+            if heads:
+                call |= {"id": heads[0].id, "type": "function"}
+                call["function"] = {"name": heads[0].name} | call["function"]
+            found.append(call)
+        return found

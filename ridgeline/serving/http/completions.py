@@ -40,7 +40,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        name = request_id(request)
+        name = request_id(request, body.request_id)
         answer = Completions(api, body, name, await completion_requests(api, body, name))
         if body.stream:
             return EventStream(answer.stream)
@@ -118,7 +118,8 @@ class Completions:
     async def _stream(self, run: Run, prompt: int, write: Write, tally: shapes.Tally) -> None:
         told = [_Told() for _ in run.drawn]
         async with run:
-            async for piece in _once_scored(run) if run.asked.params.prompt_logprobs is not None else run:
+            pieces = _once_scored(run) if run.asked.params.prompt_logprobs is not None else run
+            async for piece in shapes.spaced(pieces, self._body.stream_interval):
                 so_far = told[piece.output.index]
                 size = shapes.entries([run]) if self._body.echo and not so_far.begun else len(piece.token_ids)
                 choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
@@ -159,6 +160,7 @@ class Completions:
         choice = self._bare_choice(
             run, output, prompt, self._prompt_text(run) + text if body.echo else text, self._reason(output)
         )
+        choice |= {"prompt_logprobs": None, "prompt_token_ids": None}
         if body.logprobs is not None:
             choice["logprobs"] = self._new_logprobs(run, output, _Told())
         if body.prompt_logprobs is not None:
@@ -192,7 +194,8 @@ class Completions:
             ids += output.token_ids[start : told.entries]
             entries += output.logprobs[start:]
         texts = shapes.token_texts(self._api.tokenizer, ids)
-        found = shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, told.offset)
+        by_id = bool(self._body.return_tokens_as_token_ids)
+        found = shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, told.offset, by_id=by_id)
         told.offset += sum(map(len, texts))
         return found
 

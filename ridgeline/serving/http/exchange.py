@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -13,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode_body, off_loop
-from ridgeline.serving.requests.validation import known_names, parse
+from ridgeline.serving.requests.validation import parse, read_names
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")
@@ -22,6 +25,13 @@ _Result = TypeVar("_Result")
 # entries (tokens, each with its likeliest others) of the longest answer that is made within the event loop
 INLINE_ENTRIES = 2048
 STARTED_AT_ONCE = 16
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # may stand in a log and in a header
+SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # likewise, a field's name
+MOST_SHOWN = 32  # fields in one header
+MOST_TOLD = 1024  # in the log
+
+logger = logging.getLogger(__name__)
+_told: set[str] = set()
 
 
 class ClientGone(Exception):
@@ -34,18 +44,39 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
     Where there are several models, `choose` returns the position of the right one.
     """
     data = await request.body()
-    names = set[str]().union(*map(known_names, models))
+    names = set[str]().union(*map(read_names, models))
+    lenient = getattr(request.app.state, "unknown_fields", "refuse") == "ignore"
+    ignored: list[str] = []
 
     def read() -> _Body:
         found = decode_body(data, names)
-        return parse(models[choose(found)], found)
+        return parse(models[choose(found)], found, lenient=lenient, ignored=ignored)
 
-    return await off_loop(len(data), INLINE_BYTES, read)
+    body = await off_loop(len(data), INLINE_BYTES, read)
+    if ignored:
+        _tell(request, ignored)
+    return body
 
 
-def request_id(request: Request) -> str:
-    """Return the id that the middleware gave to the request, or a new one without it."""
-    return request.scope.get("state", {}).get("request_id") or f"req-{uuid.uuid4().hex}"
+def _tell(request: Request, ignored: list[str]) -> None:
+    """Name the fields without effect in the answer's header, and each once in the log."""
+    shown = [name for name in ignored if SHOWN.fullmatch(name)][:MOST_SHOWN]
+    request.scope.setdefault("state", {})["ignored"] = ", ".join(shown)
+    new = [name for name in shown if name not in _told]
+    if new and len(_told) < MOST_TOLD:
+        _told.update(new)
+        logger.info("requests have fields without effect here: %s (told once)", ", ".join(new))
+
+
+def request_id(request: Request, chosen: str | None = None) -> str:
+    """Return the request's id: that of its header, else the one that its body chose, else the one that the middleware
+    gave, or a new one without it. Raise BadRequest for a body's that could not stand in a header."""
+    state = request.scope.setdefault("state", {})
+    if chosen is not None and not SANE_ID.fullmatch(chosen):
+        raise BadRequest("request_id has 1 to 128 letters, digits and any of ._:-", param="request_id")
+    if chosen is not None and not SANE_ID.fullmatch(request.headers.get("x-request-id", "")):
+        state["request_id"] = chosen
+    return state.get("request_id") or f"req-{uuid.uuid4().hex}"
 
 
 async def json_response(size: int, content: Callable[[], Any]) -> Response:
@@ -72,15 +103,18 @@ async def together(works: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     """Return all results. The first failure ends the other works and is raised as it is."""
     if len(works) == 1:
         return [await works[0]]
+    tasks: list[asyncio.Task[_Result]] = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = []
             for work in works:
                 tasks.append(group.create_task(work))
                 if len(tasks) % STARTED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # give others a turn
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    finally:
+        for work in works[len(tasks) :]:
+            work.close()
     return [task.result() for task in tasks]
 
 

@@ -1,7 +1,7 @@
 """The layers that every HTTP request passes before a route sees it: plain ASGI, so that streams stay streams.
 
 From the outside in: a name and a line in the log, CORS, keys, no new work while draining, the whole body within its
-bound, and one answer for requests that come twice.
+bound, one answer for requests that come twice, and what the operator adds (--middleware).
 """
 
 from __future__ import annotations
@@ -9,22 +9,27 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import inspect
 import logging
-import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.exchange import SANE_ID
 from ridgeline.serving.http.idempotency import with_idempotency
 from ridgeline.serving.keys import allowed, bearer
 
@@ -33,7 +38,6 @@ access = logging.getLogger("ridgeline.access")
 HEALTH = ("/health", "/health/live", "/health/ready")  # open to everybody
 ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
 WHILE_DRAINING = (*HEALTH, "/metrics")
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
 
@@ -53,7 +57,7 @@ class BodyTooLarge(BadRequest):
 def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     """Wrap `app` in all layers. Routes find their id in `request.state.request_id`."""
     config = api.config
-    layers = with_idempotency(app)
+    layers = with_idempotency(with_operators_own(app, config.middleware))
     layers = with_whole_body(layers, config.max_body_bytes)
     layers = with_draining(layers, api.service.admission)
     layers = with_keys(layers, config.api_key, config.admin_key)
@@ -61,21 +65,59 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
         layers = CORSMiddleware(
             layers,
             allow_origins=config.allowed_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", "ridgeline-ignored"],
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
         )
     layers = with_name(layers, log=config.access_log)
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await layers(scope, receive, send)
+            await layers(under(config.root_path, scope), receive, send)
         elif scope["type"] == "lifespan":
             await app(scope, receive, send)
         else:  # websockets: no route has them, and no key would guard them
             await send({"type": "websocket.close", "code": 1008})
 
     return run
+
+
+def under(prefix: str, scope: Scope) -> Scope:
+    """Return the scope of a request under a proxy's prefix (`root_path`), whether or not the proxy removed that from
+    the path."""
+    path = str(scope["path"])
+    if not prefix:
+        return scope
+    return {**scope, "root_path": prefix, "path": path if _is_under(prefix, path) else prefix + path}
+
+
+def _is_under(prefix: str, path: str) -> bool:
+    return path == prefix or path.startswith(prefix + "/")
+
+
+def with_operators_own(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
+    """Wrap `app` in the middleware with these import paths, the first outermost: a class is called with the app, and an
+    async function for each request with it and call_next. Raise InvalidConfig for one that cannot be had."""
+    for name in reversed(names):
+        found = _imported(name)
+        app = found(app) if isinstance(found, type) else BaseHTTPMiddleware(app, found)
+    return app
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:  # whatever the operator's module raises
+        said = f"{type(error).__name__}: {error}"
+        raise InvalidConfig(
+            f"the middleware {path!r} cannot be imported ({said}); give module.name, with the module's folder in "
+            "PYTHONPATH."
+        ) from error
+    if not isinstance(found, type) and not inspect.iscoroutinefunction(found):
+        raise InvalidConfig(f"the middleware {path!r} must be a class or an async function, got {found!r}.")
+    return found
 
 
 def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
@@ -90,14 +132,18 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
         given = headers.get("x-request-id", "")
         trace_parent.take(headers.items())
         name = given if SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
-        scope.setdefault("state", {})["request_id"] = name
+        state = scope.setdefault("state", {})
+        state["request_id"] = name
         status, began = 499, time.monotonic()  # the client has left, unless there is an answer
 
         async def named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = name
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = state["request_id"]
+                if state.get("ignored"):
+                    answered["ridgeline-ignored"] = state["ignored"]
             await send(message)
 
         try:
@@ -107,7 +153,7 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
             raise
         finally:
             if log:
-                _log(scope, name, status, time.monotonic() - began)
+                _log(scope, state["request_id"], status, time.monotonic() - began)
 
     return run
 
@@ -193,7 +239,7 @@ def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
 def route_path(scope: Scope) -> str:
     """Return the path that routes are matched with, without the prefix that a proxy added."""
     path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(prefix) :] if prefix and (path == prefix or path.startswith(prefix + "/")) else path
+    return path[len(prefix) :] if prefix and _is_under(prefix, path) else path
 
 
 def is_admin(path: str) -> bool:

@@ -97,6 +97,10 @@ def snapshot(api: ApiServer, stats: Stats | None, engine: int = 0) -> metrics.Sn
         api_servers=api.config.api_server_count,
         open_requests=admission.open_requests,
         open_tokens=admission.open_tokens,
+        rejected={
+            "max_num_queued_reqs": admission.rejected_requests,
+            "max_num_queued_tokens": admission.rejected_tokens,
+        },
         stalls=api.watchdog.stalls,
         stall_seconds=api.watchdog.seconds,
     )

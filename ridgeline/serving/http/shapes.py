@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ class Usage:
     prompt: int
     completion: int
     cached: int
+    reasoning: int = 0
 
     def json(self) -> dict[str, Any]:
         return {
@@ -33,7 +34,7 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
 
@@ -42,6 +43,7 @@ def usage_of(runs: Sequence[Run]) -> Usage:
         prompt=sum(len(run.asked.prompt_token_ids) for run in runs),
         completion=sum(run.drawn_tokens for run in runs),
         cached=sum(run.cached_tokens for run in runs),
+        reasoning=sum(run.reasoning_tokens for run in runs),
     )
 
 
@@ -49,12 +51,13 @@ class Tally:
     """The usage of a stream so far, kept as it grows. Counting it anew for each chunk would cost the square of its
     length.
 
-    `add` takes each piece, before or after its chunk is written.
+    `add` takes each piece, once it was read and before or after its chunk is written.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._usage = usage_of(runs)
         self._cached = {id(run): run.cached_tokens for run in runs}
+        self._reasoning = {id(run): run.reasoning_tokens for run in runs}
 
     @property
     def usage(self) -> Usage:
@@ -64,7 +67,9 @@ class Tally:
         cached, before = run.cached_tokens, self._cached[id(run)]
         self._cached[id(run)] = cached
         now = self._usage
-        self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before)
+        reasoning = now.reasoning + run.reasoning_tokens - self._reasoning[id(run)]
+        self._reasoning[id(run)] = run.reasoning_tokens
+        self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before, reasoning)
 
 
 def entries(runs: Sequence[Run]) -> int:
@@ -105,7 +110,32 @@ def breakdowns(runs: Sequence[Run]) -> dict[str, Any] | list[dict[str, Any]]:
 def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
     """Return two flags: usage at the end of a stream, and usage with every chunk."""
     options = body.stream_options
-    return bool(options and options.include_usage), bool(options and options.continuous_usage_stats)
+    at_end = options is not None and options.include_usage is not False
+    return at_end, at_end and options is not None and bool(options.continuous_usage_stats)
+
+
+async def _every(pieces: AsyncIterable[Piece], interval: int) -> AsyncIterator[Piece]:
+    held: dict[int, Piece] = {}
+    begun = set[int]()
+    async for piece in pieces:
+        index = piece.output.index
+        if (before := held.pop(index, None)) is not None:
+            piece = Piece(
+                before.text + piece.text,
+                before.token_ids + piece.token_ids,
+                piece.output,
+                [*before.lengths, *piece.lengths],
+            )
+        if index in begun and len(piece.token_ids) < interval and not piece.output.finished:
+            held[index] = piece
+        else:
+            begun.add(index)
+            yield piece
+
+
+def spaced(pieces: AsyncIterable[Piece], interval: int | None) -> AsyncIterable[Piece]:
+    """Return the pieces, of which all but a choice's first and last have at least `interval` tokens."""
+    return pieces if interval is None or interval == 1 else _every(pieces, interval)
 
 
 # ---- logprobs -----------------------------------------------------------------------------------------------------
@@ -130,11 +160,13 @@ def prompt_logprobs(result: RequestOutput, top: int) -> list[dict[str, Any] | No
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[TokenIdLogprobs], top: int
+    tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[TokenIdLogprobs], top: int, *, by_id: bool = False
 ) -> dict[str, Any]:
+    """Return logprobs in the form of chats. With `by_id` tokens are spelled as `token_id:7`."""
+
     def told(token_id: int, entry: Logprob) -> dict[str, Any]:
         return {
-            "token": entry.decoded_token or "",
+            "token": f"token_id:{token_id}" if by_id else entry.decoded_token or "",
             "logprob": finite(entry.logprob),
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
@@ -147,24 +179,30 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    ids: Sequence[int], entries: Sequence[TokenIdLogprobs | None], top: int, texts: Sequence[str], start: int = 0
+    ids: Sequence[int],
+    entries: Sequence[TokenIdLogprobs | None],
+    top: int,
+    texts: Sequence[str],
+    start: int = 0,
+    *,
+    by_id: bool = False,
 ) -> dict[str, Any]:
     """Return logprobs in OpenAI's older form: four lists side by side.
 
     `texts` are those of the tokens, and `start` is the text offset of the first. An entry is None for the first token
-    of a prompt, which nothing predicts.
+    of a prompt, which nothing predicts. With `by_id` tokens are spelled as `token_id:7`.
     """
     offsets, offset = [], start
     for text in texts:
         offsets.append(max(offset, 0))
         offset += len(text)
     return {
-        "tokens": list(texts),
+        "tokens": [f"token_id:{i}" for i in ids] if by_id else list(texts),
         "token_logprobs": [
             None if entry is None else finite(entry[i].logprob) for i, entry in zip(ids, entries, strict=True)
         ],
         "top_logprobs": [
-            None if entry is None else _by_text(entry, i, top) for i, entry in zip(ids, entries, strict=True)
+            None if entry is None else _by_text(entry, i, top, by_id) for i, entry in zip(ids, entries, strict=True)
         ],
         "text_offset": offsets,
     }
@@ -181,17 +219,17 @@ def whole_prompt(result: RequestOutput) -> list[TokenIdLogprobs | None]:
 
 
 def _best(entry: TokenIdLogprobs, top: int) -> list[tuple[int, Logprob]]:
-    """Return the likeliest `top` tokens. The entry lists the chosen token behind them if it is none of them."""
-    return list(entry.items())[:top]
+    """Return the likeliest `top` tokens. -1 is all of them. The entry lists the
+    chosen token behind them if it is none of them."""
+    return list(entry.items())[: top if top >= 0 else None]
 
 
-def _by_text(entry: TokenIdLogprobs, chosen: int, top: int) -> dict[str, float]:
+def _by_text(entry: TokenIdLogprobs, chosen: int, top: int, by_id: bool) -> dict[str, float]:
     """Return logprobs by text, of the likeliest `top` tokens and the chosen one. Of tokens with the same text the
     likeliest counts."""
     found: dict[str, float] = {}
-    for _, each in _best(entry, top):
-        found.setdefault(each.decoded_token or "", finite(each.logprob))
-    found.setdefault(entry[chosen].decoded_token or "", finite(entry[chosen].logprob))
+    for token_id, each in (*_best(entry, top), (chosen, entry[chosen])):
+        found.setdefault(f"token_id:{token_id}" if by_id else each.decoded_token or "", finite(each.logprob))
     return found
 
 

@@ -50,8 +50,13 @@ class EngineStats:
         self._steps = 0
         self._recent: deque[StepFigures] = deque(maxlen=KEPT_STEPS)
         self._finished: Counter[str] = Counter()
-        self._counters = Counter[str](prompt_tokens=0, generation_tokens=0)
+        self._counters = Counter[str](
+            prompt_tokens=0, generation_tokens=0, prompt_tokens_cached=0, prompt_tokens_computed=0
+        )
         self._histograms = {name: Histogram(bounds) for name, bounds in BOUNDS.items()}
+        self._groups: dict[str, str] = {}  # completion → its client's request
+        self._open = Counter[str]()  # completions under way of a client's request
+        self._longest: dict[str, int] = {}  # output tokens of the longest that ended
         self._fresh: dict[str, Request] = {}  # requests that have no token yet
         self._last_token: dict[str, float] = {}  # when the newest token of each other request came
         # time, and the device's work and its limit so far
@@ -77,8 +82,11 @@ class EngineStats:
         if len(self._marks) > 2 * KEPT_MARKS:
             del self._marks[:KEPT_MARKS]
 
-    def note_arrival(self, request: Request) -> None:
+    def note_arrival(self, request: Request, group: str | None = None) -> None:
+        """Count a completion in. Those of one client's request have the same `group`."""
         self._fresh[request.id] = request
+        self._groups[request.id] = group = group or request.id
+        self._open[group] += 1
 
     def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
         """Count one token for each of these requests."""
@@ -98,23 +106,41 @@ class EngineStats:
         """Count the end of a request, however it ended, and leave out times that it never reached. Return the device's
         work while it ran, for it and for others."""
         self._finished[reason] += 1
-        self._fresh.pop(request.id, None)
+        pooled = self._fresh.pop(request.id, None) is not None and request.task is not None and reason == "stop"
+        if pooled:  # no token told that its prompt has run
+            self._counters["prompt_tokens"] += len(request.prompt_token_ids)
         self._last_token.pop(request.id, None)
         add = {name: histogram.add for name, histogram in self._histograms.items()}
         add["request_prompt_tokens"](stats.prompt_tokens)
         add["request_generation_tokens"](stats.output_tokens)
+        add["request_num_preemptions"](stats.preemptions)
+        add["request_params_max_tokens"](request.max_total_tokens - len(request.prompt_token_ids))
+        self._leave_group(request, stats)
         add["e2e_request_latency_seconds"](stats.finished - stats.arrival)
         if stats.first_scheduled is None:
             return Headroom()
         add["request_queue_time_seconds"](stats.first_scheduled - stats.arrival)
         add["request_inference_time_seconds"](stats.finished - stats.first_scheduled)
         if stats.first_token is not None:
+            add["request_prefill_kv_computed_tokens"](stats.prompt_tokens - stats.cached_tokens)
+            self._counters["prompt_tokens_cached"] += stats.cached_tokens
+            self._counters["prompt_tokens_computed"] += stats.prompt_tokens - stats.cached_tokens
             add["request_prefill_time_seconds"](stats.first_token - stats.first_scheduled)
             add["request_decode_time_seconds"](stats.finished - stats.first_token)
             if stats.output_tokens > 1:
                 per_token = (stats.finished - stats.first_token) / (stats.output_tokens - 1)
                 add["request_time_per_output_token_seconds"](per_token)
         return self.worked(since=stats.first_scheduled)
+
+    def _leave_group(self, request: Request, stats: RequestStats) -> None:
+        """Count the client's request when the last of its completions ends."""
+        group = self._groups.pop(request.id, request.id)
+        self._longest[group] = max(self._longest.get(group, 0), stats.output_tokens)
+        self._open[group] -= 1
+        if self._open[group] <= 0:
+            del self._open[group]
+            self._histograms["request_max_num_generation_tokens"].add(self._longest.pop(group))
+            self._histograms["request_params_n"].add(request.params.n)
 
     def worked(self, *, since: float) -> Headroom:
         """Return the device's work from that time on."""

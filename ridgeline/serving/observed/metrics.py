@@ -7,8 +7,8 @@ an API server itself are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -26,7 +26,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REASONS = ("stop", "length", "abort", "error")
 NEWEST_STEPS = 128  # steps that the gauge of headroom looks at
 ENGINE = ("model_name", "engine")  # labels of the engine's figures, as vLLM has them
-CACHE = (*ENGINE, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
+SIZES = ("kv_cache_memory_bytes", "kv_cache_size_tokens", "kv_cache_max_concurrency", "gpu_memory_utilization")
+CACHE = (*ENGINE, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", *SIZES)
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+CACHE_TIERS = ("device", "host", "disk", "p2p", "external_unspecified")
 DEVICE = (*ENGINE, "device", "dtype", "max_model_len")
 
 HELP = {
@@ -41,6 +45,11 @@ HELP = {
     "request_prompt_tokens": "Prompt tokens of requests that ended.",
     "request_generation_tokens": "Output tokens of requests that ended.",
     "iteration_tokens_total": "Tokens run in a step.",
+    "request_max_num_generation_tokens": "Output tokens of the longest completion of a request that ended.",
+    "request_params_max_tokens": "Output tokens that a request might have had.",
+    "request_params_n": "Completions that a request asked for.",
+    "request_num_preemptions": "Times that a request started over.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens that were not found in the prefix cache.",
 }
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of requests that got their first token.",
@@ -59,6 +68,7 @@ class Snapshot:
     `engine` is the number of the engine that it tells of, whose `facts` and `stats` are the newest known, and None
     before it ever answered. `api_servers` is their number.
     `open_requests`, `open_tokens`, `stalls` and `stall_seconds` are those of this API server, which is called `name`.
+    `rejected` counts the requests that its queue turned away, by the bound.
     """
 
     engine: int = 0
@@ -71,6 +81,7 @@ class Snapshot:
     api_servers: int
     open_requests: int
     open_tokens: int
+    rejected: Mapping[str, int] = field(default_factory=dict)
     stalls: int = 0
     stall_seconds: float = 0.0
 
@@ -123,6 +134,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
     return [
         *_server(snapshot),
         *_engine(snapshot),
+        *_sources(snapshot),
         *_states(snapshot),
         *_experts(snapshot),
         *_ranks(snapshot),
@@ -186,6 +198,15 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     idle = None if stats is None else 0.0
     yield gauge("vllm:num_requests_running", "Requests that steps advance.", now.running if now else idle)
     yield gauge("vllm:num_requests_waiting", "Requests that wait for room.", now.waiting if now else idle)
+    waiting = [
+        ([*labels, reason], count)
+        for reason, count in (("capacity", now.waiting if now else 0), ("deferred", 0))
+        if stats
+    ]
+    by_reason = "Requests that wait, by why: nothing but room is ever waited for."
+    yield _gauge("vllm:num_requests_waiting_by_reason", by_reason, (*ENGINE, "reason"), waiting)
+    awake = [([*labels, state], float(state == "awake")) for state in SLEEP_STATES if now]
+    yield _gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", (*ENGINE, "sleep_state"), awake)
     usage = now.pages_used / now.num_pages if now else idle
     yield gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", usage)
     for name, text in COUNTERS.items():
@@ -213,6 +234,38 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:saturated_activations", cut_off, stats.saturations if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
+
+
+def _sources(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield where prompts' tokens came from, and whom the queue turned away. The prefix cache of a device is the only
+    one there is, so the counts of others stay 0."""
+    counters = snapshot.stats.counters if snapshot.stats else None
+    cached, computed, hits = (
+        0 if counters is None else counters.get(name, 0)
+        for name in ("prompt_tokens_cached", "prompt_tokens_computed", "prefix_cache_hits")
+    )
+
+    def counter(name: str, text: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+        made = CounterMetricFamily(f"vllm:{name}", text, labels=(*ENGINE, *([label] if label else [])))
+        for key, value in values.items() if counters is not None else ():
+            made.add_metric([*snapshot.labels, *([key] if label else [])], value)
+        return made
+
+    by_source = dict(zip(PROMPT_SOURCES, (computed, cached, 0), strict=True))
+    yield counter("prompt_tokens_by_source", "Prompt tokens of requests that ended, by source.", by_source, "source")
+    yield counter("prompt_tokens_cached", "Those of them that the prefix cache held.", {"": cached})
+    by_tier = {tier: hits if tier == "device" else 0 for tier in CACHE_TIERS}
+    text = "Prompt tokens found in a cache, by where it is."
+    yield counter("prompt_tokens_cached_by_source", text, by_tier, "source")
+    for cache, what in (("external_prefix", "caches of other servers"), ("mm", "caches of images and sounds")):
+        for kind in ("queries", "hits"):
+            yield counter(f"{cache}_cache_{kind}", f"Always 0: there are no {what}.", {"": 0})
+    turned_away = CounterMetricFamily(
+        "vllm:admission_rejections", "Requests that a full queue turned away.", labels=("model_name", "reason")
+    )
+    for reason, count in snapshot.rejected.items():
+        turned_away.add_metric([snapshot.model, reason], count)
+    yield turned_away
 
 
 def _states(snapshot: Snapshot) -> Iterable[Metric]:
@@ -302,7 +355,16 @@ def _device(snapshot: Snapshot) -> Iterable[Metric]:
     if facts is not None:
         prefix = str(facts.enable_prefix_caching)
         dtype = facts.cache_dtype or facts.dtype
-        cache = [([*snapshot.labels, str(facts.block_size), str(facts.num_pages), dtype, prefix], 1.0)]
+        tokens = facts.kv_cache_tokens
+        sizes = (
+            facts.kv_cache_memory_bytes,
+            tokens,
+            round(tokens / facts.max_model_len, 2),
+            facts.gpu_memory_utilization,
+        )
+        cache = [
+            ([*snapshot.labels, str(facts.block_size), str(facts.num_pages), dtype, prefix, *map(str, sizes)], 1.0)
+        ]
         device = [([*snapshot.labels, facts.device, facts.dtype, str(facts.max_model_len)], 1.0)]
     yield _gauge("vllm:cache_config_info", "1; the labels have the cache's settings.", CACHE, cache)
     yield _gauge("ridgeline:device_info", "1; the labels say what the engine runs on.", DEVICE, device)

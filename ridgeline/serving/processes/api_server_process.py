@@ -122,9 +122,12 @@ def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        root_path=config.root_path,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        ssl_keyfile_password=config.ssl_keyfile_password,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers or "TLSv1",  # uvicorn's own default: what Python allows
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=FLUSH,
     )

@@ -45,6 +45,7 @@ from ridgeline.transport.messages import (
     Welcome,
 )
 from ridgeline.transport.zmq import EngineSocket
+from ridgeline.weights.folder import resolve_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,14 @@ class EngineSettings(msgspec.Struct, kw_only=True):
 class EngineHost:
     """An engine and the API servers it works for."""
 
-    def __init__(self, assembly: Assembly, socket: EngineSocket, settings: EngineSettings) -> None:
+    def __init__(self, assembly: Assembly, config: LLMConfig, socket: EngineSocket, settings: EngineSettings) -> None:
         self._engine, self._worker, self._socket = assembly.engine, assembly.worker, socket
-        self._facts = facts_of(assembly, settings.served_name, settings.life)
+        self._facts = facts_of(assembly, config, settings.served_name, settings.life)
         self._grammars = Grammars(
-            assembly.folder, self._facts.vocab_size, self._facts.eos_ids, settings.grammar_timeout
+            resolve_tokenizer(assembly.folder, config),
+            self._facts.vocab_size,
+            self._facts.eos_ids,
+            settings.grammar_timeout,
         )
         self._gpus = Gpus(str(assembly.device))
         self._api_servers: dict[bytes, str] = {}  # connection → name
@@ -167,7 +171,8 @@ class EngineHost:
             self._socket.send(connection, Refused(id=submit.id, error=f"the request could not be queued: {error}"))
         else:
             self._owners[name] = connection, submit.id
-            self._stats.note_arrival(request)
+            # the completions of one request have consecutive numbers
+            self._stats.note_arrival(request, _name(connection, submit.id - submit.index))
             self._recent.begin(name, submit)
 
     def _cancel(self, connection: bytes, message: Cancel) -> None:
@@ -265,7 +270,7 @@ class EngineHost:
         )
 
 
-def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
+def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int) -> EngineFacts:
     """Return the facts that API servers are told."""
     config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
     return EngineFacts(
@@ -285,6 +290,11 @@ def facts_of(assembly: Assembly, served_name: str, life: int) -> EngineFacts:
         device=str(assembly.device),
         enable_prefix_caching=config.enable_prefix_caching,
         cache_dtype=",".join(layout.kv_dtypes),
+        max_logprobs=options.max_logprobs,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        kv_cache_memory_bytes=assembly.memory.kv_cache,
+        kv_cache_tokens=assembly.memory.tokens,
+        pooling=model.spec.pooling,
     )
 
 
@@ -300,6 +310,8 @@ def _event(number: int, event: TokenEvent) -> Event:
         logprobs=event.logprobs,
         prompt_logprobs=event.prompt_logprobs,
         error=event.error,
+        vector=None if event.vector is None else event.vector.tobytes(),
+        tokens=len(event.vector) if event.vector is not None and event.vector.ndim > 1 else 0,
     )
 
 
@@ -314,9 +326,13 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
         eos_ids=frozenset(submit.eos_ids),
         cache_salt=submit.cache_salt,
         priority=submit.priority,
-        lookahead=2 if mask is None else 1,
+        lookahead=2 if mask is None and submit.thinking is None else 1,
         token_mask=mask,
+        thinking=submit.thinking,
         arrival=submit.arrival,
+        task=submit.task,
+        whole=submit.whole,
+        second_text=submit.second_text,
     )
 
 
@@ -327,12 +343,13 @@ def main() -> None:
     os.environ.update(KEPT_SHAPES | os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
-        assembly = assemble(LLMConfig(**settings.options), interactive=True)
+        config = LLMConfig(**settings.options)
+        assembly = assemble(config, interactive=True)
     except RidgelineError as error:
         tell_mistake(error)
     if (target := assembly.engine.config.itl_target) is not None:
         logger.info("steps with prompts take about %.3g ms at most while requests decode (--itl-target)", 1e3 * target)
-    host = EngineHost(assembly, EngineSocket(settings.socket), settings)
+    host = EngineHost(assembly, config, EngineSocket(settings.socket), settings)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()
     try:

@@ -9,6 +9,7 @@ for its successor, and a port that someone else has is noticed before anything s
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -172,12 +173,17 @@ class Supervisor:
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
         self._config, self._folder, self._names, self._app = config, folder, names, app
         allow_descriptors()
-        self._defaults = GenerationDefaults.of(config.generation_config, folder)
+        self._defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         check_certificate(config)
         self._environments = environments(config)
         with ExitStack() as opened:
-            self._listener = opened.enter_context(listen(config.host, config.port))
-            self.port: int = self._listener.getsockname()[1]
+            if config.uds is None:
+                self._listener = opened.enter_context(listen(config.host, config.port))
+                self.port: int = self._listener.getsockname()[1]
+            else:
+                self._listener = opened.enter_context(listen_on_path(config.uds))
+                opened.callback(Path(config.uds).unlink, missing_ok=True)
+                self.port = 0
             self.grpc_port: int | None = None
             if config.grpc_port is not None:
                 shared = config.api_server_count > 1
@@ -300,7 +306,8 @@ class Supervisor:
         for keeper in everyone:
             await keeper.ready.wait()
         scheme = "https" if self._config.ssl_keyfile else "http"
-        urls = f"{scheme}://{address(self._config.host, self.port)}{self._config.root_path}"
+        where = address(self._config.host, self.port) if self._config.uds is None else f"unix:{self._config.uds}"
+        urls = f"{scheme}://{where}{self._config.root_path}"
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
         print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
@@ -348,10 +355,22 @@ def check_certificate(config: ServeConfig) -> None:
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # an empty password, so that it never asks for one
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=config.ssl_keyfile_password or "")
     except (OSError, ValueError) as error:
         files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
         raise InvalidConfig(f"{files} cannot be used as certificate and key ({error}).") from error
+    try:
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"ssl_ca_certs {config.ssl_ca_certs} cannot be used ({error}).") from error
+    try:
+        if config.ssl_ciphers is not None:
+            context.set_ciphers(config.ssl_ciphers)
+    except ssl.SSLError as error:
+        raise InvalidConfig(f"ssl_ciphers {config.ssl_ciphers!r} names no cipher of OpenSSL's.") from error
+    if config.grpc_port is not None and (config.ssl_keyfile_password or config.ssl_ciphers):
+        raise InvalidConfig("gRPC takes neither ssl_keyfile_password nor ssl_ciphers; leave them or grpc_port out.")
 
 
 def address(host: str, port: int) -> str:
@@ -366,6 +385,23 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise _complaint(host, port, error) from error
+    return bound
+
+
+def listen_on_path(path: str) -> socket.socket:
+    """Return a listening Unix socket. One that a dead server left there is replaced. Raise InvalidConfig."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket() and bound.connect_ex(path) == errno.ECONNREFUSED:
+            Path(path).unlink()
+            bound.close()
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound.bind(path)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise InvalidConfig(f"cannot listen on the socket {path!r} ({error}); choose another path.") from error
+    bound.setblocking(False)
     return bound
 
 

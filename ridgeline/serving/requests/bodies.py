@@ -1,12 +1,13 @@
 """The bodies that clients send, as pydantic models: types and bounds of every field that this server knows.
 
-Names and meanings are OpenAI's, and vLLM's for the fields that OpenAI does not have. Unknown fields are ignored, as
-OpenAI does; null means the default everywhere. `SamplingParams` checks the ranges of sampling parameters.
+Names and meanings are OpenAI's, and vLLM's for the fields that OpenAI does not have. `fields.py` says what
+becomes of others; null means the default everywhere. `SamplingParams` checks the ranges of sampling parameters.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeGuard
+import re
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import (
     BaseModel,
@@ -37,6 +38,9 @@ MOST_CHOICES = 4096
 MOST_TOKENS = 1 << 20  # token ids to detokenize, to allow, or in a negative prompt
 MOST_ID = 2**32 - 1
 MOST_NAME = 256  # characters of a name or a salt
+MOST_TEMPLATE = 1 << 18  # characters of a chat template
+LONGEST_NUMBER = 32  # characters of a number that came as text
+WHOLE, REAL = re.compile(r"[+-]?[0-9]+(\.0*)?"), re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
 def _check_prompt(prompt: object) -> object:
@@ -79,6 +83,20 @@ def _check_stop(stop: object) -> object:
     raise ValueError("stop is a string or a list of strings")
 
 
+def _as_whole(value: object) -> object:
+    """Return a whole number that came as text or with a point ("5", 5.0), as some clients write it, as a number."""
+    if isinstance(value, str) and len(value) <= LONGEST_NUMBER and WHOLE.fullmatch(value):
+        return int(value.partition(".")[0])
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_real(value: object) -> object:
+    """Return a number that came as text ("0.5") as a number."""
+    if isinstance(value, str) and len(value) <= LONGEST_NUMBER and REAL.fullmatch(value):
+        return float(value)
+    return value
+
+
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_PROMPTS}
 _PROMPTS = [{"type": "string"}, _IDS, _TEXTS, {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MOST_PROMPTS}]
@@ -88,26 +106,33 @@ Stop = Annotated[
     BeforeValidator(_check_stop),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
 ]
+LAX_INT, LAX = BeforeValidator(_as_whole), BeforeValidator(_as_real)
 TokenId = Annotated[int, Field(ge=0, le=MOST_ID)]
 TokenIds = Annotated[
     list[TokenId], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS), WrapValidator(_check_ids)
 ]
 Object = dict[str, Any]
 # The OpenAPI document shows these ranges, and `SamplingParams` enforces them for every interface.
-Unit = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
-Share = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
-Penalty = Annotated[float, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
-Scale = Annotated[float, WithJsonSchema({"type": "number", "minimum": -MAX_GUIDANCE, "maximum": MAX_GUIDANCE})]
-NotNegative = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
-Positive = Annotated[float, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
+Unit = Annotated[float, LAX, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
+Share = Annotated[float, LAX, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})]
+Penalty = Annotated[float, LAX, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
+Scale = Annotated[float, LAX, WithJsonSchema({"type": "number", "minimum": -MAX_GUIDANCE, "maximum": MAX_GUIDANCE})]
+Penalties = Annotated[float, LAX, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]
+NotNegative = Annotated[float, LAX, WithJsonSchema({"type": "number", "minimum": 0})]
+Positive = Annotated[float, LAX, WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 BadText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_STOP_LENGTH)]
-TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TopLogprobs = Annotated[int, Field(ge=-1, le=MAX_LOGPROBS), LAX_INT]  # -1 is the whole vocabulary
 
 
 class Body(BaseModel):
-    """The base of all bodies. A number is not accepted as a string, nor a string as a number."""
+    """The base of all bodies. A number may come as text ("0.5") and no other value as another's type.
+
+    `harmless` names fields of other servers that a part of a body takes without effect.
+    """
+
+    harmless: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
@@ -116,12 +141,16 @@ class StreamOptions(Body):
     """The options of a stream. With include_usage a last chunk counts tokens, with continuous_usage_stats every chunk
     does."""
 
+    harmless = frozenset({"include_obfuscation"})  # padding against eavesdroppers who count bytes
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(Body):
     model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
+
+    harmless = frozenset({"description"})
 
     schema_: dict[str, Any] = Field(alias="schema")
     name: str | None = None
@@ -149,6 +178,8 @@ class StructuredOutputs(Body):
 
     model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
 
+    harmless = frozenset({"disable_fallback"})
+
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)] | None = None
@@ -165,11 +196,11 @@ class GenerationBody(Body):
     """The fields that both kinds of generation take."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N), LAX_INT] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N), LAX_INT] | None = None
     temperature: NotNegative | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None
     min_p: Unit | None = None
     typical_p: Share | None = None
     repetition_penalty: Positive | None = None
@@ -180,35 +211,42 @@ class GenerationBody(Body):
     bad_words: Annotated[list[BadText | BadIds], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = None
     guidance_scale: Scale | None = None
     negative_prompt: str | TokenIds | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), LAX_INT] | None = None
     stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     detokenize: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
     prompt_logprobs: TopLogprobs | None = None
-    prompt_logprobs_start: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    prompt_logprobs_start: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), LAX_INT] | None = None
     cache_salt: Name | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include_breakdown: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Penalties | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: Name | None = None
+    stream_interval: Annotated[int, Field(ge=1, lt=2**31), LAX_INT] | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 class CompletionBody(GenerationBody):
     """The body of POST /v1/completions."""
 
     prompt: Prompt
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    echo: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
     logprobs: TopLogprobs | None = None
     suffix: str | None = None
-    add_special_tokens: bool | None = None
 
 
 class ChatMessage(Body):
@@ -234,17 +272,22 @@ class TemplateBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_DOCUMENTS)] | None = None
     reasoning_effort: Name | None = None
+    continue_final_message: bool | None = None
+    chat_template: Annotated[str, Field(max_length=MOST_TEMPLATE)] | None = None
 
 
 class ChatBody(TemplateBody, GenerationBody):
     """The body of POST /v1/chat/completions."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), LAX_INT] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), LAX_INT] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    return_prompt_text: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
 
 
 class TokenizeBody(Body):

@@ -18,6 +18,7 @@ MOST_CONTAINERS = 1 << 16  # lists and objects
 MOST_TEXTS = 1 << 17  # strings, names of fields among them
 # in lists and objects: a prompt may be a million token ids, and other fields come with it
 MOST_VALUES = (1 << 20) + (1 << 17)
+UNREAD = "…"  # stands for a value that nobody reads
 SLICE = 256 << 10  # bytes counted at a time
 
 # One thread, because the event loop would wait for each further one. What waits here is large, so it can wait;
@@ -76,12 +77,16 @@ def decode(data: bytes, size: Size | None = None) -> Any:
 
 
 def decode_body(data: bytes, names: Collection[str]) -> Any:
-    """Return the decoded body of a request. Of a large body only the fields of these names are read, one by one."""
+    """Return the decoded body of a request. Of a large body only the fields of these names are read, one by one. The
+    others' values are UNREAD, or None for null."""
     if len(data) <= INLINE_BYTES:
         return _checked(msgspec.json.decode, data)
     Size().add(data)
     fields = _checked(_raw_fields, data)
-    return {name: _checked(msgspec.json.decode, raw) for name, raw in fields.items() if name in names}
+    return {
+        name: _checked(msgspec.json.decode, raw) if name in names else None if bytes(raw) == b"null" else UNREAD
+        for name, raw in fields.items()
+    }
 
 
 def _raw_fields(data: bytes) -> dict[str, msgspec.Raw]:

@@ -50,7 +50,7 @@ def _param(body: GenerationBody) -> str | None:
 
 
 def _asked_grammar(api: ApiServer, body: GenerationBody) -> Grammar | None:
-    if isinstance(body, ChatBody) and (calls := calls_grammar(body, api.tokenizer)) is not None:
+    if isinstance(body, ChatBody) and (calls := calls_grammar(body, api.tokenizer, api.forms)) is not None:
         return calls
     form, structured = body.response_format, body.structured_outputs
     if structured is not None:

@@ -4,33 +4,72 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.grammars import schemas
 from ridgeline.serving.grammars.grammar import MOST_DEPTH, WHITESPACE
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.refusals import depth_above, shortened
+from ridgeline.text.parsers.choose import Forms
+from ridgeline.text.parsers.forms import Frame
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.text.tool_calls import CLOSE, OPEN
 from ridgeline.transport.messages import Grammar
 
 MOST_CALLS = 16  # forced calls at once
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MARK = re.compile(r"(\$[A-Z]+)")
+INDEX = "/[0-9]{1,2}/"
 
 
-def reads_calls(config: ServeConfig, body: ChatBody) -> bool:
-    """Return True if the answer may hold calls to look for: they are forced, or the model's form of them is known."""
-    forced = body.tool_choice not in (None, "none", "auto")
-    return forced or (bool(body.tools) and body.tool_choice != "none" and config.tool_call_parser != "none")
+def forces_calls(body: ChatBody) -> bool:
+    return body.tool_choice not in (None, "none", "auto")
 
 
-def calls_grammar(body: ChatBody, tokenizer: Tokenizer) -> Grammar | None:
-    """Return the grammar that holds the output to calls in the form that `HermesParser` reads, if tool_choice forces
-    any.
+def with_allowed_tools(body: ChatBody) -> ChatBody:
+    """Return the body with the tools that `tool_choice: {"type": "allowed_tools", …}` leaves, and the mode in its
+    place. Raise BadRequest for one that names other tools."""
+    choice = body.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return body
+    allowed = choice.get("allowed_tools")
+    allowed = allowed if isinstance(allowed, dict) else choice
+    mode, listed = allowed.get("mode", "auto"), allowed.get("tools")
+    names = [_named(tool) for tool in listed] if isinstance(listed, list) else []
+    if mode not in ("auto", "required") or not names or None in names:
+        wanted = '{"mode": "auto" | "required", "tools": [{"type": "function", "function": {"name": "…"}}]}'
+        raise BadRequest(f"allowed_tools takes {wanted}, got {shortened(allowed)}.", param="tool_choice")
+    tools = {name: tool for tool in body.tools or [] if (name := _named(tool)) in names}
+    missing = next((name for name in names if name not in tools), None)
+    if missing is not None:
+        raise BadRequest(f"allowed_tools names {missing!r}, which is none of the tools.", param="tool_choice")
+    return body.model_copy(update={"tools": list(tools.values()), "tool_choice": mode})
+
+
+def _named(tool: object) -> str | None:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def schemas_of(body: ChatBody) -> dict[str, dict[str, Any]]:
+    """Return the schemas of arguments by function name, as far as the tools have them."""
+    found: dict[str, dict[str, Any]] = {}
+    for tool in body.tools or []:
+        function = tool.get("function")
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            schema = function.get("parameters")
+            found[function["name"]] = schema if isinstance(schema, dict) else {}
+    return found
+
+
+def calls_grammar(body: ChatBody, tokenizer: Tokenizer, forms: Forms) -> Grammar | None:
+    """Return the grammar that holds the output to calls in the form that the reader expects, if tool_choice forces any.
 
     Raise BadRequest if the calls cannot be forced.
     """
+    body = with_allowed_tools(body)
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
         return None
@@ -48,28 +87,34 @@ def calls_grammar(body: ChatBody, tokenizer: Tokenizer) -> Grammar | None:
         raise BadRequest("tool_choice is required, and there are no tools; give some.", param="tool_choice")
     if body.structured_outputs is not None or (body.response_format and body.response_format.type != "text"):
         raise BadRequest("a forced tool call has a form of its own; leave other structure out.", param="tool_choice")
-    return Grammar(kind="grammar", text=_lark(functions, most, _tags(tokenizer)))
+    form, added = forms.forced, tokenizer.added
+    frame = form.newer[1] if form.newer is not None and form.newer[0] in added else form.frame
+    assert frame is not None
+    tokens = {tag: added[tag] for tag in form.tags if tag in added}
+    return Grammar(kind="grammar", text=_lark(functions, most, frame, tokens))
 
 
-def _lark(functions: dict[str, Any], most: int, tags: tuple[str, str]) -> str:
+def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[str, int]) -> str:
     """Return the grammar's text. Every function has a rule of its own, so that references within its schema resolve
-    there."""
-    lines = [
-        "start: call" if most == 1 else f'start: call ("\\n" call){{0,{most - 1}}}',
-        f'call: {tags[0]} "\\n" ({" | ".join(f"f{i}" for i in range(len(functions)))}) "\\n" {tags[1]}',
-    ]
+    there. Tags that are tokens of the model are written as those."""
+    start, between, end = (_spelled(text, tokens) for text in (frame.start, frame.between, frame.end))
+    calls = "call" if most == 1 else f"call ({between} call){{0,{most - 1}}}"
+    lines = [f"start: {start} {calls} {end}", f"call: {' | '.join(f'f{i}' for i in range(len(functions)))}"]
     for i, (name, schema) in enumerate(functions.items()):
-        head = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
-        lines += [f'f{i}: {head} a{i} "}}"', f"a{i}: %json {json.dumps(schema | {'x-guidance': WHITESPACE})}"]
+        meant = {"$NAME": json.dumps(name), "$QUOTED": json.dumps(json.dumps(name)), "$ARGS": f"a{i}", "$INDEX": INDEX}
+        parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
+        usable = schemas.bounded(schemas.known(schema)) | {"x-guidance": WHITESPACE}
+        lines += [f"f{i}: {' '.join(parts)}", f"a{i}: %json {json.dumps(usable)}"]
     return "\n".join(lines)
 
 
-def _tags(tokenizer: Tokenizer) -> tuple[str, str]:
-    """Return the tags as a grammar names them: as tokens if the model has such tokens that show in its text, and else
-    spelled out."""
-    ids = [tokenizer.backend.token_to_id(tag) for tag in (OPEN, CLOSE)]
-    own = all(token_id is not None and token_id not in tokenizer.special_ids for token_id in ids)
-    return (OPEN, CLOSE) if own else (json.dumps(OPEN), json.dumps(CLOSE))
+def _spelled(text: str, tokens: Mapping[str, int]) -> str:
+    """Return a fixed text as items of a rule."""
+    pattern = "|".join(map(re.escape, tokens))
+    parts = re.split(f"({pattern})", text) if pattern else [text]
+    return " ".join(
+        f"<[{tokens[part]}]>" if part in tokens else json.dumps(part, ensure_ascii=False) for part in parts if part
+    )
 
 
 def _functions(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

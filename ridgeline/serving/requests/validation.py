@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ridgeline.core.request import SamplingParams
+from ridgeline.core.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
+from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.fields import REFUSED, examine, known_names
+from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
+from ridgeline.serving.requests.tools import with_allowed_tools
+from ridgeline.text.beams import BeamSearchParams
+from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.infill import infill, marks
 from ridgeline.text.requests import with_spelled_words
 from ridgeline.transport.messages import Grammar
 
@@ -31,22 +38,6 @@ INLINE_CHARS = 4096  # longer texts are tokenized in a thread, because the event
 CHARS_PER_TOKEN = 128  # more than any token has: a text longer than this times the context cannot fit
 DEFAULT_MAX_TOKENS = 16  # a completion's default, as with OpenAI; a chat may fill the context
 
-# Fields that OpenAI or vLLM know and we do not. Without them the answer would not be the one that was asked for.
-REFUSED = {
-    "functions": "functions is not supported; use tools.",
-    "function_call": "function_call is not supported; use tool_choice.",
-    "audio": "audio output is not supported; leave audio out.",
-    "chat_template": "a request cannot bring a chat template; the server's is used.",
-    "continue_final_message": "continue_final_message is not supported; leave it out.",
-    "use_beam_search": "beam search is not supported; leave use_beam_search out.",
-    "prompt_embeds": "prompt_embeds is not supported; send prompt.",
-    "truncate_prompt_tokens": "truncate_prompt_tokens is not supported; shorten the prompt.",
-    "logits_processors": "logits_processors is not supported; leave it out.",
-    **{
-        f"guided_{kind}": f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}."
-        for kind in ("json", "regex", "choice", "grammar")
-    },
-}
 MOST_SPELLED = 8192  # token ids in all bad words together
 MOST_SENT = 1 << 24  # token ids of rules in all completions of a request, each of which takes its own to the engine
 # Fields that a body and SamplingParams both have.
@@ -61,23 +52,25 @@ SAMPLING = (
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
-def parse(model_class: type[_Body], data: Any) -> _Body:
-    """Return the checked body. Raise BadRequest that names the field, as OpenAI's errors do ("messages.0.role")."""
+def parse(model_class: type[_Body], data: Any, *, lenient: bool = False, ignored: list[str] | None = None) -> _Body:
+    """Return the checked body. Raise BadRequest that names the field, as OpenAI's errors do ("messages.0.role").
+
+    `lenient` accepts fields that nobody knows. Those without effect are added to `ignored`.
+    """
     if not isinstance(data, Mapping):
         raise BadRequest(f"the body must be a JSON object, got {shortened(data)}.")
-    for name, sentence in REFUSED.items():
-        if data.get(name):
-            raise BadRequest(sentence, param=name)
+    found = examine(model_class, data, lenient=lenient)
+    if ignored is not None:
+        ignored += found
     try:
         return model_class.model_validate(data)
     except ValidationError as error:
         raise refusal(error.errors(include_url=False), data) from None
 
 
-@lru_cache
-def known_names(model_class: type[BaseModel]) -> frozenset[str]:
+def read_names(model_class: type[BaseModel]) -> frozenset[str]:
     """Return the names of the body's fields that are read, if only to refuse them."""
-    return frozenset(REFUSED).union(field.alias or name for name, field in model_class.model_fields.items())
+    return known_names(model_class).union(REFUSED)
 
 
 def check_model(api: ApiServer, name: str | None) -> str:
@@ -96,9 +89,9 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
     _check_completion(body)
     _check_counts(api, body)
     grammar = await grammar_of(api, body)
-    top = body.logprobs
+    top = _top(api, body.logprobs, "logprobs")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-    prompt_logprobs = _highest(body.prompt_logprobs, body.echo and top)
+    prompt_logprobs = _highest(_top(api, body.prompt_logprobs, "prompt_logprobs"), body.echo and top)
     params = _params(api, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
     one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = [body.prompt] if one else body.prompt
@@ -107,18 +100,60 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
         raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
     params = await _ruled(api, params, count)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = await encode_all(api, texts, body.add_special_tokens is not False)
+    special, wanted = body.add_special_tokens is not False, body.max_tokens or 1
+    encoded = await _encode_prompts(api, body, texts, special)
+    beams = beams_of(body, max_tokens)
     asked = []
     spelled: Sequence[str | None] = texts or [None] * len(prompts)
     for index, (text, ids) in enumerate(zip(spelled, encoded or prompts, strict=True)):
         name = request_id if one else f"{request_id}-{index}"
-        asked.append(_request(api, body, name, text, ids, params, grammar, "prompt", body.max_tokens or 1))
+        if body.truncate_prompt_tokens is not None:
+            ids = await asyncio.to_thread(_truncated, api, body, ids, text if special else None, wanted)
+        asked.append(_request(api, body, name, text, ids, params, grammar, "prompt", wanted, beams))
     return asked
+
+
+async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str], special: bool) -> list[list[int]]:
+    """Return the token ids of prompts that came as text. With a suffix the model is asked for what stands between."""
+    if not body.suffix:
+        return await encode_all(api, texts, special)
+    marked, suffix = marks(api.tokenizer), body.suffix
+    if marked is None:
+        message = "suffix is not supported: the model has no tokens for filling in the middle; leave it out."
+        raise BadRequest(message, param="suffix")
+    for text in texts:
+        _check_length(api, text, "prompt")
+    _check_length(api, suffix, "suffix")
+    return await asyncio.to_thread(lambda: [infill(api.tokenizer, text, suffix, marked) for text in texts])
+
+
+def _truncated(api: ApiServer, body: GenerationBody, ids: list[int], text: str | None, wanted: int) -> list[int]:
+    """Return the last truncate_prompt_tokens ids, or the first ones if truncation_side is right; -1 takes what has
+    room beside the output.
+
+    `text` is what the ids were made of, if special tokens were put before it. These stay.
+    """
+    most, context = body.truncate_prompt_tokens or 0, api.service.facts().max_model_len
+    if most > context:
+        raise BadRequest(
+            f"truncate_prompt_tokens is {most}, and the context holds {context} tokens; ask for fewer.",
+            param="truncate_prompt_tokens",
+        )
+    most = max(context - wanted, 1) if most == -1 else most
+    if len(ids) <= most:
+        return ids
+    plain = ids if text is None else api.tokenizer.encode(text, add_special_tokens=False)
+    added = len(ids) - len(plain) if ids[len(ids) - len(plain) :] == plain else 0
+    room = most - added
+    if room < 0:
+        return ids[:most]
+    return ids[:added] + (plain[:room] if body.truncation_side == "right" else plain[len(plain) - room :])
 
 
 async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> GenerationRequest:
     """Return the chat's request. Raise RequestFailed or InvalidRequest."""
     check_model(api, body.model)
+    body = with_allowed_tools(body)
     _check_chat(body)
     _check_counts(api, body)
     grammar = await grammar_of(api, body)
@@ -127,13 +162,18 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
         api,
         body,
         max_tokens=api.defaults.max_tokens if most is None else most,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
+        logprobs=_top(api, body.top_logprobs or 0, "top_logprobs") if body.logprobs else None,
+        prompt_logprobs=_top(api, body.prompt_logprobs, "prompt_logprobs"),
     )
     params = await _ruled(api, params, params.num_drawn)
     prompt = await render(api, body, use_tools=body.tool_choice != "none")
-    ids = await encode(api, prompt, add_special_tokens=False, param="messages")
-    return _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1)
+    special = bool(body.add_special_tokens)
+    ids = await encode(api, prompt, add_special_tokens=special, param="messages")
+    if body.truncate_prompt_tokens is not None:
+        ids = await asyncio.to_thread(_truncated, api, body, ids, prompt if special else None, most or 1)
+    beams = beams_of(body, params.max_tokens)
+    asked = _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1, beams)
+    return readable(api, body, asked)
 
 
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
@@ -144,22 +184,41 @@ async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) 
 
 def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
     messages = [message.model_dump(exclude_unset=True) for message in body.messages]
-    template, size = api.chat_template, Size()
+    template, size = _template(api, body), Size()
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt cannot both be true; leave one out.",
+            param="continue_final_message",
+        )
     for index, message in enumerate(messages):
         if message["role"] == "developer" and not template.mentions("developer"):
             message["role"] = "system"
+        if "reasoning" in message:  # vLLM's name for what templates call reasoning_content
+            message.setdefault("reasoning_content", message["reasoning"])
         if message.get("tool_calls"):
             message["tool_calls"] = [_plain_call(call, index, size) for call in message["tool_calls"]]
-    extra = dict(body.chat_template_kwargs or {})
-    taken = {"messages", "tools", "add_generation_prompt"} & extra.keys()
+    given = dict(body.chat_template_kwargs or {})
+    taken = TEMPLATE_FIELDS & given.keys()
     if taken:
         name = min(taken)
         raise BadRequest(f"{name} is a field of its own; it cannot be set here.", param=f"chat_template_kwargs.{name}")
-    for name in ("documents", "reasoning_effort"):
-        if getattr(body, name) is not None:
-            extra.setdefault(name, getattr(body, name))
+    fields = {name: value for name in ("documents", "reasoning_effort") if (value := getattr(body, name)) is not None}
+    extra = {**(api.config.default_chat_template_kwargs or {}), **fields, **given}
     tools = body.tools if use_tools else None
+    if goes_on:
+        return template.render_open(messages, tools or None, **extra)
     return template.render(messages, body.add_generation_prompt is not False, tools or None, **extra)
+
+
+def _template(api: ApiServer, body: TemplateBody) -> ChatTemplate:
+    """Return the template of a request: the model's, or its own where the operator lets it bring one."""
+    if body.chat_template is None:
+        return api.chat_template
+    if not api.config.trust_request_chat_template:
+        message = "a request cannot bring a chat template here (--trust-request-chat-template); leave it out."
+        raise BadRequest(message, param="chat_template")
+    return api.chat_template.with_source(body.chat_template)
 
 
 async def encode(api: ApiServer, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
@@ -196,8 +255,8 @@ def _check_length(api: ApiServer, text: str, param: str) -> None:
 
 
 def _check_completion(body: CompletionBody) -> None:
-    if body.suffix:
-        raise BadRequest("suffix is not supported: the model only continues text; leave it out.", param="suffix")
+    if body.suffix and (body.echo or body.truncate_prompt_tokens is not None or not _is_text(body.prompt)):
+        raise BadRequest("suffix goes with a prompt of text, without echo and truncate_prompt_tokens.", param="suffix")
     if body.max_tokens == 0 and not body.echo:
         raise BadRequest("max_tokens is 0, which asks for nothing; use at least 1, or echo.", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
@@ -245,7 +304,11 @@ def _params(
         raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
     given: dict[str, Any] = dict(api.defaults.sampling)
     given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
-    if body.logit_bias is not None:
+    if body.seed == -1:  # vLLM's word for none
+        del given["seed"]
+    if body.use_beam_search:
+        given = beam_fields(body)
+    elif body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
@@ -279,6 +342,20 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) or isinstance(prompt[0], str)
+
+
+def _top(api: ApiServer, count: int | None, param: str) -> int | None:
+    """Return a count of logprobs, of which -1 is the whole vocabulary."""
+    if count != -1:
+        return count
+    size, most = api.service.facts().vocab_size, api.service.limits().max_logprobs
+    if size > most:
+        raise BadRequest(f"{param} is -1, which asks for all {size} tokens; at most {most} may be had.", param=param)
+    return size
+
+
 def _highest(*counts: int | bool | None) -> int | None:
     """Return the highest of the counts that were asked for. 0 is such a count; False and None are not."""
     asked = [int(count) for count in counts if count is not None and count is not False]
@@ -295,6 +372,7 @@ def _request(
     grammar: Grammar | None,
     param: str,
     wanted: int,
+    beams: BeamSearchParams | None = None,
 ) -> GenerationRequest:
     """Return the request, after a last check that it fits this model.
 
@@ -321,6 +399,7 @@ def _request(
         prompt_token_ids=ids,
         params=params,
         grammar=grammar,
+        beams=beams,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         timeout=api.config.request_timeout,

@@ -61,7 +61,7 @@ def matrices(decoder: Decoder, weights: WeightMap, *, tied: bool) -> Iterator[tu
         owner = decoder.get_submodule(module)
         if kind == "weight" and isinstance(owner, (Linear, ExpertStack)):
             yield module, owner, sources
-    if tied and decoder.spec.tie_word_embeddings:
+    if tied and decoder.spec.tie_word_embeddings and (decoder.spec.pooling is None or decoder.spec.scores):
         yield "unembed", decoder.unembed, weights["embed.weight"]
 
 

@@ -29,7 +29,11 @@ from ridgeline.worker.state.buffer import StateMemory
 # Kind of a state spec → the class that serves it
 KINDS = Registry(
     "kind of state",
-    {"kv": "ridgeline.worker.state.paged:PagedKV", "recurrent": "ridgeline.worker.state.recurrent:Recurrent"},
+    {
+        "kv": "ridgeline.worker.state.paged:PagedKV",
+        "recurrent": "ridgeline.worker.state.recurrent:Recurrent",
+        "passing": "ridgeline.worker.state.packed:Packed",
+    },
 )
 # The same where ranks divide the tokens between them
 DIVIDED_KINDS = Registry("kind of state of divided tokens", {"kv": "ridgeline.worker.state.context:ContextKV"})

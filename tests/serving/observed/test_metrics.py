@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.core.request import Preemption, SamplingParams
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http.operator import figures as dashboard_figures
 from ridgeline.serving.http.operator import page_of_metrics, snapshot
@@ -96,6 +97,8 @@ def test_figures_of_known_traffic(socket: Path) -> None:
         "prefix_cache_queries": 200,
         "prefix_cache_hits": 0,
         "kv_cache_saturated": 0,
+        "prompt_tokens_cached": 0,
+        "prompt_tokens_computed": 200,
     }
     assert stats.finished == {"length": 5}
     counted = counts(stats)
@@ -127,6 +130,58 @@ def test_figures_of_known_traffic(socket: Path) -> None:
     assert value(page, generation, f"{generation}_sum") == 35
     assert value(page, "vllm:num_requests_running") == 0
     assert value(page, "ridgeline:engine_up") == 1
+
+
+def test_what_requests_asked_for_and_where_their_tokens_came_from(socket: Path) -> None:
+    """A prompt of 40 tokens twice, of which all but the last are found again; then three completions of one prompt;
+    and one more than the queue takes."""
+
+    async def main() -> tuple[Stats, str]:
+        async with open_api_server(socket) as api:
+            await run(api, [7] * 40, max_tokens=3)
+            again = await run(api, [7] * 40, max_tokens=5)
+            assert again.cached_tokens == 39
+            await run(api, [9] * 10, max_tokens=4, n=3, temperature=1.0, seed=0)
+            api.service.admission.max_requests = 2
+            api.service.admission.open_requests = 2
+            with pytest.raises(Overloaded):
+                await run(api, [9] * 10, max_tokens=4)
+            api.service.admission.open_requests = 0
+            return await figures(api), (await page_of_metrics(api)).decode()
+
+    stats, text = asyncio.run(main())
+    page = parsed(text)
+    totals = {name: (sum(found.counts), found.total) for name, found in stats.histograms.items()}
+    assert totals["request_params_n"] == (3, 1 + 1 + 3)
+    assert totals["request_max_num_generation_tokens"] == (3, 3 + 5 + 4)
+    assert totals["request_params_max_tokens"] == (5, 3 + 5 + 3 * 4)
+    assert totals["request_num_preemptions"] == (5, 0)
+    computed = totals["request_prefill_kv_computed_tokens"]
+    by_source = {
+        source: value(page, "vllm:prompt_tokens_by_source", "vllm:prompt_tokens_by_source_total", source=source)
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
+    }
+    cached = value(page, "vllm:prompt_tokens_cached", "vllm:prompt_tokens_cached_total")
+    assert by_source == {"local_compute": computed[1], "local_cache_hit": cached, "external_kv_transfer": 0}
+    assert sum(by_source.values()) == stats.counters["prompt_tokens"] == 110
+    assert cached >= 39
+    tiers = "vllm:prompt_tokens_cached_by_source"
+    assert value(page, tiers, f"{tiers}_total", source="device") == stats.counters["prefix_cache_hits"]
+    assert value(page, tiers, f"{tiers}_total", source="disk") == 0
+    turned_away = {s.labels["reason"]: s.value for s in page["vllm:admission_rejections"].samples}
+    assert turned_away == {"max_num_queued_reqs": 1, "max_num_queued_tokens": 0}
+    waiting = {s.labels["reason"]: s.value for s in page["vllm:num_requests_waiting_by_reason"].samples}
+    assert waiting == {"capacity": 0, "deferred": 0}
+    state = {s.labels["sleep_state"]: s.value for s in page["vllm:engine_sleep_state"].samples}
+    assert state == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    for name in ("external_prefix_cache", "mm_cache"):
+        for kind in ("queries", "hits"):
+            assert value(page, f"vllm:{name}_{kind}", f"vllm:{name}_{kind}_total") == 0
+    [sizes] = [sample.labels for sample in page["vllm:cache_config_info"].samples]
+    assert sizes["kv_cache_memory_bytes"] == str(25 * PAGE)
+    assert int(sizes["kv_cache_size_tokens"]) == int(sizes["num_gpu_blocks"]) * int(sizes["block_size"]) == 24 * 16
+    assert float(sizes["kv_cache_max_concurrency"]) == pytest.approx(24 * 16 / 350, abs=0.01)
+    assert sizes["gpu_memory_utilization"] == "0.9"
 
 
 def test_the_prefix_cache_counts_each_prompt_once(socket: Path) -> None:

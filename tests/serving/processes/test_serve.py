@@ -29,7 +29,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.processes import supervisor
-from tests.serving.conftest import PATIENCE, Server
+from tests.serving.conftest import MODEL, PATIENCE, Server
 
 KEY = {"Authorization": "Bearer secret"}
 
@@ -104,13 +104,20 @@ def wait_gone(*pids: int, seconds: float = PATIENCE) -> bool:
         ({"port": 99_999}, "99999"),
         ({"api_key": [""]}, "api_key must not be empty"),
         ({"log_level": "loud"}, "'loud'"),
-        ({"tool_call_parser": "json"}, "hermes or none"),
+        ({"tool_call_parser": "json"}, "hermes"),
         ({"shutdown_timeout": float("nan")}, "shutdown_timeout"),
         ({"ssl_keyfile": "key.pem"}, "belong together"),
         ({"ssl_keyfile": "no.pem", "ssl_certfile": "no.pem", "port": 0}, "no.pem"),
         ({"host": "192.0.2.1", "port": 0}, "192.0.2.1"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),
         ({"dtype": "int3"}, "int3"),
+        ({"ssl_cert_reqs": 3}, "ssl_cert_reqs"),
+        ({"ssl_ca_certs": "ca.pem"}, "need ssl_keyfile"),
+        ({"uds": "/no/such/folder/socket"}, "/no/such/folder/socket"),
+        ({"override_generation_config": {"top_q": 1}, "port": 0}, "'top_q'"),
+        ({"hf_overrides": [1]}, "hf_overrides must be an object"),
+        ({"max_logprobs": 21}, "from 0 to 20"),
+        ({"tokenizer": "/no/such/tokenizer"}, "/no/such/tokenizer"),
         ({"api_server_count": "two"}, "file.yaml: Expected `int`, got `str` for `api_server_count`."),
     ],
 )
@@ -189,6 +196,76 @@ def test_a_file_of_settings_flags_over_it_https_and_no_torch(
             lines = [json.loads(line) for line in log.read().splitlines()]
             statuses = [line["status"] for line in lines if line["logger"] == "ridgeline.access"]
         assert statuses == [401, 200]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[str, str]) -> Path:
+    """A folder with a key that has a password, a certificate of it, and a client's that it signed."""
+    folder = tmp_path_factory.mktemp("authority")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
+
+    subject = ("-subj", "/CN=localhost", "-days", "2")
+    made = ("req", "-x509", "-newkey", "rsa:2048", "-keyout", "key.pem", "-out", "cert.pem", "-passout", "pass:word")
+    openssl(*made, *subject)
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "mine.pem", "-out", "mine.csr", "-subj", "/CN=client")
+    signed = ("-CA", "cert.pem", "-CAkey", "key.pem", "-passin", "pass:word", "-days", "2", "-CAcreateserial")
+    openssl("x509", "-req", "-in", "mine.csr", *signed, "-out", "signed.pem")
+    return folder
+
+
+def test_a_unix_socket_with_clients_certificates_and_several_names(authority: Path) -> None:
+    path = authority / "socket"
+    socket.socket(socket.AF_UNIX).bind(str(path))  # left there by a dead server
+    tls = [
+        "--ssl-keyfile",
+        "key.pem",
+        "--ssl-certfile",
+        "cert.pem",
+        "--ssl-ca-certs",
+        "cert.pem",
+        "--ssl-cert-reqs",
+        "2",
+    ]
+    names = ["--served-model-name", "a", "b", "--max-model-len", "1k", "--trust-remote-code"]
+    command = [sys.executable, "-m", "ridgeline", "serve", MODEL, "--uds", str(path), *tls, *names]
+    environment = os.environ | {"RIDGELINE_SSL_KEYFILE_PASSWORD": "word", "PYTHONPATH": os.getcwd()}
+    with (authority / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=authority, env=environment
+        )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"Ready: a, b at https://unix:{path}\n", (authority / "log").read_text()
+        trusted = ssl.create_default_context(cafile=str(authority / "cert.pem"))
+        with pytest.raises((OSError, ValueError)):  # refused, or closed without an answer
+            models_over(trusted, path)
+        trusted.load_cert_chain(authority / "signed.pem", authority / "mine.pem")
+        assert [(card["id"], card["max_model_len"]) for card in models_over(trusted, path)] == [
+            ("a", 1000),
+            ("b", 1000),
+        ]
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        process.stdout.close()
+    assert not path.exists()
+    said = (authority / "log").read_text()
+    assert "ridgeline: --trust-remote-code: no effect" in said
+    assert "word" not in " ".join(command)
+
+
+def models_over(context: ssl.SSLContext, path: Path) -> Any:
+    """Ask for the models through a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.connect(str(path))
+        with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
+            wrapped.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = b""
+            while piece := wrapped.recv(1 << 16):
+                answer += piece
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["data"]
 
 
 # ---- ends ---------------------------------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ def test_the_document_shows_the_ranges(model: type[CompletionBody | ChatBody]) -
     bounded = {"n", "best_of", "top_k", "prompt_logprobs", "prompt_logprobs_start", "seed"}
     for name in bounded:
         range_ = shown(name)
-        assert (range_["minimum"], range_.get("maximum", range_.get("exclusiveMaximum", 0) - 1)) == WHOLE[name]
+        assert (range_["minimum"], range_.get("maximum", range_.get("exclusiveMaximum", 0) - 1)) == (
+            (-1, 20) if name == "prompt_logprobs" else WHOLE[name]  # -1 is the whole vocabulary
+        )
     assert shown("max_tokens") == {"minimum": 0 if model is CompletionBody else 1}
     assert shown("min_tokens") == {"minimum": 0}
     assert shown("priority") == {"minimum": -(2**31), "exclusiveMaximum": 2**31}

@@ -28,6 +28,7 @@ from ridgeline.serving.requests.bounded_json import (
     MOST_TEXTS,
     MOST_VALUES,
     SLICE,
+    UNREAD,
     Size,
     decode,
     decode_body,
@@ -141,7 +142,7 @@ def test_large_bodies_are_read_as_small_ones_are(monkeypatch: pytest.MonkeyPatch
     known = {name: value[name] for name in ("prompt", "n", "stop")}
     assert decode_body(data, known.keys()) == value
     monkeypatch.setattr(bounded_json, "INLINE_BYTES", 0)
-    assert decode_body(data, known.keys()) == known
+    assert decode_body(data, known.keys()) == known | dict.fromkeys(("other", "seed", "top_p"), UNREAD)
     for wrong in (b"[1]", b'{"prompt": tru}', b'{"a": 1', b'{"prompt": 1e999}', b'{"prompt": ' + b"[" * 5000):
         with pytest.raises(BadRequest):
             decode_body(wrong, known.keys())

@@ -13,12 +13,16 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from ridgeline.serving.grammars.grammar import check, compiled, vocabulary
+from ridgeline.serving.grammars.grammar import BYTES, check, compiled, vocabulary
 from ridgeline.serving.http import answers
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.tools import calls_grammar
+from ridgeline.text.parsers.choose import Forms, choose
+from ridgeline.text.parsers.events import CallDelta, Content
+from ridgeline.text.parsers.forms import Frame, ToolForm
+from ridgeline.text.parsers.tools import TOOL_FORMS
+from ridgeline.text.parsers.tools.hermes import CLOSE, OPEN
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.text.tool_calls import CLOSE, OPEN
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, Server, StartServer
 from tests.serving.http.test_http import events
@@ -215,7 +219,7 @@ def test_a_schema_that_nests_too_deeply_is_refused(server: Server) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "plain", "special"])
 def test_a_model_writes_the_tags_with_the_tokens_it_was_taught(kind: str, tmp_path: Path) -> None:
-    """Where it has such tokens, and they show in its text."""
+    """Where it has such tokens. A reader sees them even if they are special."""
     backend = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     added = [tokenizers.AddedToken(tag, special=kind == "special") for tag in (OPEN, CLOSE)]
     if kind != "none":
@@ -223,14 +227,87 @@ def test_a_model_writes_the_tags_with_the_tokens_it_was_taught(kind: str, tmp_pa
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(tmp_path)
     body = ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-    grammar = calls_grammar(body, tokenizer)
+    grammar = calls_grammar(body, tokenizer, Forms())
     assert grammar is not None
     check(grammar, vocabulary(tokenizer.added, tokenizer.vocab_size))
     text = f"{OPEN}\n{json.dumps({'name': 'weather', 'arguments': json.loads(WEATHER)}, ensure_ascii=False)}\n{CLOSE}"
     ids = tokenizer.encode(text, add_special_tokens=False)
     spelled = [i for part in ("<", text[1:-12], "<", "/tool_call>") for i in tokenizer.encode(part, False)]
     assert (ids[0] == backend.token_to_id(OPEN)) == (kind != "none")
-    for tokens, fits_well in ((ids, kind != "special"), (spelled, kind != "plain")):
+    for tokens, fits_well in ((ids, True), (spelled, kind == "none")):
         matcher = LLMatcher(LLTokenizer(backend.to_str()), compiled(grammar), log_level=0)
         accepted = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
         assert accepted == fits_well, tokens
+
+
+FRAMED: list[tuple[ToolForm, Frame, tuple[object, ...]]]
+FRAMED = [(form, form.frame, (form.newer or ())[:1]) for form in TOOL_FORMS if form.frame is not None]
+FRAMED += [(form, form.newer[1], ()) for form in TOOL_FORMS if form.newer is not None]
+
+
+@pytest.mark.parametrize(("form", "frame", "absent"), FRAMED, ids=lambda part: getattr(part, "name", ""))
+def test_forced_calls_have_the_models_own_form(form: ToolForm, frame: Frame, absent: tuple[str, ...]) -> None:
+    """What the grammar accepts is what the reader of the same form reads, with tags that are tokens of the model."""
+    backend = tokenizers.Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    backend.add_special_tokens([tokenizers.AddedToken(tag, special=True) for tag in form.tags if tag not in absent])
+    tokenizer = Tokenizer(backend, {})
+    forms = choose(form.name, "none", [], ())
+    body = ChatBody(messages=MESSAGES, tools=TOOLS, tool_choice="required")
+    grammar = calls_grammar(body, tokenizer, forms)
+    assert grammar is not None
+    check(grammar, vocabulary(tokenizer.added, tokenizer.vocab_size))
+    calls = [
+        frame.call.replace("$NAME", name).replace("$QUOTED", f'"{name}"').replace("$ARGS", arguments)
+        for name, arguments in CALLS
+    ]
+    written = [call.replace("$INDEX", str(index)) for index, call in enumerate(calls)]
+    text = frame.start + frame.between.join(written) + frame.end
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    matcher = LLMatcher(LLTokenizer(backend.to_str()), compiled(grammar), log_level=0)
+    assert matcher.try_consume_tokens(ids) == len(ids), (text, tokenizer.decode(ids, False))
+    assert matcher.is_accepting()
+    for end in (len(text), len(text) - 3, 9, 3):
+        reader = forms.reader("Hi", {}, calls=True, forced=True)
+        events = reader.read(text[:end], ended=True)
+        found = {event.index: event.name for event in events if isinstance(event, CallDelta) and event.name}
+        assert len(found) == len([event for event in events if isinstance(event, CallDelta) and event.name])
+        assert not any(isinstance(event, Content) for event in events), "nothing of the form leaks"
+        if end == len(text):
+            joined = ["".join(e.arguments for e in events if isinstance(e, CallDelta) and e.index == n) for n in found]
+            assert list(zip(found.values(), map(str.strip, joined), strict=True)) == CALLS
+
+
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("time.now")]}}
+
+
+def test_only_allowed_tools_are_called(server: Server) -> None:
+    asked = ASKED | {"tool_choice": ALLOWED, "parallel_tool_calls": False}
+    choice = server.client.chat.completions.create(**asked).choices[0]
+    assert [call.function.name for call in choice.message.tool_calls or []] == ["time.now"]
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_forced_call_that_is_cut_off_leaves_no_text(server: Server) -> None:
+    for most in (1, 4, 12):
+        asked = ASKED | {"tool_choice": "required", "max_tokens": most}
+        choice = server.client.chat.completions.create(**asked).choices[0]
+        assert (choice.message.content or "", choice.finish_reason) == ("", "length")
+
+
+def test_schemas_of_tools_are_put_into_words_that_can_be_forced() -> None:
+    """A format that nobody knows is an annotation, and a number that may be any has few digits."""
+    parameters = {
+        "type": "object",
+        "properties": {"phone": {"type": "string", "format": "phone"}, "count": {"type": "integer"}},
+        "required": ["phone", "count"],
+        "additionalProperties": False,
+    }
+    offered = [{"type": "function", "function": {"name": "call", "parameters": parameters}}]
+    body = ChatBody(messages=MESSAGES, tools=offered, tool_choice="required", parallel_tool_calls=False)
+    grammar = calls_grammar(body, Tokenizer.from_folder(EMBEDDED_MODEL), Forms())
+    assert grammar is not None
+    start = '<tool_call>\n{"name": "call", "arguments": '
+    for arguments, fits in (({"phone": "+47", "count": 3}, True), ({"phone": "+47", "count": 10**16}, False)):
+        matcher = LLMatcher(BYTES, compiled(grammar), log_level=0)
+        text = f"{start}{json.dumps(arguments)}}}\n</tool_call>".encode()
+        assert (matcher.try_consume_tokens(list(text)) == len(text)) == fits

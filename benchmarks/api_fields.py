@@ -1,0 +1,50 @@
+"""Write docs/api-fields.md: every field of OpenAI's and vLLM's bodies, with what the server does with it.
+
+python -m benchmarks.api_fields
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
+from ridgeline.serving.requests.fields import APIS, known_names, state
+
+PAGE = Path(__file__).parents[1] / "docs" / "api-fields.md"
+BODIES: dict[str, type[BaseModel]] = {"completions": CompletionBody, "chat": ChatBody}
+TITLES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+HEAD = """# Fields of requests
+
+Written by `python -m benchmarks.api_fields` from the lists that the server itself reads by
+(`ridgeline/serving/requests/fields.py` and `ridgeline/serving/requests/bodies.py`).
+
+* *Implemented*: does what it says there.
+* *Refused*: 400 that names it, because the answer would not be the one that was asked for. Null,
+  and what is empty, zero or false, ask for nothing and are taken.
+* *Harmless*: changes nothing of the answer. The header `ridgeline-ignored` names it, and the log
+  does once.
+
+A field that none of these APIs has is refused, with the nearest name: most are misspelled, and
+`temprature` would leave the temperature at its default without a word. OpenAI refuses it too; vLLM
+ignores it, as `--unknown-fields ignore` does here. The header names it then.
+"""
+
+
+def page() -> str:
+    """Return the page's text."""
+    parts = [HEAD]
+    for route, apis in APIS.items():
+        body = BODIES[route]
+        rows = [f"## {TITLES[route]}", "", "| field | of | state | |", "|---|---|---|---|"]
+        for name in sorted(frozenset().union(*apis.values(), known_names(body))):
+            owners = ", ".join(api for api, names in apis.items() if name in names) or "Ridgeline"
+            found, remark = state(body, name)
+            rows.append(f"| `{name}` | {owners} | {found} | {remark} |")
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,204 @@
+"""vLLM's command lines as our own: lists of values, underscores, objects spelled by their keys, and its flags
+(core/vllm_flags.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.vllm_flags import ALIASES, FLAGS, VALUES, Flag, State, Takes
+
+MODEL = "model"  # an argument of ours, and a flag of vLLM's
+NEGATIONS = (("no-", ""), ("disable-", "enable-"), ("enable-", "disable-"))
+
+
+class Line(NamedTuple):
+    """A flag as it was given, what became of it (None: it stayed, with another value or place), and a sentence."""
+
+    flag: str
+    state: State | None
+    text: str
+
+
+@dataclass
+class Translation:
+    """The words of our command, and a line for everything that differs from what was given.
+
+    unknown: flags that are nobody's, with their values.
+    """
+
+    words: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    model: str | None = None
+    unknown: list[list[str]] = field(default_factory=list)
+
+    @property
+    def refused(self) -> list[Line]:
+        return [line for line in self.lines if line.state is State.REFUSED]
+
+
+class _Given(NamedTuple):
+    """A flag of a command line. `spelled` is how, and `positive` is False for its form that turns it off."""
+
+    spelled: str
+    name: str
+    values: list[str]
+    positive: bool = True
+
+
+def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
+    """Return vLLM's words (or ours) as ours. `own` holds our flags by name, with dashes.
+
+    Raise InvalidConfig if two models are named.
+    """
+    found, objects = Translation(), dict[str, dict[str, Any]]()
+    lists: list[tuple[str, list[str]]] = []
+    for given in _read(words, own):
+        name, values = given.name, given.values
+        if not name:
+            _name_model(found, given.spelled)
+        elif name == MODEL:
+            _name_model(found, *values)
+            found.lines.append(Line(given.spelled, None, "the model is an argument without a flag."))
+        elif "." in name:
+            head, *keys = name.split(".")
+            _put(objects.setdefault(head, {}), keys, values[-1] if values else "true")
+        elif name in own and own[name] is Takes.LIST:
+            lists.append((name, [item for value in values for item in items(value)]))
+        elif name in own:
+            found.words += _ours(name, given, found)
+        elif name in FLAGS:
+            _theirs(FLAGS[name], given, own, found)
+        else:
+            found.unknown.append([given.spelled, *values])
+    for name, value in objects.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if name in own:
+            found.words += [f"--{name}", text]
+        elif name in FLAGS:
+            _theirs(FLAGS[name], _Given(f"--{name}.…", name, [text]), own, found)
+        else:
+            found.unknown.append([f"--{name}", text])
+    several = [(name, values) for name, values in lists if len(values) > 1]
+    if found.model is None and several and not any(word == "--config" for word in found.words):
+        name, values = several[-1]
+        found.model = values.pop()
+        found.lines.append(
+            Line(f"--{name}", None, f"{found.model!r}, its last word, is the model: none is named else.")
+        )
+    for name, values in lists:
+        found.words += [word for value in values for word in (f"--{name}", value)]
+    return found
+
+
+def items(text: str) -> list[str]:
+    """Return the texts of a JSON list, or the text itself."""
+    if text[:1] == "[":
+        try:
+            listed = json.loads(text)
+        except ValueError:
+            return [text]
+        if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
+            return listed
+    return [text]
+
+
+def _name_model(found: Translation, *named: str) -> None:
+    for model in named:
+        if found.model is not None:
+            raise InvalidConfig(f"two models are named, {found.model!r} and {model!r}; name one.")
+        found.model = model
+
+
+def _read(words: list[str], own: Mapping[str, Takes]) -> Iterator[_Given]:
+    """Yield the flags of a command line with their values, and words by themselves with an empty name."""
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        short = word.partition("=")[0]
+        if short not in ALIASES and word[:2] == "-O" and word[2:]:
+            short, word = "-O", f"-O={word[2:].lstrip('=')}"
+        if word == "--":
+            yield from (_Given(each, "", []) for each in words[place:])
+            return
+        if word[:2] != "--" and short not in ALIASES:
+            yield _Given(word, "", []) if word[:1] != "-" or len(word) < 2 else _Given(word, word, [])
+            continue
+        head, equals, value = word.partition("=")
+        name, positive = _known(ALIASES.get(head) or _dashed(head[2:]), own)
+        takes = own.get(name) or (FLAGS[name].takes if name in FLAGS else None)
+        takes = Takes.VALUE if name == MODEL or "." in name else takes
+        values = [value] if equals else []
+        while place < len(words) and not equals and _goes_on(takes, values, words[place]):
+            values.append(words[place])
+            place += 1
+        yield _Given(head, name, values, positive)
+
+
+def _goes_on(takes: Takes | None, values: list[str], word: str) -> bool:
+    """Return True if this word belongs to a flag that has these values."""
+    if takes is Takes.VALUE:
+        return not values
+    if takes is None:
+        return not values and word[:1] != "-"
+    return takes is Takes.LIST and (word[:1] != "-" or not values)
+
+
+def _dashed(name: str) -> str:
+    head, dot, keys = name.partition(".")
+    return head.replace("_", "-") + dot + keys
+
+
+def _known(name: str, own: Mapping[str, Takes]) -> tuple[str, bool]:
+    """Return the name of a flag that there is, and False if this is its form that turns it off."""
+    if name in own or name in FLAGS:
+        return name, True
+    for prefix, instead in NEGATIONS:
+        other = instead + name.removeprefix(prefix)
+        takes = own.get(other) or (FLAGS[other].takes if other in FLAGS else None)
+        if name.startswith(prefix) and takes is Takes.NOTHING:
+            return other, False
+    return name, True
+
+
+def _put(into: dict[str, Any], keys: list[str], text: str) -> None:
+    """Set a value of an object by the keys that lead to it; a key with + adds to a list."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for key in keys[:-1]:
+        into = into.setdefault(key, {})
+    last = keys[-1]
+    if last.endswith("+"):
+        into.setdefault(last[:-1], []).extend(value if isinstance(value, list) else str(value).split(","))
+    else:
+        into[last] = value
+
+
+def _ours(name: str, given: _Given, found: Translation) -> list[str]:
+    if not given.positive:
+        return [f"--no-{name}"]
+    values = [VALUES.get(name, {}).get(value, value) for value in given.values]
+    if values != given.values:
+        found.lines.append(Line(f"--{name} {given.values[0]}", None, f"{values[0]} is the same here."))
+    return [f"--{name}", *values]
+
+
+def _theirs(flag: Flag, given: _Given, own: Mapping[str, Takes], found: Translation) -> None:
+    value: object = given.positive if flag.takes is Takes.NOTHING else " ".join(given.values)
+    spelled = " ".join([given.spelled, *given.values])
+    if flag.state is State.ACCEPTED or (flag.state is State.REFUSED and flag.is_harmless(value)):
+        text = flag.text if flag.state is State.ACCEPTED else "this asks for what happens anyway"
+        found.lines.append(Line(spelled, State.ACCEPTED, f"no effect: {text}."))
+    elif flag.state is State.REFUSED:
+        found.lines.append(Line(spelled, State.REFUSED, f"not supported: {flag.text}."))
+    else:
+        positive = flag.ours if given.positive else f"--{flag.ours.removeprefix('--no-')}"
+        values = [VALUES.get(flag.name, {}).get(each, each) for each in given.values]
+        found.words += [positive, *values]
+        found.lines.append(Line(spelled, State.RENAMED, f"{' '.join([positive, *values])}: {flag.text}."))

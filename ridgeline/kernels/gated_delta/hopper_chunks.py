@@ -1,0 +1,281 @@
+"""The gated delta rule over the chunks of long rows, for Hopper: several products under way at once.
+
+As in triton_chunks.py, a warpgroup has 64 columns of a head's state in registers, as [columns, keys], and goes through
+chunks in order. Here it starts a product before it needs the one in front: the values' product runs beside that of the
+state with the keys, the state's product with the queries beside the rounding of the changes, and the outputs of a chunk
+are written while the next chunk's products run.
+
+A program runs a whole row, or a segment of one (segments.py).
+
+Legend: that of triton_prepare.py, and
+    D  segments
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.gated_delta.triton_prepare import CHUNK
+from ridgeline.kernels.gated_delta.triton_step import aot_types
+from ridgeline.kernels.gluon_names import load_rows
+
+ROWS, CARRIES, OUTPUTS = 0, 1, 2  # what a program runs: a row, a segment for its effect, a segment for its outputs
+
+_CARRIES, _OUTPUTS = gl.constexpr(CARRIES), gl.constexpr(OUTPUTS)
+
+
+@gluon.jit
+def _ask(
+    begin, behind, here, tiles, sources, k_token: gl.constexpr, v_token: gl.constexpr, num_tokens, in_values,
+    K: gl.constexpr, L: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr,
+):  # fmt: skip
+    """Ask for a chunk's tiles and factors. Tokens from `behind` on become zeros."""
+    k, q, v, solve, within, factors, _ = tiles
+    q_ptr, k_ptr, v_ptr, solve_ptr, within_ptr, factors_ptr = sources
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // K, K // 8], [C // 16, 1], [1, 0])
+    i = gl.expand_dims(gl.arange(0, L, gl.SliceLayout(1, wide)), 1)
+    key = gl.expand_dims(gl.arange(0, K, gl.SliceLayout(0, wide)), 0)
+    live = (begin + i < behind) & (key >= 0)
+    at = begin.to(gl.int64) * k_token
+    load_rows(k.index(here), k_ptr + at + (i * k_token + key), mask=live)
+    if OUT:
+        load_rows(q.index(here), q_ptr + at + (i * k_token + key), mask=live)
+    square: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // L, L // 8], [C // 16, 1], [1, 0])
+    i = gl.expand_dims(gl.arange(0, L, gl.SliceLayout(1, square)), 1)
+    j = gl.expand_dims(gl.arange(0, L, gl.SliceLayout(0, square)), 0)
+    live = (begin + i < behind) & (j >= 0)
+    at = begin.to(gl.int64) * L
+    load_rows(solve.index(here), solve_ptr + at + (i * L + j), mask=live)
+    if OUT:
+        load_rows(within.index(here), within_ptr + at + (i * L + j), mask=live)
+    values: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // C, C // 8], [C // 16, 1], [1, 0])
+    i = gl.expand_dims(gl.arange(0, L, gl.SliceLayout(1, values)), 1)
+    column = gl.expand_dims(gl.arange(0, C, gl.SliceLayout(0, values)), 0)
+    live = (begin + i < behind) & (column >= 0) & in_values
+    load_rows(v.index(here), v_ptr + begin.to(gl.int64) * v_token + (i * v_token + column), mask=live)
+    line: gl.constexpr = gl.BlockedLayout([1], [32], [C // 16], [0])
+    i = gl.arange(0, L, line)
+    live = begin + i < behind
+    load_rows(factors.index(here * 3), factors_ptr + (begin + i), mask=live)
+    if OUT:
+        load_rows(factors.index(here * 3 + 1), factors_ptr + num_tokens + (begin + i), mask=live)
+    load_rows(factors.index(here * 3 + 2), factors_ptr + 2 * num_tokens + (begin + i), mask=live)
+
+
+@gluon.jit
+def _write(tile, o, begin, behind, o_ptr, G: gl.constexpr, V: gl.constexpr, L: gl.constexpr, C: gl.constexpr):
+    """Write a chunk's outputs, [columns, tokens], which are turned in shared memory."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // C, C // 8], [C // 16, 1], [1, 0])
+    tile.permute((1, 0)).store(o)
+    y = tile.load(layout)
+    i = gl.expand_dims(gl.arange(0, L, gl.SliceLayout(1, layout)), 1)
+    column = gl.expand_dims(gl.arange(0, C, gl.SliceLayout(0, layout)), 0)
+    live = (begin + i < behind) & (column >= 0)
+    gl.store(o_ptr + begin.to(gl.int64) * (G * V) + (i * (G * V) + column), y, mask=live)
+
+
+@gluon.jit
+def _run(
+    first, behind, state, tiles, sources, o_ptr, k_token: gl.constexpr, v_token: gl.constexpr, num_tokens, in_values,
+    G: gl.constexpr, K: gl.constexpr, V: gl.constexpr, L: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr,
+    OUT: gl.constexpr,
+):  # fmt: skip
+    """Run the tokens first … behind - 1 and return the state after them."""
+    k_tile, q_tile, v_tile, solve_tile, within_tile, factors, o_tile = tiles
+    decay_ptr = sources[5] + 3 * num_tokens
+    dtype: gl.constexpr = k_tile.dtype
+    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C // 16, 1], [16, 64, 16])
+    of_narrow: gl.constexpr = gl.DotOperandLayout(0, narrow, 2)
+    of_state: gl.constexpr = gl.DotOperandLayout(0, state.type.layout, 2)
+    token: gl.constexpr = gl.SliceLayout(0, narrow)
+    for stage in gl.static_range(STAGES - 1):
+        _ask(
+            first + stage * L, behind, stage, tiles, sources, k_token, v_token, num_tokens, in_values,
+            K, L, C, OUT,
+        )  # fmt: skip
+        async_copy.commit_group()
+    o = gl.zeros([C, L], dtype, narrow)
+    step = first * 0
+    for begin in range(first, behind, L):
+        here = step % STAGES
+        decay = gl.load(decay_ptr + begin)
+        async_copy.wait_group(STAGES - 2)
+        fence_async_shared()
+        k = k_tile.index(here)
+        solve = solve_tile.index(here).permute((1, 0))
+        left = gl.convert_layout(state.to(dtype), of_narrow)
+        nothing = gl.zeros([C, L], gl.float32, narrow)
+        told = warpgroup_mma(left, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
+        u = warpgroup_mma(v_tile.index(here).permute((1, 0)), solve, nothing, use_acc=False, is_async=True)
+        _ask(
+            begin + (STAGES - 1) * L, behind, (step + STAGES - 1) % STAGES, tiles, sources, k_token, v_token,
+            num_tokens, in_values, K, L, C, OUT,
+        )  # fmt: skip
+        async_copy.commit_group()
+        if OUT:  # noqa: SIM102
+            if begin > first:
+                _write(o_tile, o, begin - L, behind, o_ptr, G, V, L, C)
+        of_x = gl.expand_dims(factors.index(here * 3).load(token), 0)
+        told = warpgroup_mma_wait(1, deps=(told,))
+        x = gl.convert_layout((told * -of_x).to(dtype), of_narrow)
+        u = warpgroup_mma(x, solve, u, is_async=True)
+        if OUT:
+            read = warpgroup_mma(left, q_tile.index(here).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        state = state * decay
+        of_u = gl.expand_dims(factors.index(here * 3 + 2).load(token), 0)
+        u = warpgroup_mma_wait(1 if OUT else 0, deps=(u,))
+        change = gl.convert_layout((u * of_u).to(dtype), of_state)
+        state = warpgroup_mma(change, k, state, is_async=True)
+        if OUT:
+            moved = gl.convert_layout(u.to(dtype), of_narrow)
+            within = within_tile.index(here).permute((1, 0))
+            added = warpgroup_mma(moved, within, nothing, use_acc=False, is_async=True)
+            read = warpgroup_mma_wait(2, deps=(read,))
+            of_o = gl.expand_dims(factors.index(here * 3 + 1).load(token), 0)
+            read = read * of_o
+            state, added = warpgroup_mma_wait(0, deps=(state, added))
+            o = (read + added).to(dtype)
+        else:
+            state = warpgroup_mma_wait(0, deps=(state,))
+        step += 1
+    async_copy.wait_group(0)
+    if OUT:  # noqa: SIM102
+        if step > 0:
+            last = first + (step - 1) * L
+            _write(o_tile, o, last, behind, o_ptr, G, V, L, C)
+    return state
+
+
+@gluon.jit
+def _cells(column_step, key_step, K: gl.constexpr, C: gl.constexpr, layout: gl.constexpr):
+    """Return the places of a state's cells, [columns, keys]."""
+    column = gl.expand_dims(gl.arange(0, C, gl.SliceLayout(1, layout)), 1)
+    key = gl.expand_dims(gl.arange(0, K, gl.SliceLayout(0, layout)), 0)
+    return column * column_step + key * key_step
+
+
+@gluon.jit(do_not_specialize=["num_tokens"])
+def gated_delta_hopper_chunks(
+    q_ptr, k_ptr, v_ptr, solve_ptr, within_ptr, factors_ptr, states_ptr, o_ptr,
+    start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr, first_ptr, length_ptr, row_ptr, carried_ptr,
+    k_token: gl.constexpr, v_token: gl.constexpr, states_block, num_tokens,
+    H: gl.constexpr, G: gl.constexpr, K: gl.constexpr, V: gl.constexpr, L: gl.constexpr, SHORT: gl.constexpr,
+    C: gl.constexpr, STAGES: gl.constexpr, RUN: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Run a row's chunks, or a segment's, over C columns of a head's state: 64 for each warpgroup. Rows of at most
+    SHORT tokens are left out.
+
+    first_ptr, length_ptr, row_ptr: the segments, if RUN is not ROWS.
+    carried_ptr: float32 [D, G, V + K, K]; see segments.py.
+    """
+    dtype: gl.constexpr = k_ptr.dtype.element_ty
+    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C // 16, 1], [16, K, 16])
+    shared: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    OUT: gl.constexpr = RUN != _CARRIES
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile, head, at = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    row = at
+    if RUN != 0:
+        length = gl.load(length_ptr + at)
+        if length == 0:
+            return
+        row = gl.load(row_ptr + at)
+    start, end = gl.load(start_ptr + row), gl.load(start_ptr + row + 1)
+    if end - start <= SHORT:
+        return
+    k_tile = gl.allocate_shared_memory(dtype, [STAGES, L, K], shared)
+    q_tile = gl.allocate_shared_memory(dtype, [STAGES if OUT else 1, L, K], shared)
+    v_tile = gl.allocate_shared_memory(dtype, [STAGES, L, C], shared)
+    solve_tile = gl.allocate_shared_memory(dtype, [STAGES, L, L], shared)
+    within_tile = gl.allocate_shared_memory(dtype, [STAGES if OUT else 1, L, L], shared)
+    factors = gl.allocate_shared_memory(gl.float32, [STAGES * 3, L], line)
+    o_tile = gl.allocate_shared_memory(dtype, [L, C], shared)
+    tiles = (k_tile, q_tile, v_tile, solve_tile, within_tile, factors, o_tile)
+    key_head = head // (G // H)
+    in_values = tile < V // C
+    sources = (
+        q_ptr + key_head * K, k_ptr + key_head * K, v_ptr + (head * V + tile * C),
+        solve_ptr + head.to(gl.int64) * num_tokens * L, within_ptr + head.to(gl.int64) * num_tokens * L,
+        factors_ptr + head.to(gl.int64) * 4 * num_tokens,
+    )  # fmt: skip
+    o_ptr += head * V + tile * C
+    states_ptr += head * (K * V) + tile * C
+    mark = gl.load(marks_ptr + row)
+    columns = _cells(1, V, K, C, wide)  # of a state in its block, [keys, values]
+    if RUN == 0:
+        fresh = gl.load(fresh_ptr + row)
+        exists = (columns >= 0) & (fresh == 0)
+        state = gl.load(states_ptr + gl.load(reads_ptr + row) * states_block + columns, mask=exists, other=0)
+        for piece in range(2):  # up to the mark, and behind it
+            first = start + mark * piece
+            behind = gl.where(piece == 0, start + mark, end)
+            state = _run(
+                first, behind, state, tiles, sources, o_ptr, k_token, v_token, num_tokens, in_values,
+                G, K, V, L, C, STAGES, OUT,
+            )  # fmt: skip
+            block = gl.load(writes_ptr + row)
+            if piece == 0:
+                block = gl.load(marked_ptr + row)
+            if (piece == 1) | (mark > 0):
+                gl.store(states_ptr + block * states_block + columns, state)
+    else:
+        first = gl.load(first_ptr + at)
+        behind = first + length
+        cells = _cells(K, 1, K, C, wide)
+        carried_ptr += ((at.to(gl.int64) * G + head) * (V + K) + tile * C) * K
+        if RUN == _CARRIES:
+            same = cells - cells // K * (K + 1) == tile * C - V
+            state = gl.where(same & (tile >= V // C), 1.0, 0.0)
+        else:
+            state = gl.load(carried_ptr + cells)
+        state = _run(
+            first, behind, state, tiles, sources, o_ptr, k_token, v_token, num_tokens, in_values,
+            G, K, V, L, C, STAGES, OUT,
+        )  # fmt: skip
+        if RUN == _CARRIES:
+            gl.store(carried_ptr + cells, state)
+        else:
+            if (behind == start + mark) & (mark > 0):
+                gl.store(states_ptr + gl.load(marked_ptr + row) * states_block + columns, state)
+            if behind == end:
+                gl.store(states_ptr + gl.load(writes_ptr + row) * states_block + columns, state)
+
+
+def _aot(run: int, columns: int, stages: int) -> AotKernel:
+    """A row of 64 columns spills some addresses; its products do not wait for them."""
+    absent = ("q_token", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "a_token", "b_token", "scale", "norm_eps")
+    types = {name: kind for name, kind in aot_types().items() if name not in absent}
+    types |= dict.fromkeys(("solve_ptr", "within_ptr"), "*bf16") | {"factors_ptr": "*fp32", "num_tokens": "i32"}
+    constants: dict[str, int | None] = {"H": 16, "G": 32, "K": 128, "V": 128, "L": CHUNK, "SHORT": 1}
+    for name in ("k_token", "v_token"):
+        del types[name]
+    constants |= {"k_token": 8192, "v_token": 8192, "C": columns, "STAGES": stages, "RUN": run}
+    segments = dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32") | {"carried_ptr": "*fp32"}
+    if run == ROWS:
+        constants |= dict.fromkeys(segments)
+    else:
+        types |= segments
+    return AotKernel(
+        gated_delta_hopper_chunks,
+        types,
+        constants,
+        num_warps=columns // 16,
+        hot=True,
+        tensor_cores="HGMMA",
+        archs=("sm_90",),
+    )
+
+
+AOT = (_aot(ROWS, 64, 3), _aot(ROWS, 128, 3), _aot(CARRIES, 64, 3), _aot(OUTPUTS, 64, 3))

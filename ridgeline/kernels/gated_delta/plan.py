@@ -1,0 +1,61 @@
+"""The choice of kernels for rows that run in chunks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ridgeline.kernels.gated_delta import triton_prepare
+
+HOPPER = False  # whether hopper_chunks.py is chosen by itself: it has not run on a GPU yet
+LEAST_SEGMENT = 512  # tokens; shorter ones spend their time on the states that they begin and end with
+
+
+class Plan(NamedTuple):
+    """The cut of rows that run in chunks.
+
+    columns, warps: the columns of a state that a program of triton_chunks.py has, and its warps.
+    stages: the chunks that are in shared memory at once.
+    hopper: the kernel is that of hopper_chunks.py, which has four warps for 64 columns and eight for 128.
+    segment: the tokens of a segment, a multiple of a chunk's; 0: a row is not divided.
+    part, prepare_warps, registers: the blocks that triton_prepare.py inverts as a batch, its warps, and the limit of
+        each thread's registers; 0: there is none.
+    """
+
+    columns: int
+    warps: int
+    stages: int
+    hopper: bool = False
+    segment: int = 0
+    part: int = triton_prepare.PART
+    prepare_warps: int = triton_prepare.WARPS
+    registers: int = triton_prepare.REGISTERS
+
+
+def choose(
+    rows: int,
+    tokens: int,
+    value_heads: int,
+    keys: int,
+    values: int,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    shared: int,
+    hopper: bool = HOPPER,
+) -> Plan:
+    """Return the plan for so many rows and tokens, on a GPU with so many bytes of shared memory for a program.
+
+    A row is divided if whole rows leave three of four multiprocessors without work: segments more than double it.
+    """
+    stages = 3 if shared > 200_000 else 2 if shared > 140_000 else 1  # a stage of a cut has 56 or 64 KiB
+    tiles = -(-values // 64)
+    if hopper and capability == (9, 0) and keys == 128 and values % 64 == 0 and dtype != torch.float32 and stages == 3:
+        programs = rows * value_heads * tiles
+        segment = -(-tokens * programs // rows // multiprocessors // 64) * 64 if 4 * programs <= multiprocessors else 0
+        worth = segment and tokens >= 4 * max(segment, LEAST_SEGMENT)
+        return Plan(64, 4, stages, hopper=True, segment=max(segment, LEAST_SEGMENT) if worth else 0)
+    if rows * value_heads * tiles <= 2 * multiprocessors or values <= 64 or stages == 1:
+        return Plan(min(64, 1 << (max(values, 16) - 1).bit_length()), 4, stages)
+    return Plan(128, 8, stages)  # two warpgroups share what they read

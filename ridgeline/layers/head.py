@@ -1,0 +1,60 @@
+"""The maps behind the pooling of hidden states: those of classifiers, and dense layers of embedding models.
+
+Legend:
+    R  pooled vectors, or tokens
+    M  width of a vector
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.core.model_spec import NormSpec
+from ridgeline.core.pooling import HeadSpec, PoolingSpec
+from ridgeline.layers.build import Build
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+
+
+class HeadMap(nn.Module):
+    """One map, with the activation and the norm behind it."""
+
+    def __init__(self, spec: HeadSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.ops, self.kind = build.ops, spec.activation
+        self.dense = Linear(width, (spec.outputs,), not spec.biasless, build.within("dense"))
+        self.norm: Norm | None = None
+        if spec.norm_eps is not None:
+            norm = NormSpec(kind="layer", eps=spec.norm_eps, biasless=spec.norm_biasless)
+            self.norm = Norm(norm, spec.outputs, build)
+
+    def forward(self, x_RM: Tensor) -> Tensor:
+        x_RM = self.dense(x_RM)
+        match self.kind:
+            case "none":
+                pass
+            case "tanh":
+                x_RM = torch.tanh(x_RM)
+            case "relu":
+                x_RM = torch.relu(x_RM)
+            case _:
+                x_RM = self.ops.activation(x_RM, self.kind)
+        return x_RM if self.norm is None else self.norm(x_RM)[0]
+
+
+class Head(nn.Module):
+    """All maps of a model, one behind the other."""
+
+    def __init__(self, spec: PoolingSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList()
+        for index, each in enumerate(spec.head):
+            self.maps.append(HeadMap(each, width, build.within(f"maps.{index}")))
+            width = each.outputs
+
+    def forward(self, x_RM: Tensor) -> Tensor:
+        """Return what the maps make of pooled vectors."""
+        for each in self.maps:
+            x_RM = each(x_RM)
+        return x_RM

@@ -1,0 +1,109 @@
+"""Requests to a model that pools: admitted, sent to the engine, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.core.pooling import PoolingParams, PoolingSpec
+from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut, TooLong
+from ridgeline.serving.generation.engine_client import RequestTicket
+from ridgeline.serving.generation.service import Service
+from ridgeline.text.pooled import Encoded, finished, pooling_request
+
+GENERATES = "this model generates; start the server with --runner pooling to embed or classify with it."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingAsked:
+    """A checked request of a client. `timeout` bounds it in seconds, and `queue_timeout` its wait; 0 is no bound."""
+
+    id: str
+    prompt: Encoded
+    params: PoolingParams
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float = 0.0
+    queue_timeout: float = 0.0
+
+
+@dataclass(frozen=True)
+class PooledAnswer:
+    """The vector of a prompt, or those of its tokens, finished."""
+
+    vector: np.ndarray
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def pooling_facts(service: Service) -> PoolingSpec:
+    """Return what the model's vectors are. Raise BadRequest if it has none."""
+    spec = service.facts().pooling
+    if spec is None:
+        raise BadRequest(GENERATES, param="model")
+    return spec
+
+
+async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAnswer:
+    """Run a request to its end. Raise RequestFailed or InvalidRequest. If the task is cancelled, the request ends in
+    the engine within a step."""
+    spec, facts = pooling_facts(service), service.facts()
+    ids = asked.prompt.ids
+    if len(ids) > facts.max_model_len:
+        raise TooLong(
+            f"This model's maximum context length is {facts.max_model_len} tokens. However, your input has {len(ids)} "
+            "tokens. Please reduce the length of the input, or set truncate_prompt_tokens.",
+            param="input",
+        )
+    request = pooling_request(
+        asked.id, asked.prompt, asked.params, spec, priority=asked.priority, cache_salt=asked.cache_salt
+    )
+    service.admission.admit([request], facts)
+    ticket: RequestTicket | None = None
+    try:
+        ticket = await service.client.submit(request, None, name=asked.id, index=index)
+        raw = await _vector(ticket, asked)
+    finally:
+        if ticket is not None and ticket.ended is None:
+            service.client.cancel([ticket])
+        service.admission.leave(1, request.cache_tokens)
+    cached = ticket.ended.stats.cached_tokens if ticket.ended is not None else 0
+    return PooledAnswer(finished(raw, asked.params, spec), len(ids), cached)
+
+
+async def _vector(ticket: RequestTicket, asked: PoolingAsked) -> np.ndarray:
+    """Wait for the raw vector."""
+    bound = min((each for each in (asked.timeout, asked.queue_timeout) if each > 0), default=None)
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(bound):
+            return await _read(ticket)
+    except TimeoutError:
+        waited = time.monotonic() - started
+        raise TimedOut(f"the request took longer than {waited:.1f} s and was ended; try again later.") from None
+
+
+async def _read(ticket: RequestTicket) -> np.ndarray:
+    found: np.ndarray | None = None
+    while True:
+        while ticket.inbox:
+            event = ticket.inbox.popleft()
+            if isinstance(event, int):
+                continue
+            if event.error is not None:
+                raise EngineFailed(event.error)
+            if event.vector is not None:
+                found = np.frombuffer(event.vector, np.float32)
+                found = found.reshape(event.tokens, -1) if event.tokens else found
+        if ticket.failure is not None:
+            raise ticket.failure
+        if ticket.ended is not None:
+            if found is None:
+                raise EngineFailed("the request ended without a vector.")
+            return found
+        waiter = asyncio.get_running_loop().create_future()
+        ticket.watch(waiter)
+        await waiter

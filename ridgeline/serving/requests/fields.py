@@ -1,0 +1,192 @@
+"""The fields of OpenAI's and vLLM's bodies that no body of ours has: refused where they would change the answer, or
+accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
+
+A field that nobody knows is refused, because most are misspelled: `temprature` alone would leave the temperature at its
+default without a word. OpenAI refuses it too. vLLM ignores it with a line in its log, which `--unknown-fields ignore`
+does here.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.requests.refusals import shortened
+
+LONGEST_NAME = 64  # characters of a name that near ones are looked for
+
+
+class Refusal(NamedTuple):
+    """The sentence for a field that is refused, unless its value is one of `idle`, which ask for nothing."""
+
+    sentence: str
+    idle: tuple[object, ...] = ()
+
+
+# Fields without which the answer would not be the one that was asked for. What is empty or false asks for nothing.
+REFUSED: dict[str, Refusal] = {
+    "functions": Refusal("functions is not supported; use tools."),
+    "function_call": Refusal("function_call is not supported; use tool_choice.", ("none",)),
+    "audio": Refusal("audio output is not supported; leave audio out."),
+    "modalities": Refusal('modalities may be ["text"] alone: the model writes nothing else.', (["text"],)),
+    "service_tier": Refusal("service_tier may be auto or default: there is one tier.", ("auto", "default")),
+    "verbosity": Refusal("verbosity is not supported; ask for it in a message.", ("medium",)),
+    "web_search_options": Refusal("web search is not supported; leave web_search_options out."),
+    "moderation": Refusal("moderation is not supported; leave it out."),
+    "prompt_embeds": Refusal("prompt_embeds is not supported; send prompt."),
+    "logprob_token_ids": Refusal("logprob_token_ids is not supported; use top_logprobs, or logprobs."),
+    "repetition_detection": Refusal("repetition_detection is not supported; use a repetition or frequency penalty."),
+    "logits_processors": Refusal("logits_processors is not supported; leave it out."),
+    "watermarking": Refusal("watermarking is not supported; leave it out."),
+    "vllm_xargs": Refusal("vllm_xargs is not supported: there are no extensions that would read it."),
+    "kv_transfer_params": Refusal("kv_transfer_params is not supported: caches are not handed between servers."),
+    "ec_transfer_params": Refusal("ec_transfer_params is not supported: caches are not handed between servers."),
+    "routed_experts_prompt_start": Refusal("routed experts are not reported; leave routed_experts_prompt_start out."),
+    "thinking_token_budget": Refusal("thinking_token_budget is not supported; leave it out.", (-1,)),
+    "return_token_offsets": Refusal("return_token_offsets is not supported; leave it out."),
+    **{
+        f"guided_{kind}": Refusal(f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}.")
+        for kind in ("json", "regex", "choice", "grammar", "whitespace_pattern")
+    },
+}
+
+# Fields that change nothing of the answer, and why. They are named in the header `ridgeline-ignored`.
+HARMLESS: dict[str, str] = {
+    "metadata": "for dashboards of the provider",
+    "store": "answers are not kept",
+    "user": "names a user to the provider",
+    "safety_identifier": "names a user to the provider",
+    "session_id": "names a conversation to a router",
+    "prompt_cache_key": "the prefix cache finds its own; cache_salt separates tenants",
+    "prompt_cache_retention": "the prefix cache keeps what it has room for",
+    "prompt_cache_options": "the prefix cache keeps what it has room for",
+    "prediction": "a guess at the answer, which would only make it faster",
+    "spaces_between_special_tokens": "the tokenizers' library puts no spaces there either way",
+    "media_io_kwargs": "for images and sound, which are refused themselves",
+    "mm_processor_kwargs": "for images and sound, which are refused themselves",
+    "return_mm_kwargs": "for images and sound, which are refused themselves",
+    "guided_decoding_backend": "one library does all grammars",
+}
+# Other servers' names for fields of ours that spelling alone would not find.
+RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "stop_sequences": "stop",
+    "num_return_sequences": "n",
+    "num_beams": "use_beam_search",
+    "do_sample": "temperature",
+}
+
+SAMPLED = """frequency_penalty logit_bias logprobs max_tokens model n presence_penalty seed stop stream stream_options
+temperature top_p user"""
+VLLMS = """allowed_token_ids bad_words cache_salt ec_transfer_params ignore_eos include_stop_str_in_output
+kv_transfer_params length_penalty logprob_token_ids min_p min_tokens priority prompt_logprobs repetition_detection
+repetition_penalty request_id response_format return_mm_kwargs return_token_ids return_token_offsets
+return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens spaces_between_special_tokens
+stop_token_ids stream_interval structured_outputs thinking_token_budget top_k truncate_prompt_tokens truncation_side
+use_beam_search vllm_xargs watermarking add_special_tokens echo"""
+# All fields of these APIs: OpenAI's as of openai-python 2, vLLM's as of 0.26 to 0.33 with older names of its own.
+APIS: dict[str, dict[str, frozenset[str]]] = {
+    "completions": {
+        "OpenAI": frozenset(f"{SAMPLED} prompt best_of echo suffix".split()),
+        "vLLM": frozenset(
+            f"{SAMPLED} {VLLMS} prompt suffix prompt_embeds guided_json guided_regex guided_choice "
+            "guided_grammar guided_whitespace_pattern guided_decoding_backend logits_processors".split()
+        ),
+    },
+    "chat": {
+        "OpenAI": frozenset(
+            f"""{SAMPLED} audio function_call functions max_completion_tokens messages metadata modalities moderation
+            parallel_tool_calls prediction prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort
+            response_format safety_identifier service_tier store tool_choice tools top_logprobs verbosity
+            web_search_options""".split()
+        ),
+        "vLLM": frozenset(
+            f"""{SAMPLED} {VLLMS} messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort
+            include_reasoning parallel_tool_calls add_generation_prompt continue_final_message documents chat_template
+            chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text guided_json guided_regex
+            guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend
+            logits_processors""".split()
+        ),
+    },
+}
+
+
+def examine(model: type[BaseModel], data: Mapping[str, Any], *, lenient: bool = False) -> list[str]:
+    """Return the fields of a body that are ignored, as dotted paths, sorted. Raise BadRequest for one that is refused,
+    or that nobody knows, which `lenient` ignores. Null asks for nothing."""
+    ignored: list[str] = []
+    _examine(model, data, "", lenient, ignored)
+    return sorted(ignored)
+
+
+def _examine(model: type[BaseModel], data: Mapping[str, Any], path: str, lenient: bool, ignored: list[str]) -> None:
+    known, inner, harmless = _shape(model)
+    for name in sorted(data.keys() - known):
+        value = data[name]
+        if value is None:
+            continue
+        if not path and name in REFUSED:
+            refused = REFUSED[name]
+            if value and value not in refused.idle:
+                raise BadRequest(refused.sentence, param=name)
+        elif lenient or name in harmless or (not path and name in HARMLESS):
+            ignored.append(path + name)
+        else:
+            raise _unknown(name, path, known)
+    for name in inner.keys() & data.keys():
+        if isinstance(data[name], Mapping):
+            _examine(inner[name], data[name], f"{path}{name}.", lenient, ignored)
+
+
+def _unknown(name: str, path: str, known: frozenset[str]) -> BadRequest:
+    near = [each for each in [RENAMED.get(name)] if each in known] or get_close_matches(name[:LONGEST_NAME], known, 1)
+    hint = f"; did you mean {path}{near[0]}?" if near else "; leave it out."
+    shown = name if len(name) <= LONGEST_NAME else shortened(name)
+    return BadRequest(f"Unrecognized request argument supplied: {path}{shown}{hint}", param=f"{path}{shown}")
+
+
+@lru_cache
+def _shape(model: type[BaseModel]) -> tuple[frozenset[str], dict[str, type[BaseModel]], frozenset[str]]:
+    """Return a model's names, its fields that are bodies of their own, and the names it takes as harmless."""
+    inner = {}
+    for name, field in model.model_fields.items():
+        found = [each for each in (field.annotation, *_members(field.annotation)) if _is_checked(each)]
+        if found:
+            inner[field.alias or name] = found[0]
+    return known_names(model), inner, frozenset(getattr(model, "harmless", ()))
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
+
+
+def _is_checked(annotation: Any) -> bool:
+    """Return True for a model that does not take other fields as they are."""
+    return (
+        isinstance(annotation, type)
+        and issubclass(annotation, BaseModel)
+        and annotation.model_config.get("extra") != "allow"
+    )
+
+
+@lru_cache
+def known_names(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names of a body's own fields."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+def state(model: type[BaseModel], name: str) -> tuple[str, str]:
+    """Return the state of a field in a body (implemented, refused, harmless), and a remark."""
+    if name in known_names(model):
+        return "implemented", ""
+    if name in REFUSED:
+        idle = [repr(value) for value in REFUSED[name].idle]
+        return "refused", REFUSED[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
+    return "harmless", HARMLESS[name]

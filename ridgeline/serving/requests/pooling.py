@@ -1,0 +1,282 @@
+"""The bodies of requests that embed, classify and compare, and what they ask of the engine. Names and meanings are
+vLLM's, of which those of embeddings are OpenAI's, and those of reranking Jina's and Cohere's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from ridgeline.core.pooling import PoolingParams, Task
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest, TooLong
+from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
+from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, TemplateBody
+from ridgeline.serving.requests.validation import CHARS_PER_TOKEN, INLINE_CHARS, check_model, encode, render
+from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
+
+MOST_INPUTS = 2048  # texts, or lists of tokens, in one request; OpenAI takes as many
+
+_T = TypeVar("_T")
+
+
+def _check_input(value: object) -> object:
+    """Check that the input is text, tokens, or a list of either."""
+    if isinstance(value, str) or (isinstance(value, list) and value and _are_ids(value)):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("an input is text, a list of token ids, or a list of such inputs")
+    if len(value) > MOST_INPUTS:
+        raise ValueError(f"there are {len(value)} inputs; at most {MOST_INPUTS} are taken at once")
+    if not all(isinstance(each, str) for each in value) and not all(isinstance(i, list) and _are_ids(i) for i in value):
+        raise ValueError("a list of inputs holds texts, or lists of token ids that are whole numbers from 0")
+    return value
+
+
+def _are_ids(value: list[Any]) -> bool:
+    return bool(value) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MOST_ID
+
+
+def _check_texts(value: object) -> object:
+    """Check that there is one text or several, each as it is or as {"text": …}."""
+    if value is None or isinstance(value, str):
+        return value
+    listed = value if isinstance(value, list) else None
+    if not listed:
+        raise ValueError("this is a text or a list of texts")
+    if len(listed) > MOST_INPUTS:
+        raise ValueError(f"there are {len(listed)} texts; at most {MOST_INPUTS} are taken at once")
+    texts = [each.get("text") if isinstance(each, dict) else each for each in listed]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError('a list of texts holds texts, or objects with a "text"')
+    return texts
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_ID}, "minItems": 1}
+_LISTS = [
+    {"type": "array", "items": each, "minItems": 1, "maxItems": MOST_INPUTS} for each in ({"type": "string"}, _IDS)
+]
+_TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+_TEXTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT]}, "minItems": 1, "maxItems": MOST_INPUTS}
+Input = Annotated[Any, BeforeValidator(_check_input), WithJsonSchema({"anyOf": [{"type": "string"}, _IDS, *_LISTS]})]
+Texts = Annotated[
+    Any, BeforeValidator(_check_texts), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]})
+]
+Documents = Annotated[Any, BeforeValidator(_check_texts), WithJsonSchema(_TEXTS)]
+
+
+class PooledBody(Body):
+    """The fields that all of these requests take."""
+
+    model: str | None = None
+    user: Annotated[str, Field(max_length=MOST_NAME)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Name | None = None
+
+
+class InputBody(PooledBody):
+    """The fields of requests about inputs by themselves."""
+
+    input: Input
+    add_special_tokens: bool | None = None
+    prompt_name: Name | None = None
+
+
+class ChatInputBody(PooledBody, TemplateBody):
+    """The same with a conversation in place of the input."""
+
+
+class Encoding(Body):
+    """The form of vectors in the answer."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    embed_dtype: Literal["float32", "float16"] | None = None
+    endianness: Literal["native", "little", "big"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class EmbeddingBody(InputBody, Encoding):
+    """The body of POST /v1/embeddings."""
+
+
+class EmbeddingChatBody(ChatInputBody, Encoding):
+    """The body of POST /v1/embeddings with a conversation."""
+
+
+class PoolingBody(InputBody, Encoding):
+    """The body of POST /pooling. The task is the model's own, unless it is named."""
+
+    task: Task | None = None
+
+
+class PoolingChatBody(ChatInputBody, Encoding):
+    """The body of POST /pooling with a conversation."""
+
+    task: Task | None = None
+
+
+class ClassifyBody(InputBody):
+    """The body of POST /classify."""
+
+
+class ClassifyChatBody(ChatInputBody):
+    """The body of POST /classify with a conversation."""
+
+
+class ScoreBody(PooledBody):
+    """The body of POST /score. Each side has three names."""
+
+    text_1: Texts = None
+    text_2: Texts = None
+    queries: Texts = None
+    documents: Texts = None
+    data_1: Texts = None
+    data_2: Texts = None
+    instruction: str | None = None
+
+
+class RerankBody(PooledBody):
+    """The body of POST /rerank."""
+
+    query: str
+    documents: Documents
+    top_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+
+def pooling_params(body: PooledBody, task: Task | None, **more: Any) -> PoolingParams:
+    """Return a body's parameters. Raise InvalidRequest."""
+    activation = body.normalize if body.use_activation is None else body.use_activation
+    return PoolingParams(
+        task=task, use_activation=activation, truncate_prompt_tokens=body.truncate_prompt_tokens, **more
+    )
+
+
+async def inputs(
+    api: ApiServer, body: InputBody | ChatInputBody, params: PoolingParams, request_id: str
+) -> list[PoolingAsked]:
+    """Return one request for each input, or the one of a conversation. Raise RequestFailed or InvalidRequest."""
+    check_model(api, body.model)
+    pooling_facts(api.service)
+    if isinstance(body, ChatInputBody):
+        text = await render(api, body)
+        ids = await encode(api, text, add_special_tokens=False, param="messages")
+        return asked(api, body, [listed_tokens(ids, params, api.service.facts().max_model_len)], params, request_id)
+    one = isinstance(body.input, str) or isinstance(body.input[0], int)
+    listed = [body.input] if one else body.input
+    if isinstance(listed[0], str):
+        before = api.encoder.prompt(body.prompt_name)
+        special = body.add_special_tokens is not False
+        each = partial(api.encoder.one, params=params, add_special_tokens=special)
+        encoded = await encoded_all(api, [(f"{before}{text}",) for text in listed], each, params)
+    else:
+        most = api.service.facts().max_model_len
+        encoded = [listed_tokens(ids, params, most) for ids in listed]
+    return asked(api, body, encoded, params, request_id)
+
+
+async def encoded_all(
+    api: ApiServer, texts: Sequence[tuple[str, ...]], encode_one: Any, params: PoolingParams
+) -> list[Encoded]:
+    """Return the tokens of texts, or of pairs of them, made in a thread if they are long. Raise TooLong, before any
+    work, for texts that could never fit."""
+    context = api.service.facts().max_model_len
+    for text in texts:
+        length = sum(map(len, text))
+        if params.truncate_prompt_tokens is None and length > context * CHARS_PER_TOKEN:
+            raise TooLong(
+                f"This model's maximum context length is {context} tokens. However, your input has {length} "
+                "characters. Please reduce the length of the input.",
+                param="input",
+            )
+
+    def work() -> list[Encoded]:
+        return [encode_one(*text) for text in texts]
+
+    return (
+        work() if sum(len(part) for text in texts for part in text) <= INLINE_CHARS else await asyncio.to_thread(work)
+    )
+
+
+def asked(
+    api: ApiServer, body: PooledBody, prompts: Sequence[Encoded], params: PoolingParams, request_id: str
+) -> list[PoolingAsked]:
+    """Return the requests of prompts, after a last check that they fit this model."""
+    most = api.config.max_queue_requests
+    if len(prompts) > most > 0:
+        raise BadRequest(f"there are {len(prompts)} inputs, of at most {most} requests at once.", param="input")
+    vocabulary = api.service.facts().vocab_size
+    for prompt in prompts:
+        if not prompt.ids:
+            raise BadRequest("an input is empty; give at least one token.", param="input")
+        if (wrong := max(prompt.ids)) >= vocabulary:
+            raise BadRequest(
+                f"an input has token id {wrong}, outside the vocabulary (0 to {vocabulary - 1}).", param="input"
+            )
+    return [
+        PoolingAsked(
+            id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
+            prompt=prompt,
+            params=params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            timeout=api.config.request_timeout,
+            queue_timeout=api.config.queue_timeout,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+async def compared(
+    api: ApiServer,
+    body: ScoreBody | RerankBody,
+    firsts: list[str],
+    seconds: list[str],
+    request_id: str,
+) -> list[PoolingAsked]:
+    """Return the requests for comparing one text with each of several, or each with its own: a pair is one request of a
+    reranker; of a model that embeds there is one for each text, the first ones first. Raise RequestFailed or
+    InvalidRequest."""
+    check_model(api, body.model)
+    spec = pooling_facts(api.service)
+    check_scores(spec)
+    params = pooling_params(body, spec.task)
+    if len(firsts) not in (1, len(seconds)):
+        raise BadRequest(
+            f"there are {len(firsts)} texts on one side and {len(seconds)} on the other; give one, or as many.",
+            param="text_1",
+        )
+    if spec.task == "embed":
+        if body.instruction is not None:
+            raise BadRequest("instruction is for rerankers, and this model embeds; leave it out.", param="instruction")
+        params = replace(params, use_activation=None)
+        before = api.encoder.prompt(None)
+        texts = [(f"{before}{text}",) for text in (*firsts, *seconds)]
+        encoded = await encoded_all(api, texts, partial(api.encoder.one, params=params), params)
+    else:
+        pair = partial(api.encoder.pair, params=params, instruction=body.instruction)
+        one = firsts[0] if len(firsts) == 1 else None
+        pairs = [(one, text) for text in seconds] if one is not None else list(zip(firsts, seconds, strict=True))
+        encoded = await encoded_all(api, pairs, pair, params)
+    return asked(api, body, encoded, params, request_id)
+
+
+def sides(body: ScoreBody) -> tuple[list[str], list[str]]:
+    """Return the texts of both sides. Raise BadRequest unless each side is there under one of its names."""
+    found = []
+    for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2")):
+        given = [name for name in names if getattr(body, name) is not None]
+        if len(given) != 1:
+            told = f"{' and '.join(given)} are the same" if given else f"{names[0]} is required"
+            raise BadRequest(f"{told}; give one of {', '.join(names)}.", param=names[0])
+        value = getattr(body, given[0])
+        found.append([value] if isinstance(value, str) else value)
+    return found[0], found[1]

@@ -1,0 +1,166 @@
+"""The part that parsers of tool calls share: calls as they are found, and calls that are written as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.text.parsers.events import CallDelta
+from ridgeline.text.parsers.scanner import Give, Reading, Scanner, Tags
+
+Tools = Mapping[str, Mapping[str, Any]]  # a function's name → the JSON schema of its arguments
+
+# Everything up to an object of arguments. It has no "<", so that it never reaches beyond a tag.
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+MARKS = re.compile(r'["\\{}\[\]<]')
+SEPARATORS = re.compile(r"[\s,]*")
+LIST, LIST_END = Tags("["), Tags("]")
+
+
+class JsonSpan:
+    """The place within a JSON object or list that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def end(self, text: str, start: int = 0) -> tuple[int, bool]:
+        """Return where the value's part of the text ends, and if the value ends there.
+
+        Outside of strings JSON has no "<", so a broken value ends at the next tag at the latest.
+        """
+        place = start
+        if self._escaped and place < len(text):
+            self._escaped, place = False, place + 1
+        while (mark := MARKS.search(text, place)) is not None:
+            char, place = mark[0], mark.end()
+            if self._quoted:
+                self._quoted = char != '"'
+                if char == "\\":
+                    self._escaped = place == len(text)
+                    place += 1
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return place, True
+            elif char == "<":
+                return place - 1, True
+        return len(text), False
+
+
+class CallParser(Scanner):
+    """The base of parsers of calls. `calls` counts those that have begun."""
+
+    def __init__(self, tools: Tools | None = None) -> None:
+        super().__init__()
+        self.tools = tools or {}
+        self.calls = 0
+
+    def wrong(self, opened: str, text: str, before: int) -> None:
+        """Give what proved to be no call as content, with what opened it unless a call has come behind that. `before`
+        counts the calls until then."""
+        self.content(text if self.calls > before else opened + text)
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        self.calls += 1
+        self.emit(CallDelta(self.calls - 1, name, id=call_id))
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self.emit(CallDelta(self.calls - 1, arguments=text))
+
+    def json_value(self, give: Give) -> Reading[bool]:
+        """Give a JSON object or list as it comes, and return True if it is complete."""
+        span = JsonSpan()
+        while True:
+            end, complete = span.end(self._text)
+            if end:
+                give(self.cut(end))
+            if complete:
+                return True
+            if not (yield from self.more()):
+                if self._text:
+                    continue
+                return False
+
+    def json_arguments(self) -> Reading[None]:
+        """Read the object of arguments of the call that has begun. Without one the call has none."""
+        yield from self.space()
+        if (yield from self.peek()) == "{":
+            yield from self.json_value(self.arguments)
+        else:
+            self.arguments("{}")
+
+    def json_call(self) -> Reading[str | None]:
+        """Read {"name": …, "arguments": {…}}. Return None, or the text that was read if it is no call.
+
+        Arguments are given as they come where the name stands before them, and otherwise when the object has ended.
+        """
+        read, span = 0, JsonSpan()
+        while True:
+            head = HEAD.match(self._text)
+            name = decoded(head[1]) if head else None
+            if head and isinstance(name, str):
+                self.cut(head.end())
+                self.begin(name)
+                yield from self.json_value(self.arguments)
+                yield from self.space()
+                yield from self.rest_of_call()
+                return None
+            read, complete = span.end(self._text, read)
+            if complete or (self._ended and read >= len(self._text)):
+                text = self.cut(read)
+                return None if self.whole_call(text) else text
+            yield
+
+    def rest_of_call(self) -> Reading[None]:
+        """Read on from the end of a call's arguments to the end of its object, which may say more, such as an id."""
+        if (yield from self.peek()) in ("}", ","):
+            span = JsonSpan()
+            end = 0
+            while True:
+                end, complete = span.end(self._text, end)
+                if complete or self._ended:
+                    self.cut(end)
+                    return
+                yield
+
+    def whole_call(self, text: str) -> bool:
+        """Give a call that is written in full, in whatever order. Return False if it is none."""
+        value = decoded(text)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return False
+        arguments = value.get("arguments", value.get("parameters", {}))
+        found = value.get("id")
+        self.begin(value["name"], found if isinstance(found, str) and found else None)
+        self.arguments(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+        return True
+
+    def json_calls(self) -> Reading[str | None]:
+        """Read one call or a list of calls. Return None, or the text of what is none."""
+        yield from self.space()
+        if (yield from self.expect(LIST)) is None:
+            return (yield from self.json_call()) if (yield from self.peek()) == "{" else ""
+        before, read = self.calls, "["  # what was read since the last call
+        while True:
+            read += yield from self.match(SEPARATORS)
+            if (yield from self.peek()) != "{":
+                read += (yield from self.expect(LIST_END)) or ""
+                return None if self.calls > before else read
+            broken = yield from self.json_call()
+            if broken is not None:
+                return read + broken
+            read = ""
+
+
+def decoded(text: str) -> object:
+    """Return the value of a JSON text, or None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

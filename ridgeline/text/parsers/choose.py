@@ -1,0 +1,132 @@
+"""The forms that a model writes: by name, or by what its chat template and its tokens say.
+
+forms = choose("auto", "qwen3", templates, added)
+reader = forms.reader(prompt, tools, calls=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.text.parsers.calls import Tools
+from ridgeline.text.parsers.forms import Form, ReasoningForm, ToolForm
+from ridgeline.text.parsers.reader import AnswerReader, Parser
+from ridgeline.text.parsers.reasoning import REASONING_FORMS
+from ridgeline.text.parsers.reasoning.think import ThinkParser
+from ridgeline.text.parsers.tools import TOOL_FORMS
+from ridgeline.text.parsers.tools.harmony import START, HarmonyParser
+from ridgeline.text.parsers.tools.hermes import FORM as HERMES
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The forms of a model's calls and reasoning. None is none that is known."""
+
+    tools: ToolForm | None = None
+    reasoning: ReasoningForm | None = None
+
+    @property
+    def channels(self) -> bool:
+        """True if one parser reads the whole answer."""
+        return self.tools is HARMONY or (self.reasoning is not None and self.reasoning.channels)
+
+    @property
+    def forced(self) -> ToolForm:
+        """The form in which calls are forced."""
+        return self.tools if self.tools is not None and self.tools.frame is not None else HERMES
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The texts that must show, although they may be special tokens of the model."""
+        reasoning = self.reasoning
+        between = () if reasoning is None else (*reasoning.begins, *reasoning.ends)
+        return (*(self.tools.tags if self.tools else ()), *(HARMONY.tags if self.channels else ()), *between)
+
+    def inside(self, prompt: str) -> bool | None:
+        """Return True if the prompt ends within the reasoning, False if it ends behind it, and None if the model may
+        begin it."""
+        form, end = self.reasoning, prompt.rstrip()
+        if form is None:
+            return False
+        if end.endswith(form.ends):
+            return False
+        return True if form.implied or form.channels or end.endswith(form.begins) else None
+
+    def reader(
+        self,
+        prompt: str,
+        tools: Tools,
+        *,
+        calls: bool,
+        forced: bool = False,
+        most: int | None = None,
+        added: Collection[str] = (),
+    ) -> AnswerReader:
+        """Return the reader of one answer.
+
+        prompt: the text that the answer continues.
+        tools: the functions that the request offers.
+        calls: calls are looked for.
+        forced, most: as in `AnswerReader`.
+        added: the tokens that the tokenizer knows as a whole.
+        """
+        form = (self.forced if forced else self.tools) if calls else None
+        new_id = {} if form is None else {"new_id": form.new_id}
+        if self.channels:
+            head = prompt.rpartition(START)[2]
+            harmony = HarmonyParser(tools, START + head, calls=calls, reasoning=self.reasoning is not None)
+            return AnswerReader([harmony], most=most, forced=forced, **new_id)
+        stages: list[Parser] = []
+        inside = self.inside(prompt)
+        if self.reasoning is not None and inside is not False:
+            interrupts = [tag for tag in form.opens if tag in added] if form is not None else []
+            stages.append(ThinkParser(self.reasoning, inside=bool(inside), interrupts=interrupts))
+        if form is not None:
+            stages.append(form.parser(tools))
+        return AnswerReader(stages, most=most, forced=forced, **new_id)
+
+
+HARMONY = TOOL_FORMS[0]
+
+
+def choose(tools: str, reasoning: str, templates: Iterable[str], added: Collection[str]) -> Forms:
+    """Return the forms by their names, or those that "auto" finds.
+
+    templates: the sources of the model's chat templates.
+    added: the tokens that the tokenizer knows as a whole.
+
+    Raise InvalidConfig for an unknown name.
+    """
+    texts = list(templates)
+    return Forms(
+        _chosen("tool_call_parser", tools, TOOL_FORMS, texts, ()),
+        _chosen("reasoning_parser", reasoning, REASONING_FORMS, texts, added),
+    )
+
+
+def _chosen(
+    flag: str, name: str, forms: Sequence[AnyForm], templates: list[str], added: Collection[str]
+) -> AnyForm | None:
+    if name == "none":
+        return None
+    if name == "auto":
+        return next((each for each in forms if _known(each.known_by, templates, added)), None)
+    found = next((each for each in forms if name in (each.name, *each.aliases)), None)
+    if found is not None:
+        return found
+    known = ", ".join(sorted(name for each in forms for name in (each.name, *each.aliases)))
+    raise InvalidConfig(f"unknown {flag} {name!r}; use auto, none or one of {known}.")
+
+
+def _known(entries: Iterable[tuple[str, ...]], templates: list[str], added: Collection[str]) -> bool:
+    """Return True if some entry's words all stand in one template, or are all tokens of the model."""
+    return any(
+        any(all(word in text for word in words) for text in templates)
+        or (bool(added) and all(w in added for w in words))
+        for words in entries
+    )

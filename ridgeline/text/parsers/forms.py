@@ -1,0 +1,80 @@
+"""Forms of tool calls and of reasoning: how each is known, read, and held to by a grammar.
+
+A form is one file in `tools/` or `reasoning/` with a `FORM`, and one line in that folder's `__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ridgeline.text.parsers.calls import CallParser, Tools
+from ridgeline.text.parsers.reader import call_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The text of forced calls: `start`, calls with `between` them, `end`.
+
+    call: a call's text. In it stand $NAME (the bare name), $QUOTED (the name as JSON), $ARGS (the arguments as JSON)
+        and $INDEX (any number).
+    """
+
+    call: str
+    start: str = ""
+    between: str = "\n"
+    end: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A form, as a flag or a template tells it.
+
+    name, aliases: what it is called by. The names are vLLM's where it knows the form.
+    known_by: words of chat templates. A template that has all words of one entry teaches this form.
+    """
+
+    name: str
+    known_by: tuple[tuple[str, ...], ...]
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolForm(Form):
+    """A form of tool calls.
+
+    parser: makes the parser, for the tools that a request offers.
+    tags: texts that the parser needs to see, even where they are special tokens of the model.
+    opens: those of the tags that can only begin calls. They end reasoning that the model forgot to end.
+    frame: the text of forced calls, if a grammar can say it. Forced calls of other forms are written as Hermes does.
+    newer: a tag and the frame that models with this tag were taught instead.
+    new_id: makes the ids of calls whose text names none.
+    """
+
+    parser: Callable[[Tools], CallParser]
+    tags: tuple[str, ...] = ()
+    opens: tuple[str, ...] = ()
+    frame: Frame | None = None
+    newer: tuple[str, Frame] | None = None
+    new_id: Callable[[], str] = call_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningForm(Form):
+    """A form in which reasoning is set apart, between two tags.
+
+    begins, ends: the tags, of which any may stand. The first of `ends` is the one that a spent budget forces.
+    before_end: text that a spent budget forces before the tag.
+    opening, call_ends: what forced calls stand behind, and where reasoning ends before them, if that is not as in other
+        answers.
+    implied: text without a tag before it is reasoning unless the prompt has closed it.
+    channels: reasoning, calls and content are messages of one form, which one parser reads.
+    """
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    before_end: str = ""
+    opening: str = ""
+    call_ends: tuple[str, ...] = ()
+    implied: bool = False
+    channels: bool = False

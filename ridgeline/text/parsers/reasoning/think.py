@@ -1,0 +1,58 @@
+"""Reasoning between two tags, with which the prompt may have begun already:
+
+<think>
+It asks for weather.
+</think>
+
+It rains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.text.parsers.forms import ReasoningForm
+from ridgeline.text.parsers.scanner import Reading, Scanner, Tags, Trimmed
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class ThinkParser(Scanner):
+    """The parser of one stretch of reasoning, which stands at the beginning. White space around it is left out.
+
+    inside: the prompt ends within the reasoning.
+    interrupts: tags that can only begin calls. They end reasoning that the model forgot to end, and are content.
+    """
+
+    reasons = True
+
+    def __init__(self, form: ReasoningForm, *, inside: bool, interrupts: Sequence[str] = ()) -> None:
+        self._inside = inside
+        self._begins = Tags(*form.begins)
+        self._interrupts = interrupts
+        self._ends = Tags(*form.ends, *interrupts)
+        super().__init__()
+
+    def parse(self) -> Reading[None]:
+        blank = yield from self.space()
+        if not (yield from self.expect(self._begins)) and not self._inside:
+            self.content(blank)
+        else:
+            self.turn(True, back=len(blank) if self._inside else 0)
+            tag = yield from self.until(self._ends, Trimmed(self.reasoning))
+            self.turn(False, back=len(tag or ""))
+            if tag in self._interrupts:
+                self.content(tag or "")
+            else:
+                yield from self.space()
+        yield from self.until(NONE, self.content)
+
+
+NONE = Tags()
+FORM = ReasoningForm(
+    name="qwen3",
+    aliases=("deepseek_v3", "deepseek_v31", "glm45", "glm47", "kimi_k2", "olmo3", "holo2", "ernie45", "think"),
+    begins=(OPEN,),
+    ends=(CLOSE,),
+    known_by=((CLOSE,),),
+)

@@ -1,0 +1,38 @@
+"""Tool calls in the form of Granite 3, a list behind a tag:
+
+<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]
+
+Granite 4 writes as Hermes does.
+"""
+
+from __future__ import annotations
+
+from ridgeline.text.parsers.calls import CallParser
+from ridgeline.text.parsers.forms import Frame, ToolForm
+from ridgeline.text.parsers.scanner import Reading, Tags
+
+OPEN, SPELLED = "<|tool_call|>", "<tool_call>"
+
+
+class GraniteParser(CallParser):
+    opens = Tags(OPEN, SPELLED)
+
+    def parse(self) -> Reading[None]:
+        while (tag := (yield from self.until(self.opens, self.content))) is not None:
+            before, space = self.calls, (yield from self.space())
+            wrong = yield from self.json_calls()
+            if wrong is not None:
+                self.wrong(tag + space, wrong, before)
+            else:
+                yield from self.space()
+
+
+FORM = ToolForm(
+    name="granite",
+    aliases=("granite-20b-fc",),
+    parser=GraniteParser,
+    known_by=(("<|tool_call|>",),),
+    tags=(OPEN, SPELLED),
+    opens=(OPEN,),
+    frame=Frame(start=OPEN + "[", call='{"name": $QUOTED, "arguments": $ARGS}', between=", ", end="]"),
+)

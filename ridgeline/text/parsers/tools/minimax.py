@@ -1,0 +1,48 @@
+"""Tool calls in the form of MiniMax M1, one on each line:
+
+<tool_calls>
+{"name": "weather", "arguments": {"city": "Oslo"}}
+</tool_calls>
+"""
+
+from __future__ import annotations
+
+import re
+
+from ridgeline.text.parsers.calls import CallParser
+from ridgeline.text.parsers.forms import Frame, ToolForm
+from ridgeline.text.parsers.scanner import Reading, Tags
+
+OPEN, CLOSE = "<tool_calls>", "</tool_calls>"
+BETWEEN = re.compile(r"[\s,]*")
+
+
+class MinimaxParser(CallParser):
+    opens, closes = Tags(OPEN), Tags(CLOSE)
+
+    def parse(self) -> Reading[None]:
+        while (yield from self.until(self.opens, self.content)):
+            before, read = self.calls, OPEN
+            while True:
+                read += yield from self.match(BETWEEN)
+                wrong = (yield from self.json_call()) if (yield from self.peek()) == "{" else ""
+                if wrong is None:
+                    read = ""
+                    continue
+                rest, tag = yield from self.taken(self.closes)
+                if wrong or rest or self.calls == before:
+                    self.content(read + wrong + rest + (tag or ""))
+                else:
+                    yield from self.space()
+                break
+
+
+FORM = ToolForm(
+    name="minimax",
+    aliases=("minimax_m1",),
+    parser=MinimaxParser,
+    known_by=((OPEN,),),
+    tags=(OPEN, CLOSE),
+    opens=(OPEN,),
+    frame=Frame(start=OPEN + "\n", call='{"name": $QUOTED, "arguments": $ARGS}', between="\n", end="\n" + CLOSE),
+)

@@ -1,0 +1,36 @@
+"""Tool calls in the form of Olmo 3, Python's calls on lines of their own:
+
+<function_calls>
+weather(city="Oslo", days=2)
+</function_calls>
+"""
+
+from __future__ import annotations
+
+from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.scanner import Reading, Tags
+from ridgeline.text.parsers.tools.pythonic import PythonicParser
+
+OPEN, CLOSE = "<function_calls>", "</function_calls>"
+
+
+class Olmo3Parser(PythonicParser):
+    blocks, block_ends = Tags(OPEN), Tags(CLOSE)
+
+    def parse(self) -> Reading[None]:
+        while (yield from self.until(self.blocks, self.content)):
+            before, wrong = self.calls, (yield from self.python_calls())
+            rest, tag = yield from self.taken(self.block_ends)
+            if wrong is not None:
+                self.wrong(OPEN, wrong + rest + (tag or ""), before)
+            else:
+                yield from self.space()
+
+
+FORM = ToolForm(
+    name="olmo3",
+    parser=Olmo3Parser,
+    known_by=((OPEN,),),
+    tags=(OPEN, CLOSE),
+    opens=(OPEN,),
+)

@@ -1,0 +1,39 @@
+"""Tool calls in the form of Qwen3-Coder:
+
+<tool_call>
+<function=weather>
+<parameter=city>
+Oslo
+</parameter>
+</function>
+</tool_call>
+"""
+
+from __future__ import annotations
+
+from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.xml import XmlParser, XmlTags
+
+
+class QwenCoderParser(XmlParser):
+    form = XmlTags(
+        open="<tool_call>",
+        close="</tool_call>",
+        call="<function=",
+        call_end="</function>",
+        name_end=">",
+        key="<parameter=",
+        key_end=">",
+        value_end="</parameter>",
+        line=True,
+    )
+
+
+FORM = ToolForm(
+    name="qwen3_coder",
+    aliases=("qwen3_xml",),
+    parser=QwenCoderParser,
+    known_by=(("<function=", "<parameter="),),
+    tags=("<tool_call>", "</tool_call>"),
+    opens=("<tool_call>",),
+)

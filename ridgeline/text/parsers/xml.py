@@ -1,0 +1,195 @@
+"""Tool calls whose arguments are tagged texts, each under its name. What a text means follows from the tool's schema: a
+string is taken as it stands, and numbers, booleans, lists and objects are decoded."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.text.parsers.calls import CallParser, Tools, decoded
+from ridgeline.text.parsers.scanner import Give, Reading, Tags
+
+MOST_REFERENCES = 8  # followed one after another
+ANY = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+PYTHON = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class XmlTags:
+    """The tags of a form.
+
+    open, close: around calls.
+    call, call_end: around one call, behind whose first tag its name stands; "" if `open` and `close` have one call.
+    name_end: behind the name; "" if the first key or the call's end follows.
+    key, key_end: around an argument's name.
+    value, value_end: around an argument's text; `value` may be "".
+    line: a text stands on lines of its own, whose first and last line break do not belong to it.
+    """
+
+    open: str
+    close: str
+    call: str = ""
+    call_end: str = ""
+    name_end: str = ""
+    key: str
+    key_end: str
+    value: str = ""
+    value_end: str
+    line: bool = False
+
+
+class XmlParser(CallParser):
+    """Strings are given as they come, other arguments when they are complete. A call may lack the tags around it."""
+
+    form: XmlTags
+
+    def __init__(self, tools: Tools | None = None) -> None:
+        form = self.form
+        self._end = form.call_end or form.close
+        self._opens = Tags(*filter(None, (form.open, form.call)))
+        self._next = Tags(*filter(None, (form.call, form.close)))
+        self._names = Tags(*filter(None, (form.name_end, form.key if not form.name_end else "", self._end)))
+        self._keys = Tags(*dict.fromkeys((form.key, self._end, form.close)))
+        self._key_end, self._value_end = Tags(form.key_end), Tags(form.value_end)
+        self._value = Tags(form.value) if form.value else None
+        super().__init__(tools)
+
+    def parse(self) -> Reading[None]:
+        form = self.form
+        while (tag := (yield from self.until(self._opens, self.content))) is not None:
+            while tag is not None and tag != form.close:
+                if tag == (form.call or form.open):
+                    tag = yield from self._call(tag)
+                else:
+                    blank, tag = yield from self.taken(self._next)
+                    if blank.strip():  # no call of this form
+                        self.content(form.open + blank + (tag or ""))
+                        break
+            yield from self.space()
+
+    def _call(self, opened: str) -> Reading[str | None]:
+        """Read on from a call's opening tag to its end, and return the tag there."""
+        form = self.form
+        name, tag = yield from self.taken(self._names)
+        if tag is None or not name.strip() or (form.name_end and tag != form.name_end):
+            self.content(opened + name + (tag or ""))
+            return tag
+        name = name.strip().strip("\"'")
+        self.begin(name)
+        schema, first = self.tools.get(name, {}), True
+        if tag == form.name_end:
+            tag = yield from self.until(self._keys, self.drop)
+        while tag == form.key:
+            key, tag = yield from self.taken(self._key_end)
+            if self._value is not None:
+                tag = yield from self.until(self._value, self.drop)
+            if tag is None:
+                break
+            key = key.strip().strip(QUOTES)
+            self.arguments(f"{'{' if first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
+            first = False
+            yield from self._read_value(types_of(schema, key))
+            tag = yield from self.until(self._keys, self.drop)
+        if tag is not None or first:
+            self.arguments("{}" if first else "}")
+        if tag == self._end and tag != form.close:
+            yield from self.space()
+            return (yield from self.until(self._next, self.drop)) if (yield from self.peek()) == "<" else None
+        return tag
+
+    def _read_value(self, types: frozenset[str]) -> Reading[None]:
+        if types == {"string"}:
+            self.arguments('"')
+            text = Framed(lambda piece: self.arguments(json.dumps(piece, ensure_ascii=False)[1:-1]), self.form.line)
+            if (yield from self.until(self._value_end, text, whole=False)) is not None:
+                self.arguments('"')
+            return
+        parts: list[str] = []
+        if (yield from self.until(self._value_end, parts.append)) is not None:
+            self.arguments(as_json("".join(parts), types, self.form.line))
+
+
+QUOTES = "\"'"
+
+
+class Framed:
+    """A giver that leaves out one line break at each end of what it is given, if `line` says so."""
+
+    def __init__(self, give: Give, line: bool) -> None:
+        self._give, self._line, self._begun, self._held = give, line, False, ""
+
+    def __call__(self, text: str) -> None:
+        if not self._line:
+            self._give(text)
+            return
+        if not self._begun:
+            self._begun, text = True, text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if text.endswith("\n") else ""
+        if text := text.removesuffix("\n"):
+            self._give(text)
+
+
+def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the types that an argument may have by the schema of a function. One that it does not know is a string."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or name not in properties:
+        return frozenset({"string"})
+    return _types(properties[name], schema, MOST_REFERENCES)
+
+
+def _types(part: object, whole: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(part, Mapping) or depth == 0:
+        return ANY
+    if isinstance(reference := part.get("$ref"), str):
+        return _types(_referred(reference, whole), whole, depth - 1)
+    named = part.get("type")
+    if isinstance(named, str):
+        return frozenset({named})
+    if isinstance(named, list):
+        return frozenset(each for each in named if isinstance(each, str)) or ANY
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if isinstance(part.get(choice), list) and part[choice]:
+            found = [_types(each, whole, depth - 1) for each in part[choice]]
+            return frozenset.intersection(*found) if choice == "allOf" else frozenset.union(*found)
+    values = [part["const"]] if "const" in part else part.get("enum")
+    return _types_of_values(values) if isinstance(values, list) and values else ANY
+
+
+def _types_of_values(values: Iterable[object]) -> frozenset[str]:
+    return frozenset(PYTHON.get(type(value), "null") for value in values)
+
+
+def _referred(reference: str, whole: Mapping[str, Any]) -> object:
+    part: object = whole
+    for step in reference.removeprefix("#/").split("/"):
+        part = part.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part
+
+
+def as_json(text: str, types: frozenset[str], line: bool) -> str:
+    """Return an argument's text as JSON of one of the types. A text that fits none of them is a string."""
+    bare = text.strip()
+    value = decoded(bare)
+    fits = (value is not None or bare == "null") and _fits(value, types)
+    if fits and not isinstance(value, str) and bare.lower() not in ("nan", "infinity", "-infinity"):
+        return bare
+    if "string" not in types or bare == "None":
+        try:
+            value = ast.literal_eval(bare.capitalize() if bare in ("true", "false") else bare)
+            if not isinstance(value, str) and _fits(value, types):
+                return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            pass
+    if "string" not in types and isinstance(decoded(bare), str):
+        return bare
+    return json.dumps(text.removeprefix("\n").removesuffix("\n") if line else text, ensure_ascii=False)
+
+
+def _fits(value: object, types: frozenset[str]) -> bool:
+    kind = PYTHON.get(type(value), "null" if value is None else "")
+    whole = isinstance(value, float) and value.is_integer()
+    return kind in types or (kind == "integer" and "number" in types) or (whole and "integer" in types)

@@ -1,0 +1,92 @@
+"""The end of a step of a model that pools: vectors of the rows whose prompts are complete.
+
+Legend:
+    T  tokens of the step
+    R  rows whose prompts are complete
+    M  width of hidden states, or of a vector
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import Assign, Finish, StepPlan, StepResult
+from ridgeline.core.pooling import TOKENWISE, PoolingSpec
+from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.upload import Download, upload
+
+
+class Vectors:
+    """The vectors of a plan on their way to the host.
+
+    rows: the plan's rows that have one, in the order of `vectors_RM`.
+    tokenwise: rows that have a vector for every token: [T, M] each.
+    """
+
+    def __init__(self, plan: StepPlan, rows: np.ndarray, vectors_RM: Tensor, tokenwise: dict[int, Tensor]) -> None:
+        self.plan, self._rows, self._tokenwise = plan, rows, list(tokenwise)
+        self._download = Download((vectors_RM, *tokenwise.values()))
+
+    def result(self, elapsed: float) -> StepResult:
+        """Return the plan's result. The device must be done with the step."""
+        vectors_RM, *others = self._download.arrays()
+        pooled = dict(zip(self._rows.tolist(), vectors_RM, strict=True))
+        pooled |= dict(zip(self._tokenwise, others, strict=True))
+        count = len(self.plan.rows)
+        finish_R = np.zeros(count, np.int8)
+        for row, vector in pooled.items():
+            finish_R[row] = Finish.STOP if np.isfinite(vector).all() else Finish.NAN
+        return StepResult(
+            self.plan.id,
+            tokens_RK=np.full((count, 1), -1, np.int32),
+            emitted_R=np.zeros(count, np.int32),
+            finish_R=finish_R,
+            pooled=pooled,
+            elapsed=elapsed,
+        )
+
+
+@torch.inference_mode()
+def pooled(decoder: Decoder, plan: StepPlan, hidden: Hidden, forms: dict[int, Assign]) -> Vectors:
+    """Queue the pooling of a step's hidden states.
+
+    forms: by slot, its full form.
+    """
+    spec, rows = decoder.spec.pooling, plan.rows
+    assert spec is not None
+    end_R = np.cumsum(rows.num_tokens_R)
+    start_R = end_R - rows.num_tokens_R
+    complete = np.flatnonzero(rows.num_logits_R)
+    by_token = np.array([forms[int(rows.slots_R[row])].task in TOKENWISE for row in complete], bool)
+    one_each = complete[~by_token]
+    tokenwise = {
+        row: decoder.head(decoder.normed(hidden.at(slice(int(start_R[row]), int(end_R[row]))))).float()
+        for row in complete[by_token].tolist()
+    }
+    if not len(one_each):
+        return Vectors(plan, one_each, hidden.x_TM.new_empty((0, 1), dtype=torch.float32), tokenwise)
+    if spec.kind == "mean":
+        vectors_RM = _means(decoder, hidden, rows.num_tokens_R, one_each)
+    else:
+        index_R = start_R[one_each] if spec.kind == "cls" else end_R[one_each] - 1
+        chosen = hidden.at(upload(index_R.astype(np.int64), hidden.x_TM.device))
+        if spec.tokens:
+            return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
+        vectors_RM = decoder.normed(chosen)
+    return Vectors(plan, one_each, decoder.head(vectors_RM).float(), tokenwise)
+
+
+def _means(decoder: Decoder, hidden: Hidden, num_tokens_R: np.ndarray, rows: np.ndarray) -> Tensor:
+    """Return the means of these rows' hidden states, summed in float32: [R, M] in the model's dtype."""
+    x_TM = decoder.normed(hidden)
+    lengths = upload(num_tokens_R.astype(np.int64), x_TM.device)
+    means_RM = torch.segment_reduce(x_TM.float(), "mean", lengths=lengths, axis=0, unsafe=True)
+    return means_RM[upload(rows.astype(np.int64), x_TM.device)].to(x_TM.dtype)
+
+
+def _scores(decoder: Decoder, last: Hidden, spec: PoolingSpec) -> Tensor:
+    """Return the scores of the spec's tokens as the next one, [R, tokens], or the second's less the first's, [R, 1]."""
+    scores_RM = decoder.logits(last)[:, list(spec.tokens)].float()
+    return scores_RM[:, 1:] - scores_RM[:, :1] if spec.difference else scores_RM

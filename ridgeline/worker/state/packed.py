@@ -1,0 +1,49 @@
+"""Bidirectional attention among the tokens of a step: nothing is kept, and rows lie packed behind one another.
+
+Legend:
+    T  tokens of the step
+    H  query heads
+    D  head width
+    X  (H + 2 G) D, columns of the fused projection
+    S  slots
+    C  columns of a block table
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import ContractViolation
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.packed_attention.op import PackedRows
+from ridgeline.layers.heads import Heads
+from ridgeline.worker.state.buffer import StateMemory
+from ridgeline.worker.state.states import DeviceRows
+
+
+class Packed:
+    """A `GroupState` without memory, which stands for all of its layers, a `layers.attention.Attends`."""
+
+    rows: PackedRows
+
+    def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
+        self.ops = ops
+
+    def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
+        """Note the step's rows. Their lengths must be known here, so such a step is no captured graph."""
+        if rows.num_tokens_R is None:
+            raise ContractViolation("bidirectional attention sizes its work on the host; it cannot be captured.")
+        self.rows = PackedRows.of(rows.num_tokens_R)
+
+    def layer(self, index: int) -> Packed:
+        return self
+
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None) -> Tensor:
+        """Return the attended heads, [T, H * D]."""
+        q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
+        spec = heads.spec
+        out_THD = self.ops.packed_attention(q_THD, k_TGD, v_TGD, self.rows, spec.scale, spec.window)
+        return out_THD.flatten(1)

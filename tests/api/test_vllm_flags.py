@@ -1,0 +1,265 @@
+"""Command lines and keyword arguments as vLLM's users write them."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from benchmarks.api_flags import PAGE, VLLM, page
+from ridgeline import LLM, cli
+from ridgeline.cli.serve import own_flags, read_file
+from ridgeline.cli.translate import translate
+from ridgeline.core.config import LLMConfig, count
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.vllm_flags import FLAGS, State
+from tests.api.conftest import write_tokenizer
+
+OWN = own_flags()
+
+
+def words(line: str) -> list[str]:
+    found = translate(shlex.split(line), OWN)
+    assert not found.unknown
+    assert not found.refused, found.refused
+    return [*([found.model] if found.model else []), *found.words]
+
+
+# ---- the tables -------------------------------------------------------------------------------------------------
+
+
+def test_every_flag_of_vllms_has_exactly_one_state() -> None:
+    theirs = set(VLLM.read_text().split())
+    assert len(theirs) > 300
+    assert theirs - {"model"} <= OWN.keys() | FLAGS.keys()
+    assert not OWN.keys() & FLAGS.keys(), "what is a setting of ours needs no row"
+    assert not {name for name, flag in FLAGS.items() if not flag.text or flag.text.endswith(".")}
+    ours = {flag.ours[2:].removeprefix("no-") for flag in FLAGS.values() if flag.state is State.RENAMED}
+    assert ours <= OWN.keys()
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    assert PAGE.read_text() == page(), "run `python -m benchmarks.api_flags`"
+
+
+def test_own_flags_are_those_of_the_verb() -> None:
+    verb = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    options = {
+        parameter.name.replace("_", "-"): parameter for parameter in verb.params if parameter.opts[0][:2] == "--"
+    }
+    assert options.keys() - {"help"} == OWN.keys()
+    for name, takes in OWN.items():
+        parameter = options[name]
+        kind = "list" if parameter.multiple else "switch" if parameter.is_flag else "value"
+        assert takes.value == kind, name
+
+
+# ---- words ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("m --served-model-name a b", "m --served-model-name a --served-model-name b"),
+        ("m --api_key a b --port 1", "m --port 1 --api-key a --api-key b"),
+        ("""m --allowed-origins '["*"]'""", "m --allowed-origins *"),
+        ("""m --allowed-origins '["http://a", "http://b"]'""", "m --allowed-origins http://a --allowed-origins http://b"),
+        ("--model m --max_model_len=8k", "m --max-model-len 8k"),
+        ("--api-key a m", "m --api-key a"),
+        ("--api-key a m --port 2", "m --port 2 --api-key a"),
+        ("--api-key a", "--api-key a"),
+        ("m -tp 2 -q fp8", "m --tensor-parallel-size 2 --quantization fp8"),
+        ("m --no-enable-prefix-caching", "m --no-enable-prefix-caching"),
+        ("m --disable-prefix-caching", "m --no-enable-prefix-caching"),
+        ("m --disable-cascade-attn", "m --no-cascade"),
+        ("m --no-disable-cascade-attn", "m --cascade"),
+        ("m --load-format gguf", "m --load-format auto"),
+        ("m --kv-cache-memory-bytes 25.6k", "m --kv-cache-memory 25.6k"),
+        ("""m --hf-overrides.rope_theta 1e6 --hf-overrides.a.b '"x"'""",
+         """m --hf-overrides '{"rope_theta": 1000000.0, "a": {"b": "x"}}'"""),
+        ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests", "m"),
+        ("m --cpu-offload-gb 0 --no-enable-lora --response-role assistant", "m"),
+        ("""m --structured-outputs-config '{"backend": "xgrammar"}'""", "m"),
+        ("m -O.mode=3 --compilation-config.cudagraph_mode FULL", "m"),
+    ],
+)  # fmt: skip
+def test_a_command_line_of_vllms_is_ours(given: str, ours: str) -> None:
+    assert words(given) == shlex.split(ours)
+    assert words(ours) == shlex.split(ours), "ours is its own translation"
+
+
+def test_nothing_is_taken_in_silence() -> None:
+    """Each flag without effect has its line, and so has one with another name."""
+    for name, flag in FLAGS.items():
+        given = {"switch": [], "value": ["1.5"], "list": ["x", "y"]}[flag.takes]
+        found = translate(["m", f"--{name}", *given], OWN)
+        assert found.model == "m"
+        [line] = found.lines
+        assert line.flag == " ".join([f"--{name}", *given])
+        assert line.state is flag.state
+        assert flag.text in line.text
+        assert bool(found.words) is (flag.state is State.RENAMED)
+
+
+def test_two_models_are_a_mistake_and_unknown_flags_stay() -> None:
+    with pytest.raises(InvalidConfig, match="'a' and 'b'"):
+        translate(["a", "--model", "b"], OWN)
+    assert translate(["a", "--frob", "3"], OWN).unknown == [["--frob", "3"]]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ridgeline", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--enable-lora"], "--enable-lora is not supported: adapters"),
+        (["--speculative_config", '{"method": "ngram"}'], "--speculative_config"),
+        (["--structured-outputs-config.disable_any_whitespace", "true"], "only the key `backend`"),
+        (["--max-model-len", "8Q"], "8Q"),
+        (["--hf-overrides", "{"], "--hf-overrides must be a JSON object"),
+        (["--override-generation-config", '{"temprature": 1}'], "'temprature'"),
+        (["--root-path", "llm/"], "'llm/'"),
+    ],
+)
+def test_what_we_have_not_is_refused_by_name(
+    flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "serve", "--port", "0", "--host", "192.0.2.1", *flags) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("ridgeline: ")
+    assert said in printed
+    assert len(printed.splitlines()) == 1
+
+
+# ---- migrate ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "code"),
+    [
+        ("vllm serve m --trust-remote-code", "ridgeline serve m --host 0.0.0.0", 0),
+        ("python3 -m vllm.entrypoints.openai.api_server --model m --host h", "ridgeline serve m --host h", 0),
+        ("CUDA_VISIBLE_DEVICES=0,1 VLLM_API_KEY=k VLLM_USE_V1=1 vllm serve m --uds 's ock'",
+         "CUDA_VISIBLE_DEVICES=0,1 RIDGELINE_API_KEY=k ridgeline serve m --uds 's ock'", 0),
+        ("docker run --gpus all -v a:/root -e HF_TOKEN=t -p 9000:8000 --ipc=host vllm/vllm-openai:v0.33 --model m",
+         "HF_TOKEN=t ridgeline serve m --host 0.0.0.0 --port 9000", 0),
+        ("vllm serve m \\\n --enable-lora --frob 3 --port 1", "ridgeline serve m --port 1 --host 0.0.0.0", 1),
+    ],
+)  # fmt: skip
+def test_migrate_prints_a_command_that_parses_and_every_difference(
+    command: str, first: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "migrate", command) == code
+    printed, *rest = capsys.readouterr().out.splitlines()
+    assert printed == first
+    for flag in ("--trust-remote-code", "--enable-lora", "--frob", "VLLM_USE_V1", "-p 9000:8000", "--gpus all"):
+        assert (flag in command) is any(flag in line for line in rest), flag
+    ours = shlex.split(printed)
+    verb = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    verb.make_context("serve", ours[ours.index("serve") + 1 :])
+
+
+@pytest.mark.parametrize("command", ["vllm bench serve", "docker run redis", "ls -l", "docker run"])
+def test_migrate_says_what_it_reads(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "migrate", command) == 2
+    assert capsys.readouterr().err.startswith("ridgeline: ")
+
+
+# ---- values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("8k", 8000),
+        ("8K", 8192),
+        ("25.6k", 25_600),
+        ("2M", 2 << 20),
+        (" 7 ", 7),
+        ("1g", 10**9),
+        ("auto", None),
+        ("-1", None),
+    ],
+)
+def test_numbers_as_vllm_reads_them(text: str, number: int | None) -> None:
+    assert count(text, "max_model_len") == number
+    assert LLMConfig(max_model_len=text).max_model_len == number  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["25.6K", "8kk", "", "k", "1.2345k", "-5", "0x10", "1e3", "٣"])
+def test_no_numbers(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="max_model_len"):
+        LLMConfig(max_model_len=text)  # type: ignore[arg-type]
+
+
+def test_dtypes_have_vllms_other_names() -> None:
+    assert [LLMConfig(dtype=name).dtype for name in ("half", "float")] == ["float16", "float32"]
+
+
+def test_a_file_of_settings_takes_vllms_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "model: m\nserved-model-name: [a, b]\nallowed-origins: '[\"*\"]'\nkv-cache-memory-bytes: 1G\n"
+        "trust-remote-code: true\nenable-lora: false\nmax-model-len: 8k\ndisable-cascade-attn: true\n"
+    )
+    assert read_file(file) == {
+        "model": "m", "served_model_name": ["a", "b"], "allowed_origins": ["*"], "kv_cache_memory": "1G",
+        "max_model_len": "8k", "cascade": False,
+    }  # fmt: skip
+    assert "trust_remote_code has no effect" in capsys.readouterr().err
+    file.write_text("enable-lora: true\n")
+    with pytest.raises(InvalidConfig, match="enable_lora is not supported"):
+        read_file(file)
+
+
+# ---- LLM() ------------------------------------------------------------------------------------------------------
+
+
+def test_llm_takes_vllms_arguments_and_says_so(text_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), LLM(
+        text_model, trust_remote_code=True, swap_space=4, disable_log_stats=True, enable_lora=False, enforce_eager=True,
+        disable_cascade_attn=True, max_model_len="64", dtype="float", max_logprobs=2, generation_config="vllm",
+        override_generation_config={"temperature": 0.0, "max_new_tokens": 3},
+    ) as llm:  # fmt: skip
+        told = [record.message.split(" ")[0] for record in caplog.records]
+        assert told == ["trust_remote_code", "swap_space", "disable_log_stats", "enable_lora"]
+        assert llm.config.cascade is False
+        assert (llm.config.max_model_len, llm.config.dtype) == (64, "float32")
+        params = llm.get_default_sampling_params()
+        assert (params.temperature, params.max_tokens) == (0.0, 3)
+        assert len(llm.generate("a b")[0].outputs[0].token_ids) <= 3
+        with pytest.raises(InvalidRequest, match="logprobs is 3, and at most 2"):
+            llm.generate("a b", params.replace(logprobs=3))
+
+
+def test_llm_refuses_what_would_change_answers() -> None:
+    with pytest.raises(InvalidConfig, match="speculative_config is not supported"):
+        LLM("x", speculative_config={"method": "ngram"})
+    with pytest.raises(InvalidConfig, match="quantization_config"):
+        LLM("x", hf_overrides={"quantization_config": {}})
+    with pytest.raises(InvalidConfig, match="'top_q'"):
+        LLM("x", override_generation_config={"top_q": 1})
+
+
+def test_another_tokenizer_and_overrides_of_the_config(copy_of: Callable[[], Path], tmp_path: Path) -> None:
+    folder = copy_of()
+    other = tmp_path / "other"
+    other.mkdir()
+    write_tokenizer(other)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    with LLM(folder, tokenizer=other, hf_overrides={"max_position_embeddings": 48}) as llm:
+        assert llm.engine.config.max_model_len == 48
+        assert llm.get_tokenizer().encode("a b")

@@ -1,0 +1,178 @@
+"""Tiny random models that embed or classify, saved as model folders with tokenizers, and what transformers makes of
+their prompts: the oracle of tests of pooling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import models, pre_tokenizers, processors
+from torch import Tensor
+
+WORDS = [
+    "the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "what",
+    "is", "capital", "of", "france", "paris", "berlin", "yes", "no", "and", "then", "again",
+]  # fmt: skip
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+VOCAB = 64
+POSITIONS = 120
+DENSE = 24  # outputs of the dense layer in `sentence_folder`
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0,
+}
+_MODERN: dict[str, Any] = {
+    **_COMMON,
+    "local_attention": 8,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
+_DECODER: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
+_ROBERTA: dict[str, Any] = {**_COMMON, "type_vocab_size": 1, "max_position_embeddings": POSITIONS + 1}
+
+# Family → what makes the model of transformers
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**_COMMON)),
+    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**_ROBERTA)),
+    "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**_MODERN)),
+    "qwen3": lambda: transformers.Qwen3Model(transformers.Qwen3Config(**_DECODER)),
+    "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**_DECODER)),
+    "bert_classifier": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**_COMMON, num_labels=3)
+    ),
+    "bert_reranker": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**_COMMON, num_labels=1)
+    ),
+    "roberta_classifier": lambda: transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(**_ROBERTA, num_labels=4, problem_type="multi_label_classification")
+    ),
+    "xlm_roberta_reranker": lambda: transformers.XLMRobertaForSequenceClassification(
+        transformers.XLMRobertaConfig(**_ROBERTA, num_labels=1)
+    ),
+    "modernbert_classifier": lambda: transformers.ModernBertForSequenceClassification(
+        transformers.ModernBertConfig(
+            **_MODERN, num_labels=2, classifier_pooling="mean", classifier_bias=True, norm_bias=True, mlp_bias=True
+        )
+    ),
+    "qwen3_classifier": lambda: transformers.Qwen3ForSequenceClassification(
+        transformers.Qwen3Config(**_DECODER, num_labels=2)
+    ),
+    "qwen2_classifier": lambda: transformers.Qwen2ForSequenceClassification(
+        transformers.Qwen2Config(**{**_DECODER, "head_dim": 8}, num_labels=3)
+    ),
+    "llama_classifier": lambda: transformers.LlamaForSequenceClassification(
+        transformers.LlamaConfig(**_DECODER, num_labels=1)
+    ),
+    "qwen3_reranker": lambda: transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**_DECODER, tie_word_embeddings=True)
+    ),
+}
+ENCODERS = ("bert", "roberta", "modernbert")
+DECODERS = ("qwen3", "llama")
+CLASSIFIERS = tuple(
+    name for name in FAMILIES if name.endswith("classifier") or name in ("bert_reranker", "xlm_roberta_reranker")
+)
+
+
+def build(family: str) -> Any:
+    """Return the model, with norms and biases random too, so that a forgotten one shows."""
+    torch.manual_seed(0)
+    model = FAMILIES[family]()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=0.3 if parameter.ndim > 1 else 0.2)
+            if parameter.ndim == 1 and name.endswith("weight"):
+                parameter.add_(1)
+    return model.eval()
+
+
+def save(family: str, folder: Path) -> Path:
+    build(family).save_pretrained(folder)
+    tokenizer(family).save(str(folder / "tokenizer.json"))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def tokenizer(family: str) -> tokenizers.Tokenizer:
+    """Return a tokenizer of whole words. BERT's gives the second text of a pair another type."""
+    vocabulary = {word: index for index, word in enumerate([*SPECIALS, *WORDS])}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    pair, specials = "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
+    if family.startswith(("qwen", "llama")):
+        single, pair = "$A [SEP]", "$A $B [SEP]"
+    else:
+        single = "[CLS] $A [SEP]"
+        pair = pair if family.startswith("bert") else "[CLS] $A [SEP] [SEP] $B [SEP]"
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
+    return backend
+
+
+def sentence_folder(
+    family: str,
+    folder: Path,
+    mode: str,
+    *,
+    dense: bool = False,
+    normalize: bool = True,
+    longest: int = POSITIONS,
+    prompts: dict[str, str] | None = None,
+) -> Path:
+    """Save a family as sentence-transformers does, with this kind of pooling."""
+    save(family, folder)
+    (folder / "1_Pooling").mkdir()
+    kinds = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    pooling = {"word_embedding_dimension": 32} | {f"pooling_mode_{kind}": kind.startswith(mode) for kind in kinds}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    names = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if dense:
+        names.append(("2_Dense", "Dense"))
+        (folder / "2_Dense").mkdir()
+        settings = {"in_features": 32, "out_features": DENSE, "bias": True}
+        settings["activation_function"] = "torch.nn.modules.activation.Tanh"
+        (folder / "2_Dense" / "config.json").write_text(json.dumps(settings))
+        torch.manual_seed(1)
+        tensors = {"linear.weight": torch.randn(DENSE, 32), "linear.bias": torch.randn(DENSE)}
+        save_file(tensors, folder / "2_Dense" / "model.safetensors")
+    if normalize:
+        names.append((f"{len(names)}_Normalize", "Normalize"))
+        (folder / names[-1][0]).mkdir()
+    listed = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest, "do_lower_case": False}))
+    settings = {"prompts": prompts or {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
+@torch.inference_mode()
+def hidden(model: Any, ids: Sequence[int], types: Sequence[int] | None = None) -> Tensor:
+    """Return the last hidden states of one prompt by itself: [T, M]."""
+    more = {} if types is None else {"token_type_ids": torch.tensor([list(types)])}
+    return model(torch.tensor([list(ids)]), **more).last_hidden_state[0]
+
+
+@torch.inference_mode()
+def logits(model: Any, ids: Sequence[int], types: Sequence[int] | None = None) -> Tensor:
+    """Return the labels' scores of one prompt by itself."""
+    more = {} if types is None else {"token_type_ids": torch.tensor([list(types)])}
+    return model(torch.tensor([list(ids)]), **more).logits[0]

@@ -1,0 +1,247 @@
+"""Nothing of a request is ignored in silence: every field of OpenAI's and vLLM's bodies, sent to a real server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from benchmarks.api_fields import BODIES, PAGE, page
+from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, state
+from ridgeline.text.infill import infill, marks
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.serving.conftest import MODEL, Server, StartServer
+
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
+USER = {"role": "user", "content": "Once upon"}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "max_tokens": 3, "temperature": 0}
+ROUTES = {"completions": ("/v1/completions", TEXT), "chat": ("/v1/chat/completions", CHAT)}
+# A value of each implemented field, with what it needs beside it.
+SAMPLED: dict[str, Any] = {
+    "length_penalty": {"use_beam_search": True, "length_penalty": 2.0, "n": 2},
+    "truncation_side": {"truncate_prompt_tokens": 2, "truncation_side": "right"},
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+    "stream_interval": {"stream": True, "stream_interval": 2},
+    "best_of": {"best_of": 2, "temperature": 1},
+    "n": {"n": 2, "temperature": 1},
+    **{name: {name: True} for name in ("stream", "echo", "ignore_eos", "return_token_ids", "use_beam_search")},
+    **{name: {name: True} for name in ("include_stop_str_in_output", "return_tokens_as_token_ids")},
+    **{name: {name: False} for name in ("skip_special_tokens", "add_special_tokens")},
+    **{name: {name: 0.5} for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
+    **{name: {name: 2} for name in ("max_tokens", "min_tokens", "top_k", "seed", "priority", "prompt_logprobs")},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 2},
+    "allowed_token_ids": {"allowed_token_ids": [5, 6]},
+    "logit_bias": {"logit_bias": {"5": 1}},
+    "stop": {"stop": ["x"]},
+    "stop_token_ids": {"stop_token_ids": [5]},
+    "bad_words": {"bad_words": ["x"]},
+    "cache_salt": {"cache_salt": "x"},
+    "request_id": {"request_id": "x"},
+    "model": {"model": MODEL},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "structured_outputs": {"structured_outputs": {"choice": ["a", "b"]}},
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+VALUES: dict[str, dict[str, Any]] = {
+    "completions": SAMPLED | {"prompt": {"prompt": [1, 2]}, "logprobs": {"logprobs": 2}, "suffix": {"suffix": ""}},
+    "chat": {name: fields for name, fields in SAMPLED.items() if name != "best_of"}
+    | {name: {name: False} for name in ("parallel_tool_calls", "include_reasoning", "add_generation_prompt")}
+    | {
+        "logprobs": {"logprobs": True},
+        "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+        "messages": {"messages": [USER, {"role": "assistant", "content": "a"}, USER]},
+        "tools": {"tools": [TOOL]},
+        "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
+        "max_completion_tokens": {"max_completion_tokens": 2},
+        "continue_final_message": {"continue_final_message": True},
+        "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
+        "documents": {"documents": [{"text": "a"}]},
+        "reasoning_effort": {"reasoning_effort": "low"},
+        "return_prompt_text": {"return_prompt_text": True},
+    },
+}
+# These need an operator's flag, or a model that reasons; their own tests have them.
+ELSEWHERE = {"chat_template", "thinking_token_budget"}
+
+
+def post(server: Server, route: str, **fields: Any) -> httpx.Response:
+    path, body = ROUTES[route]
+    return httpx.post(server.url + path, json=body | fields, timeout=60)
+
+
+def test_the_page_is_what_the_server_reads_by() -> None:
+    assert PAGE.read_text() == page(), "python -m benchmarks.api_fields"
+
+
+def test_openais_client_has_no_field_that_is_not_listed() -> None:
+    from openai.types import completion_create_params as completions
+    from openai.types.chat import completion_create_params as chats
+
+    assert openai.VERSION
+    theirs = {
+        "completions": completions.CompletionCreateParamsBase.__annotations__,
+        "chat": chats.CompletionCreateParamsBase.__annotations__,
+    }
+    for route, names in theirs.items():
+        assert names.keys() <= APIS[route]["OpenAI"], route
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_refused_field_is_refused_by_name_and_every_harmless_one_is_named(server: Server, route: str) -> None:
+    names = frozenset[str]().union(*APIS[route].values())
+    states = {name: state(BODIES[route], name)[0] for name in names}
+    assert set(states.values()) == {"implemented", "refused", "harmless"}
+    refused = [name for name in sorted(names) if states[name] == "refused"]
+    for name in refused:
+        answer = post(server, route, **{name: ["something"]})
+        assert answer.status_code == 400, name
+        assert answer.json()["error"]["param"] == name
+    idle = {name: REFUSED[name].idle[0] for name in refused if REFUSED[name].idle}
+    answer = post(server, route, **idle)
+    assert answer.status_code == 200, answer.text
+    assert "ridgeline-ignored" not in answer.headers
+    harmless = [name for name in sorted(names) if states[name] == "harmless"]
+    assert set(harmless) <= HARMLESS.keys()
+    answer = post(server, route, **dict.fromkeys(harmless, "x"))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["ridgeline-ignored"].split(", ") == harmless
+    stream = post(server, route, stream=True, user="x")
+    assert stream.headers["ridgeline-ignored"] == "user"
+    assert "data: [DONE]" in stream.text
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_implemented_field_is_taken(server: Server, route: str) -> None:
+    names = frozenset[str]().union(*APIS[route].values())
+    implemented = {name for name in names if state(BODIES[route], name)[0] == "implemented"}
+    assert implemented == VALUES[route].keys() | (implemented & ELSEWHERE)
+    for name, fields in VALUES[route].items():
+        answer = post(server, route, **fields)
+        assert answer.status_code == 200, (name, answer.text)
+        assert "ridgeline-ignored" not in answer.headers, name
+
+
+def test_a_suffix_becomes_a_prompt_of_the_models_tokens() -> None:
+    tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
+    assert marks(tokenizer) is None
+    names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    tokenizer.backend.add_special_tokens(names)
+    ids = marks(tokenizer)
+    assert ids is not None
+    found = infill(tokenizer, "There was", "cat.", ids)
+    text = tokenizer.decode(found, skip_special_tokens=False)
+    assert text.endswith("<|fim_prefix|>There was<|fim_suffix|>cat.<|fim_middle|>")
+
+
+def test_a_misspelled_field_is_refused_with_the_nearest_name(server: Server) -> None:
+    for route in ROUTES:
+        for wrong, right in (("temprature", "temperature"), ("max_new_tokens", "max_tokens")):
+            error = post(server, route, **{wrong: 1}).json()["error"]
+            assert error["param"] == wrong
+            assert f"did you mean {right}?" in error["message"]
+    error = post(server, "chat", stream=True, stream_options={"include_usages": True}).json()["error"]
+    assert error["param"] == "stream_options.include_usages"
+    error = post(server, "chat", structured_outputs={"jsn": {}}).json()["error"]
+    assert error["param"] == "structured_outputs.jsn"
+    answer = httpx.post(f"{server.url}/detokenize", json={"token": [1]})
+    assert answer.json()["error"]["param"] == "token"
+
+
+def test_an_operator_may_let_unknown_fields_pass_which_are_named_still(start_server: StartServer) -> None:
+    with start_server(unknown_fields="ignore", trust_request_chat_template=True) as server:
+        answer = post(server, "chat", **{"temprature": 1, "evil\r\nname": 2})
+        assert answer.status_code == 200
+        assert answer.headers["ridgeline-ignored"] == "temprature"
+        own = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        answer = post(server, "chat", chat_template=own, return_prompt_text=True)
+        assert answer.json()["prompt_text"] == "Once upon"
+
+
+def test_numbers_may_come_as_text_and_with_a_point(server: Server) -> None:
+    plain = post(server, "completions", seed=5, top_k=3).json()["choices"]
+    assert (
+        post(server, "completions", max_tokens="3", temperature="0.0", seed="5", top_k=3.0).json()["choices"] == plain
+    )
+    for wrong in ("5x", "", "1e3", 5.5, True, "9" * 100):
+        assert post(server, "completions", max_tokens=wrong).json()["error"]["param"] == "max_tokens"
+
+
+def test_the_last_message_is_gone_on_with(server: Server) -> None:
+    begun = [USER, {"role": "assistant", "content": "There was a "}]
+    asked = {"messages": begun, "continue_final_message": True, "return_prompt_text": True}
+    answer = post(server, "chat", **asked, echo=True).json()
+    assert answer["prompt_text"].endswith("There was a ")
+    assert answer["choices"][0]["message"]["content"].startswith("There was a ")
+    stream = post(server, "chat", **asked, echo=True, stream=True).text
+    assert '"content":"There was a "' in stream
+    error = post(server, "chat", **asked, add_generation_prompt=True).json()["error"]
+    assert error["param"] == "continue_final_message"
+    assert post(server, "chat", chat_template="x").json()["error"]["param"] == "chat_template"
+
+
+def test_a_prompt_is_cut_on_either_side(server: Server) -> None:
+    def ids(**fields: Any) -> list[int]:
+        found: list[int] = post(server, "completions", return_token_ids=True, **fields).json()["choices"][0][
+            "prompt_token_ids"
+        ]
+        return found
+
+    whole = ids(prompt=[7, 8, 9, 10, 11])
+    assert ids(prompt=whole, truncate_prompt_tokens=2) == [10, 11]
+    assert ids(prompt=whole, truncate_prompt_tokens=2, truncation_side="right") == [7, 8]
+    assert ids(prompt=whole, truncate_prompt_tokens=-1) == whole
+    text = ids()
+    assert ids(truncate_prompt_tokens=len(text) - 1)[-1] == text[-1]
+    assert len(ids(truncate_prompt_tokens=len(text) - 1)) == len(text) - 1
+    room = server.api.service.facts().max_model_len
+    assert post(server, "completions", truncate_prompt_tokens=room + 1).status_code == 400
+
+
+def test_beams_are_those_of_the_offline_search(server: Server) -> None:
+    from ridgeline import LLM
+    from ridgeline.text.beams import BeamSearchParams
+
+    asked = {"use_beam_search": True, "n": 3, "max_tokens": 6, "length_penalty": 0.5, "ignore_eos": True}
+    told = post(server, "completions", **asked, return_token_ids=True).json()
+    params = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=0.5, ignore_eos=True)
+    llm = LLM(dtype="float32")
+    [found] = llm.beam_search([TEXT["prompt"]], params)
+    assert [choice["token_ids"] for choice in told["choices"]] == [each.token_ids for each in found.outputs]
+    assert [choice["text"] for choice in told["choices"]] == [each.text for each in found.outputs]
+    assert told["usage"]["completion_tokens"] == 18
+    assert len(post(server, "chat", **asked).json()["choices"]) == 3
+    for wrong in ({"top_p": 0.5}, {"stop": ["x"]}, {"logprobs": 1}, {"n": 20}):
+        [name] = wrong
+        assert post(server, "completions", **(asked | wrong)).json()["error"]["param"] == name
+    assert post(server, "completions", length_penalty=2).json()["error"]["param"] == "length_penalty"
+
+
+def test_tokens_may_be_named_by_id_and_chunks_hold_several(server: Server) -> None:
+    answer = post(server, "completions", logprobs=2, return_tokens_as_token_ids=True, return_token_ids=True).json()
+    [choice] = answer["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{i}" for i in choice["token_ids"]]
+    assert all(key.startswith("token_id:") for each in choice["logprobs"]["top_logprobs"] for key in each)
+    asked = {"max_tokens": 9, "ignore_eos": True, "return_token_ids": True, "stream": True, "stream_interval": 4}
+    lines = [line[6:] for line in post(server, "completions", **asked).text.splitlines() if line.startswith("data: {")]
+    counts = [len(json.loads(line)["choices"][0]["token_ids"]) for line in lines]
+    assert sum(counts) == 9
+    assert all(count >= 4 for count in counts[1:-1])
+
+
+def test_an_answer_has_nulls_and_the_bodys_request_id(server: Server) -> None:
+    answer = post(server, "chat", request_id="mine.7")
+    assert answer.headers["x-request-id"] == "mine.7"
+    assert answer.json()["id"] == "chatcmpl-mine.7"
+    assert answer.json()["prompt_logprobs"] is None
+    assert answer.json()["prompt_token_ids"] is None
+    assert post(server, "chat", request_id="a\r\nb").json()["error"]["param"] == "request_id"
+    assert post(server, "completions").json()["choices"][0]["prompt_token_ids"] is None
+    for asked in ({"logprobs": -1}, {"prompt_logprobs": -1}):  # 20 is the most, and the vocabulary is larger
+        [name] = asked
+        assert post(server, "completions", **asked).json()["error"]["param"] == name
+    assert post(server, "completions", suffix="the end.").json()["error"]["param"] == "suffix"

@@ -1,0 +1,161 @@
+"""Settings that change what HTTP shows: prefixes, CORS, middleware, templates' arguments, bounds on logprobs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.generation_defaults import GenerationDefaults
+from ridgeline.serving.http.app import create_app
+from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.validation import render
+
+FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
+ASKED = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+MIDDLEWARE = """
+from starlette.responses import PlainTextResponse
+
+class Mark:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        async def marked(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-mark", scope["state"]["request_id"].encode())]
+            await send(message)
+
+        await self.app(scope, receive, marked)
+
+async def guard(request, call_next):
+    if request.headers.get("x-forbidden"):
+        return PlainTextResponse("no", 418)
+    return await call_next(request)
+
+def plain(request):
+    return None
+"""
+
+
+def run(
+    api_server_of: FaceOf, test: Callable[[httpx.AsyncClient, ApiServer], Awaitable[None]], **settings: Any
+) -> None:
+    async def main() -> None:
+        async with api_server_of(ServeConfig(**settings)) as api:
+            transport = httpx.ASGITransport(wrap(create_app(api), api), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                await test(client, api)
+
+    asyncio.run(main())
+
+
+def test_a_proxys_prefix_may_be_removed_or_not(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        key = {"Authorization": "Bearer k"}
+        for prefix in ("", "/llm"):
+            assert (await client.get(f"{prefix}/health")).status_code == 200
+            assert (await client.get(f"{prefix}/v1/models")).status_code == 401
+            assert (await client.get(f"{prefix}/v1/requests", headers=key)).status_code == 403
+            answer = await client.post(f"{prefix}/v1/completions", json=ASKED, headers=key)
+            assert answer.json()["usage"]["completion_tokens"] == 4
+        assert (await client.get("/llmv1/models", headers=key)).status_code == 404
+        assert (await client.get("/llm/llm/v1/models", headers=key)).status_code == 404
+
+    run(api_server_of, test, root_path="/llm", api_key=("k",), admin_key=("a",))
+
+
+def test_origins_methods_headers_and_credentials(api_server_of: FaceOf) -> None:
+    asked = {
+        "Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-mine"
+    }  # fmt: skip
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        allowed = await client.options("/v1/completions", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "http://page"
+        assert allowed.headers["access-control-allow-credentials"] == "true"
+        assert (await client.options("/v1/completions", headers=asked | {"Origin": "http://other"})).status_code == 400
+        other = {"Access-Control-Request-Headers": "x-other"}
+        assert (await client.options("/v1/completions", headers=asked | other)).status_code == 400
+        assert [(await client.get(path)).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
+
+    settings = {"allowed_methods": ("POST",), "allowed_headers": ("x-mine",), "allow_credentials": True}
+    run(api_server_of, test, allowed_origins=("http://page",), disable_fastapi_docs=True, **settings)
+
+
+def test_middleware_of_the_operators_own(
+    api_server_of: FaceOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "our_layers.py").write_text(MIDDLEWARE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        key = {"Authorization": "Bearer k"}
+        answer = await client.post("/v1/completions", json=ASKED, headers=key)
+        assert answer.headers["x-mark"] == answer.headers["x-request-id"]
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        streamed = await client.post("/v1/completions", json=ASKED | {"stream": True}, headers=key)
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        refused = await client.post("/v1/completions", json=ASKED, headers=key | {"x-forbidden": "1"})
+        assert (refused.status_code, refused.headers["x-mark"] != "") == (418, True)
+        unknown = await client.post("/v1/completions", json=ASKED)
+        assert (unknown.status_code, "x-mark" in unknown.headers) == (401, False), "keys come first"
+
+    run(api_server_of, test, api_key=("k",), middleware=("our_layers.Mark", "our_layers.guard"))
+    sys.modules.pop("our_layers")
+
+
+@pytest.mark.parametrize("path", ["no_such_module.Thing", "asyncio.NoSuchThing", "justaname", "os.path.join", ""])
+def test_middleware_that_cannot_be_had_is_one_sentence(path: str, api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        pass
+
+    with pytest.raises(InvalidConfig, match="middleware"):
+        run(api_server_of, test, middleware=(path,))
+
+
+def test_the_templates_arguments_have_defaults(api_server_of: FaceOf, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].content }}")
+
+    async def main() -> list[str]:
+        defaults = {"enable_thinking": False, "reasoning_effort": "low"}
+        config = ServeConfig(chat_template=str(template), default_chat_template_kwargs=defaults)
+        async with api_server_of(config) as api:
+            bodies: list[dict[str, Any]] = [
+                {},
+                {"reasoning_effort": "high"},
+                {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "x", "enable_thinking": 1}},
+            ]
+            asked = [ChatBody(messages=[{"role": "user", "content": "hi"}], **body) for body in bodies]
+            return [await render(api, body) for body in asked]
+
+    assert asyncio.run(main()) == ["False low hi", "False high hi", "1 x hi"]
+    with pytest.raises(InvalidConfig, match="tools"):
+        ServeConfig(default_chat_template_kwargs={"tools": []})
+
+
+def test_sampling_defaults_of_the_operators_own(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 5, "max_new_tokens": 9}')
+    own = {"temperature": 0.1, "max_new_tokens": 7}
+    found = GenerationDefaults.of("auto", tmp_path, own)
+    assert (found.sampling, found.max_tokens) == ({"temperature": 0.1, "top_k": 5}, 7)
+    none = GenerationDefaults.of("none", tmp_path, own)
+    assert (none.sampling, none.max_tokens) == ({"temperature": 0.1}, 7)
+    assert GenerationDefaults.of("auto", tmp_path).max_tokens == 9
+
+
+@pytest.mark.parametrize("path", ["llm", "/llm/", "/v1"])
+def test_a_prefix_that_could_not_be_told_from_a_route_is_refused(path: str) -> None:
+    with pytest.raises(InvalidConfig, match="root_path"):
+        ServeConfig(root_path=path)

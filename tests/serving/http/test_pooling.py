@@ -1,0 +1,231 @@
+"""The routes of models that embed and classify, as clients see them, against the offline API's answers."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from ridgeline import LLM
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.serving.http import answers
+from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.transport.zmq import EngineSocket
+from tests import pooled_models
+from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
+from tests.serving.http.test_schemathesis import CHECKS, SCHEMATHESIS
+
+TEXTS = ["the quick brown fox", "paris", "what is the capital of france and then again"]
+DOCUMENTS = ["paris is the capital", "the lazy dog jumps over", "a fox", "berlin berlin berlin is again"]
+QUERY = "what is the capital of france"
+NEAR = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("pooled")
+    prompts = {"query": "what is "}
+    return {
+        "embeds": pooled_models.sentence_folder("bert", place / "embeds", "mean_tokens", prompts=prompts),
+        "ranks": pooled_models.save("bert_reranker", place / "ranks"),
+    }
+
+
+@contextmanager
+def engine_in_a_thread(folder: Path, socket: Path) -> Iterator[Path]:
+    """Run an engine for API servers in a thread of this process, which starts at once."""
+    options = {"model": str(folder), "device": "cpu", "dtype": DTYPE, "max_num_seqs": 8}
+    settings = EngineSettings(socket=str(socket), options=options, served_name=MODEL)
+    config = LLMConfig(**options)
+    host = EngineHost(assemble(config), config, EngineSocket(str(socket)), settings)
+    thread = Thread(target=host.run, daemon=True)
+    thread.start()
+    yield socket
+    host.stop()
+    thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def servers(folders: dict[str, Path], start_server: StartServer) -> Iterator[dict[str, Server]]:
+    with ExitStack() as stack:
+        found = {}
+        for name, folder in folders.items():
+            socket = stack.enter_context(engine_in_a_thread(folder, folder.parent / f"{name}.socket"))
+            found[name] = stack.enter_context(start_server(folder, socket))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def embeds(servers: dict[str, Server]) -> Server:
+    return servers["embeds"]
+
+
+@pytest.fixture(scope="module")
+def ranks(servers: dict[str, Server]) -> Server:
+    return servers["ranks"]
+
+
+@pytest.fixture(scope="module")
+def vectors(folders: dict[str, Path]) -> dict[str, list[float]]:
+    with LLM(folders["embeds"], dtype=DTYPE, device="cpu") as llm:
+        results = llm.embed([*TEXTS, QUERY, *DOCUMENTS], use_tqdm=False)
+    return {text: r.outputs.embedding for text, r in zip([*TEXTS, QUERY, *DOCUMENTS], results, strict=True)}
+
+
+def post(server: Server, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(server.url + path, timeout=PATIENCE, json=body)
+
+
+def refused(response: httpx.Response, param: str | None, *words: str) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    for word in words:
+        assert word in error["message"]
+
+
+def test_embeddings_are_the_offline_ones(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    answer = embeds.client.embeddings.create(model=MODEL, input=TEXTS)  # it asks for base64
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    for text, each in zip(TEXTS, answer.data, strict=True):
+        assert each.embedding == pytest.approx(vectors[text], abs=NEAR)
+    tokens = sum(len(text.split()) + 2 for text in TEXTS)
+    assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == (MODEL, tokens, tokens)
+    one = embeds.client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="float", dimensions=8)
+    want = np.array(vectors[TEXTS[0]][:8])
+    assert one.data[0].embedding == pytest.approx(want / np.linalg.norm(want), abs=NEAR)
+
+
+def test_inputs_may_be_token_ids(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    backend = pooled_models.tokenizer("bert")
+    ids = [backend.encode(text).ids for text in TEXTS]
+    for given in (ids, ids[0]):
+        data = post(embeds, "/v1/embeddings", input=given).json()["data"]
+        for text, each in zip(TEXTS, data, strict=False):
+            assert each["embedding"] == pytest.approx(vectors[text], abs=NEAR)
+
+
+def test_numbers_come_in_the_form_that_was_asked_for(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    for kind, order, dtype in (("float32", "big", ">f4"), ("float16", "little", "<f2"), (None, None, "<f4")):
+        body = {"embed_dtype": kind, "endianness": order, "encoding_format": "base64", "input": TEXTS[0]}
+        answer = post(embeds, "/v1/embeddings", **body).json()
+        TypeAdapter(answers.Embeddings).validate_python(answer)
+        got = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), dtype)
+        assert got == pytest.approx(vectors[TEXTS[0]], abs=1e-3 if kind == "float16" else NEAR)
+
+
+def test_a_prompt_of_the_model_goes_before_the_input(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    answer = post(embeds, "/v1/embeddings", input=QUERY.removeprefix("what is "), prompt_name="query").json()
+    assert answer["data"][0]["embedding"] == pytest.approx(vectors[QUERY], abs=NEAR)
+    refused(post(embeds, "/v1/embeddings", input="a", prompt_name="other"), "prompt_name", "'query'")
+
+
+def test_pooling_gives_vectors_of_tokens_too(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    answer = post(embeds, "/pooling", input=TEXTS).json()
+    TypeAdapter(answers.Pooled).validate_python(answer)
+    assert answer["data"][2]["data"] == pytest.approx(vectors[TEXTS[2]], abs=NEAR)
+    tokens = post(embeds, "/pooling", input=TEXTS[0], task="token_embed").json()["data"][0]["data"]
+    assert np.shape(tokens) == (6, 32)
+    refused(
+        post(embeds, "/pooling", input=TEXTS[0], task="classify"), "task", "embed and token_embed, and not classify"
+    )
+
+
+def test_embeddings_are_compared_by_their_angle(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    want = [float(np.dot(vectors[QUERY], vectors[document])) for document in DOCUMENTS]
+    answer = post(embeds, "/v1/score", queries=QUERY, documents=DOCUMENTS).json()
+    TypeAdapter(answers.ScoreList).validate_python(answer)
+    assert [each["score"] for each in answer["data"]] == pytest.approx(want, abs=NEAR)
+
+
+def test_pairs_are_scored_and_ranked(ranks: Server, folders: dict[str, Path]) -> None:
+    with LLM(folders["ranks"], dtype=DTYPE, device="cpu") as llm:
+        offline = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+    want = [each.outputs.score for each in offline]
+    answer = post(ranks, "/score", text_1=QUERY, text_2=DOCUMENTS).json()
+    assert [each["score"] for each in answer["data"]] == pytest.approx(want, abs=NEAR)
+    assert answer["usage"]["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in offline)
+    order = sorted(range(4), key=lambda index: -want[index])
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        ranked = post(
+            ranks, path, query=QUERY, documents=[DOCUMENTS[0], *({"text": d} for d in DOCUMENTS[1:])], top_n=3
+        )
+        TypeAdapter(answers.Reranked).validate_python(ranked.json())
+        results = ranked.json()["results"]
+        assert [each["index"] for each in results] == order[:3]
+        assert [each["document"]["text"] for each in results] == [DOCUMENTS[index] for index in order[:3]]
+        assert [each["relevance_score"] for each in results] == pytest.approx([want[i] for i in order[:3]], abs=NEAR)
+    bare = post(ranks, "/rerank", query=QUERY, documents=DOCUMENTS, return_documents=False).json()["results"]
+    assert all("document" not in each for each in bare)
+
+
+def test_inputs_are_classified(ranks: Server) -> None:
+    answer = post(ranks, "/classify", input=TEXTS).json()
+    TypeAdapter(answers.Classifications).validate_python(answer)
+    assert [(each["label"], each["num_classes"]) for each in answer["data"]] == [("LABEL_0", 1)] * 3
+    raw = post(ranks, "/classify", input=TEXTS, use_activation=False).json()
+    for one, other in zip(answer["data"], raw["data"], strict=True):
+        assert one["probs"][0] == pytest.approx(1 / (1 + np.exp(-other["probs"][0])), abs=NEAR)
+
+
+def test_mistakes_are_told_in_one_sentence(embeds: Server, ranks: Server, server: Server) -> None:
+    refused(post(server, "/v1/embeddings", input="a"), "model", "this model generates", "--runner pooling")
+    refused(post(embeds, "/v1/completions", prompt="a"), "model", "embeds or classifies and cannot generate")
+    refused(post(ranks, "/v1/embeddings", input="a"), "task", "not embed")
+    refused(post(embeds, "/v1/embeddings", input=[]), "input", "an input is text")
+    refused(post(embeds, "/v1/embeddings", input=[["a"]]), "input", "a list of inputs holds texts")
+    refused(post(embeds, "/v1/embeddings", input=[1, 64]), "input", "token id 64")
+    refused(post(embeds, "/v1/embeddings", input="a " * 200), "input", "202 tokens", "truncate_prompt_tokens")
+    refused(post(embeds, "/v1/embeddings", input="a " * 200000), "input", "characters")
+    refused(post(embeds, "/v1/embeddings", input="a", dimensions=33), "dimensions", "have 32")
+    refused(post(embeds, "/v1/embeddings", input="a", truncate_prompt_tokens=2), "truncate_prompt_tokens", "no room")
+    refused(post(ranks, "/score", text_1="a"), "text_2", "text_2 is required")
+    refused(post(ranks, "/score", text_1="a", queries="b", text_2="c"), "text_1", "text_1 and queries are the same")
+    refused(post(ranks, "/score", text_1=["a", "b"], text_2=["a"]), "text_1", "2 texts on one side and 1")
+    refused(post(ranks, "/rerank", query="a", documents=[1]), "documents", "a list of texts")
+    refused(post(ranks, "/rerank", query="a", documents=["b"], instruction="c"), "instruction", "takes no instruction")
+    cut = post(embeds, "/v1/embeddings", input="a " * 200, truncate_prompt_tokens=-1)
+    assert cut.json()["usage"]["prompt_tokens"] == pooled_models.POSITIONS
+
+
+def test_many_inputs_at_once_and_a_client_that_leaves(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    inputs = [TEXTS[index % 3] for index in range(300)]
+    data = post(embeds, "/v1/embeddings", input=inputs).json()["data"]
+    for index in (0, 151, 299):
+        assert data[index]["embedding"] == pytest.approx(vectors[inputs[index]], abs=NEAR)
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(embeds.url + "/v1/embeddings", json={"input": inputs * 6}, timeout=0.05)
+    assert embeds.wait_idle(), "what nobody waits for has ended in the engine"
+
+
+def test_requests_are_counted(embeds: Server) -> None:
+    def counted() -> float:
+        lines = httpx.get(embeds.url + "/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
+
+    before = counted()
+    post(embeds, "/v1/embeddings", input=TEXTS)
+    assert counted() - before == sum(len(text.split()) + 2 for text in TEXTS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["embeds", "ranks"])
+def test_nothing_that_is_sent_breaks_the_server(servers: dict[str, Server], kind: str, tmp_path: Path) -> None:
+    chosen = "^/(v1/embeddings|pooling|classify|score|rerank)$"
+    command = [*SCHEMATHESIS, "--no-color", "run", f"{servers[kind].url}/openapi.json", "--checks", CHECKS]
+    command += ["--include-path-regex", chosen, "--max-time", "30", "--phases", "coverage,fuzzing", "--seed", "1"]
+    command += ["--generation-database", "none", "--no-shrink", "--request-timeout", "120", "--warnings", "off"]
+    command += ["--suppress-health-check", "all"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " generated, " in done.stdout, "it asked nothing"
+    assert servers[kind].wait_idle()

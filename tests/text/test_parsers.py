@@ -1,0 +1,247 @@
+"""Forms of tool calls, each on texts as its model writes them: what is read is what was written, wherever it is cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.text.parsers.events import CallDelta, Content, Reasoning
+from ridgeline.text.parsers.reader import AnswerReader, Parser
+from ridgeline.text.parsers.tools import TOOL_FORMS
+
+Read = tuple[str, str, list[tuple[str, str, str | None]]]  # reasoning, content, and each call's name, arguments and id
+
+SEARCH = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string"},
+        "limit": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "fresh": {"type": "boolean"},
+        "filter": {"type": "object"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "day": {"type": ["string", "null"]},
+        "page": {"$ref": "#/$defs/page"},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "free": {},
+    },
+    "$defs": {"page": {"type": "integer"}},
+}
+TOOLS: dict[str, Any] = {"search": SEARCH, "now": {"type": "object", "properties": {}}}
+FORMS = {form.name: form for form in TOOL_FORMS}
+QUERY = '<b>"São\n\\Paulo" 😀</b>'
+ARGS = json.dumps({"query": QUERY, "limit": 3}, ensure_ascii=False)
+S, E = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+C, B, D = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+K, L = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+PLAIN = "It <b>rains</b> [1], {2} and `x` <to"
+
+
+def joined(parser: Parser, pieces: list[str]) -> Read:
+    """Everything joined, as a client joins it."""
+    reasoning, content, calls = "", "", dict[int, tuple[str, str, str | None]]()
+    for event in [event for piece in pieces for event in parser.push(piece)] + parser.finish():
+        match event:
+            case Content(text):
+                assert text
+                content += text
+            case Reasoning(text):
+                assert text
+                reasoning += text
+            case CallDelta(index, name, arguments, call_id):
+                assert (name is not None) == (index not in calls), "a name comes once, and first"
+                before = calls.get(index, (name or "", "", call_id))
+                calls[index] = before[0], before[1] + arguments, before[2]
+    assert list(calls) == list(range(len(calls)))
+    assert parser.finish() == []
+    return reasoning, content, list(calls.values())
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({place % (len(text) + 1) for place in places} | {0, len(text)})
+    return [text[a:b] for a, b in pairwise(ends)]
+
+
+def xml(*arguments: tuple[str, str]) -> str:
+    return "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments)
+
+
+def glm(*arguments: tuple[str, str]) -> str:
+    return "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments)
+
+
+def m2(*arguments: tuple[str, str]) -> str:
+    return "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments)
+
+
+TYPED = [
+    ("query", QUERY), ("limit", "3"), ("ratio", "1e-3"), ("fresh", "true"), ("filter", '{"a": [1, null]}'),
+    ("tags", '["x", "y"]'), ("day", "null"), ("page", "7"), ("either", "12"), ("free", "5"), ("other", "007"),
+]  # fmt: skip
+TYPED_VALUES = {
+    "query": QUERY, "limit": 3, "ratio": 0.001, "fresh": True, "filter": {"a": [1, None]}, "tags": ["x", "y"],
+    "day": None, "page": 7, "either": 12, "free": 5, "other": "007",
+}  # fmt: skip
+ODD = [("limit", "three"), ("fresh", "True"), ("filter", "{'a': None}"), ("day", "12"), ("query", "null")]
+ODD_VALUES = {"limit": "three", "fresh": True, "filter": {"a": None}, "day": "12", "query": "null"}
+ONE = [("search", {"query": QUERY, "limit": 3})]
+TWO = [*ONE, ("now", {})]
+
+SAID = f'{{"name": "search", "arguments": {ARGS}}}'
+MEANT = f'{{"name": "search", "parameters": {ARGS}}}'
+NOW = '{"name": "now", "arguments": {}}'
+BOTH = f"[search(query={QUERY!r}, limit=3), now()]"
+LINES = f"search(query={QUERY!r}, limit=3)\nnow()\n"
+LITERALS = "[search(query='a', tags=[\"x\", 'y)'], fresh=True, day=null, filter={'a': (1)})]"
+MEANS = {"query": "a", "tags": ["x", "y)"], "fresh": True, "day": None, "filter": {"a": 1}}
+FENCED = f"{C}function{B}search\n```json\n{ARGS}\n```{D}\n{C}function{B}now\n```json\n{{}}\n```{D}"
+COUNTED = (
+    f"<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{ARGS}<|tool_call_end|>"
+    "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+)
+ODD_XML = f"<tool_call><function=search>{xml(*ODD)}</function></tool_call>\n"
+NOW_XML = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+BARE_XML = f"<function=search>\n{xml(('query', QUERY), ('limit', '3'))}</function>\n</tool_call>"
+INVOKED = f'<invoke name="search">\n{m2(*TYPED)}</invoke>\n<invoke name="now">\n</invoke>\n'
+MESSAGES = (
+    "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.search "
+    f"<|constrain|>json<|message|>{ARGS}<|call|>"
+    "<|start|>assistant to=functions.now<|channel|>commentary<|message|><|call|>"
+)
+ALL_TYPED, ALL_ODD = ("search", TYPED_VALUES), ("search", ODD_VALUES)
+
+# form, text, content, calls
+WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    ("hermes", f"Well.\n<tool_call>\n{SAID}\n</tool_call>", "Well.\n", ONE),
+    ("hermes", f'<tool_call>{SAID}</tool_call><tool_call>{{"name": "now"}}</tool_call> ok', "ok", TWO),
+    ("llama3_json", MEANT, "", ONE),
+    ("llama3_json", f'<|python_tag|>{MEANT}; {{"name": "now", "parameters": {{}}}}', "", TWO),
+    ("llama3_json", f'Sure. <|python_tag|>{{"type": "function", {MEANT[1:]}', "Sure. ", ONE),
+    ("llama3_json", '{"answer": 5} and so on', '{"answer": 5} and so on', []),
+    ("pythonic", BOTH, "", TWO),
+    ("pythonic", LITERALS, "", [("search", MEANS)]),
+    ("pythonic", f"<|python_start|>[search({QUERY!r}, limit=3)]<|python_end|>", "", ONE),
+    ("pythonic", "[see(1)] says more", "[see(1)] says more", []),
+    ("pythonic", "[1] says more", "[1] says more", []),
+    ("olmo3", f"Hm.<function_calls>\n{LINES}</function_calls>", "Hm.", TWO),
+    ("olmo3", "<function_calls>search(fresh=true)</function_calls>", "", [("search", {"fresh": True})]),
+    ("mistral", f"[TOOL_CALLS][{SAID}, {NOW}]", "", TWO),
+    ("mistral", f'Hm [TOOL_CALLS] [{SAID[:-1]}, "id": "abcdefghi"}}]', "Hm ", ONE),
+    ("mistral", f"Hm[TOOL_CALLS]search{ARGS}[TOOL_CALLS]now{{}}", "Hm", TWO),
+    ("mistral", f"[TOOL_CALLS]search[ARGS]{ARGS}[TOOL_CALLS]now[ARGS]{{}}", "", TWO),
+    ("mistral", f"[TOOL_CALLS]search[CALL_ID]a1B2c3D4e[ARGS]{ARGS}", "", ONE),
+    ("deepseek_v3", f"Hm{S}{FENCED}{E}", "Hm", TWO),
+    ("deepseek_v31", f"Hm{S}{C}search{B}{ARGS}{D}{C}now{B}{{}}{D}{E}", "Hm", TWO),
+    ("kimi_k2", f"Hm{K}{COUNTED}{L}", "Hm", TWO),
+    ("granite", f"<|tool_call|>[{SAID}, {NOW}]", "", TWO),
+    ("granite", f"<tool_call> {SAID}", "", ONE),
+    ("minimax", f"Hm<tool_calls>\n{SAID}\n{NOW}\n</tool_calls>", "Hm", TWO),
+    ("qwen3_coder", f"Hm\n<tool_call>\n<function=search>\n{xml(*TYPED)}</function>\n</tool_call>", "Hm\n", [ALL_TYPED]),
+    ("qwen3_coder", ODD_XML + NOW_XML, "", [ALL_ODD, ("now", {})]),
+    ("qwen3_coder", BARE_XML, "", ONE),
+    ("qwen3_coder", "<tool_call>\nno\n</tool_call>", "<tool_call>\nno\n</tool_call>", []),
+    (
+        "glm45",
+        f"Hm\n<tool_call>search\n{glm(*TYPED)}</tool_call>\n<tool_call>now\n</tool_call>",
+        "Hm\n",
+        [ALL_TYPED, ("now", {})],
+    ),
+    ("glm45", f"<tool_call>search{glm(*ODD)}</tool_call>", "", [ALL_ODD]),
+    (
+        "minimax_m2",
+        f"Hm\n<minimax:tool_call>\n{INVOKED}</minimax:tool_call>",
+        "Hm\n",
+        [ALL_TYPED, ("now", {})],
+    ),
+    (
+        "minimax_m2",
+        f'<minimax:tool_call><invoke name="search">{m2(*ODD)}</invoke></minimax:tool_call>',
+        "",
+        [ALL_ODD],
+    ),
+    ("openai", MESSAGES, "Let me see.", TWO),
+    ("openai", "<|channel|>final<|message|>It rains.<|return|>", "It rains.", []),
+]
+
+
+def cuts_agree(parser: Any, text: str) -> Read:
+    """The text read whole, which must be what is read in single characters and cut at each place."""
+    whole = joined(parser(), [text])
+    assert joined(parser(), list(text)) == whole
+    for place in range(1, len(text)):
+        assert joined(parser(), [text[:place], text[place:]]) == whole, place
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    WRITTEN,
+    ids=lambda value: value if isinstance(value, str) and len(value) < 14 else "",
+)
+def test_calls_are_those_that_the_model_wrote(name: str, text: str, content: str, calls: list[tuple[str, Any]]) -> None:
+    reasoning, found, made = cuts_agree(lambda: FORMS[name].parser(TOOLS), text)
+    assert (reasoning, found) == ("", content)
+    assert [(name, json.loads(arguments)) for name, arguments, _ in made] == calls
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_text_without_calls_is_content(name: str) -> None:
+    assert cuts_agree(lambda: FORMS[name].parser(TOOLS), PLAIN) == ("", PLAIN, [])
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), WRITTEN, ids=[name for name, *_ in WRITTEN])
+def test_a_text_that_breaks_off_has_the_beginning_of_its_calls(
+    name: str, text: str, content: str, calls: list[tuple[str, Any]]
+) -> None:
+    *_, whole = joined(FORMS[name].parser(TOOLS), [text])
+    for end in range(len(text)):
+        _, found, made = joined(FORMS[name].parser(TOOLS), [text[:end]])
+        assert len(made) <= len(whole)
+        for (function, arguments, _), (wanted, all_of_them, _) in zip(made, whole, strict=False):
+            assert function == wanted
+            assert all_of_them.startswith(arguments) or arguments == "{}"
+        ways = (found[:n] for n in range(len(found) + 1) if text[:end].endswith(found[n:]))
+        assert any(content.startswith(way) for way in ways), "content, and at most the start of the last call"
+
+
+def test_calls_are_named_as_their_models_name_them() -> None:
+    *_, calls = joined(FORMS["kimi_k2"].parser(TOOLS), [K + COUNTED + L])
+    assert [call_id for *_, call_id in calls] == ["functions.search:0", "functions.now:1"]
+    *_, calls = joined(FORMS["mistral"].parser(TOOLS), ["[TOOL_CALLS]search[CALL_ID]a1B2c3D4e[ARGS]{}"])
+    assert calls == [("search", "{}", "a1B2c3D4e")]
+    for form in FORMS.values():
+        reader = AnswerReader([form.parser(TOOLS)], new_id=form.new_id)
+        text = next(text for name, text, _, calls in WRITTEN if name == form.name and calls)
+        ids = [event.id for event in reader.read(text, ended=True) if isinstance(event, CallDelta) and event.name]
+        assert all(ids)
+        assert len(set(ids)) == len(ids)
+        if form.name == "mistral":
+            assert all(re.fullmatch("[A-Za-z0-9]{9}", call_id or "") for call_id in ids)
+
+
+def test_every_form_is_among_these_texts() -> None:
+    assert {name for name, *_ in WRITTEN} == set(FORMS)
+
+
+@settings(max_examples=400)
+@given(
+    data=st.data(),
+    name=st.sampled_from(sorted(FORMS)),
+    places=st.lists(st.integers(0, 10_000), max_size=8),
+)
+def test_what_is_broken_reads_the_same_however_it_is_cut(data: st.DataObject, name: str, places: list[int]) -> None:
+    texts = [text for form, text, *_ in WRITTEN if form == name]
+    spans = st.tuples(st.sampled_from(texts), st.integers(0, 400), st.integers(0, 400))
+    parts = data.draw(
+        st.lists(st.one_of(spans, st.sampled_from([*FORMS[name].tags, "{", "}", '"', "\n", "x"])), max_size=5)
+    )
+    text = "".join(part if isinstance(part, str) else part[0][min(part[1:]) : max(part[1:])] for part in parts)
+    whole = joined(FORMS[name].parser(TOOLS), [text])
+    assert joined(FORMS[name].parser(TOOLS), cut(text, places)) == whole
+    assert joined(FORMS[name].parser(TOOLS), list(text)) == whole
