@@ -63,8 +63,8 @@ class _BeamStep(SamplingParams):
     """One step of one beam: a request for one token, of which only the logprobs of the likeliest tokens are used."""
 
     @property
-    def max_logprobs(self) -> int:
-        return MAX_CANDIDATES
+    def is_bounded(self) -> bool:
+        return False
 
 
 class Beam(NamedTuple):

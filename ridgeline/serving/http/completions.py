@@ -195,7 +195,8 @@ class Completions:
             entries += output.logprobs[start:]
         texts = shapes.token_texts(self._api.tokenizer, ids)
         by_id = bool(self._body.return_tokens_as_token_ids)
-        found = shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, told.offset, by_id=by_id)
+        top = -1 if self._body.logprob_token_ids else self._body.logprobs or 0
+        found = shapes.completion_logprobs(ids, entries, top, texts, told.offset, by_id=by_id)
         told.offset += sum(map(len, texts))
         return found
 

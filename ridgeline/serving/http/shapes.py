@@ -79,7 +79,7 @@ def entries(runs: Sequence[Run]) -> int:
     for run in runs:
         params = run.asked.params
         found += len(run.asked.prompt_token_ids) * (1 + (params.prompt_logprobs or 0)) * params.n
-        found += run.drawn_tokens * (1 + (params.logprobs or 0))
+        found += run.drawn_tokens * (1 + (params.num_logprobs or 0))
     return found
 
 
@@ -97,7 +97,7 @@ def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) 
 def finish_reason(output: CompletionOutput) -> str | None:
     """Return the finish reason in OpenAI's words. Raise EngineFailed for an end that is none of them, because half an
     answer is no answer."""
-    if output.finish_reason in (None, "stop", "length"):
+    if output.finish_reason in (None, "stop", "length", "repetition"):
         return output.finish_reason
     raise EngineFailed(output.error or "the request was ended before it was complete; try again.")
 

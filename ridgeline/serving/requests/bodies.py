@@ -23,8 +23,9 @@ from ridgeline.core.request import (
     MAX_BAD_WORDS,
     MAX_GUIDANCE,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_N,
+    MAX_NAMED,
+    MAX_PATTERN,
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
 )
@@ -123,7 +124,7 @@ Positive = Annotated[float, LAX, WithJsonSchema({"type": "number", "exclusiveMin
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 BadText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_STOP_LENGTH)]
-TopLogprobs = Annotated[int, Field(ge=-1, le=MAX_LOGPROBS), LAX_INT]  # -1 is the whole vocabulary
+TopLogprobs = Annotated[int, Field(ge=-1, lt=2**31), LAX_INT]  # -1 is the whole vocabulary
 
 
 class Body(BaseModel):
@@ -192,6 +193,14 @@ class StructuredOutputs(Body):
     coerce_one_of: bool | None = None
 
 
+class RepetitionBody(Body):
+    """Where an output ends that repeats itself, as `RepetitionDetectionParams`."""
+
+    max_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN), LAX_INT] | None = None
+    min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN), LAX_INT] | None = None
+    min_count: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+
+
 class GenerationBody(Body):
     """The fields that both kinds of generation take."""
 
@@ -221,6 +230,8 @@ class GenerationBody(Body):
     min_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
     prompt_logprobs: TopLogprobs | None = None
     prompt_logprobs_start: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
+    repetition_detection: RepetitionBody | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31), LAX_INT] | None = None
     cache_salt: Name | None = None
@@ -287,7 +298,7 @@ class ChatBody(TemplateBody, GenerationBody):
     parallel_tool_calls: bool | None = None
     return_prompt_text: bool | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None  # -1: there is no bound
 
 
 class TokenizeBody(Body):

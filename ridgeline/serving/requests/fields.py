@@ -40,8 +40,6 @@ REFUSED: dict[str, Refusal] = {
     "web_search_options": Refusal("web search is not supported; leave web_search_options out."),
     "moderation": Refusal("moderation is not supported; leave it out."),
     "prompt_embeds": Refusal("prompt_embeds is not supported; send prompt."),
-    "logprob_token_ids": Refusal("logprob_token_ids is not supported; use top_logprobs, or logprobs."),
-    "repetition_detection": Refusal("repetition_detection is not supported; use a repetition or frequency penalty."),
     "logits_processors": Refusal("logits_processors is not supported; leave it out."),
     "watermarking": Refusal("watermarking is not supported; leave it out."),
     "vllm_xargs": Refusal("vllm_xargs is not supported: there are no extensions that would read it."),

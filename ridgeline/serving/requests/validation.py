@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
@@ -29,7 +29,7 @@ from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
-from ridgeline.text.requests import with_spelled_words
+from ridgeline.text.requests import most_logprobs, with_spelled_words
 from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -92,7 +92,8 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
     top = _top(api, body.logprobs, "logprobs")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
     prompt_logprobs = _highest(_top(api, body.prompt_logprobs, "prompt_logprobs"), body.echo and top)
-    params = _params(api, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
+    named = bool(body.logprob_token_ids)  # takes the place of the likeliest ones, as in vLLM
+    params = _params(api, body, max_tokens=max_tokens, logprobs=None if named else top, prompt_logprobs=prompt_logprobs)
     one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     prompts = [body.prompt] if one else body.prompt
     most, count = api.config.max_queue_requests, len(prompts) * params.num_drawn
@@ -157,12 +158,13 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     _check_chat(body)
     _check_counts(api, body)
     grammar = await grammar_of(api, body)
+    named = bool(body.logprob_token_ids)  # takes the place of top_logprobs, as in vLLM
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
         api,
         body,
         max_tokens=api.defaults.max_tokens if most is None else most,
-        logprobs=_top(api, body.top_logprobs or 0, "top_logprobs") if body.logprobs else None,
+        logprobs=_top(api, body.top_logprobs or 0, "top_logprobs") if body.logprobs and not named else None,
         prompt_logprobs=_top(api, body.prompt_logprobs, "prompt_logprobs"),
     )
     params = await _ruled(api, params, params.num_drawn)
@@ -257,6 +259,8 @@ def _check_length(api: ApiServer, text: str, param: str) -> None:
 def _check_completion(body: CompletionBody) -> None:
     if body.suffix and (body.echo or body.truncate_prompt_tokens is not None or not _is_text(body.prompt)):
         raise BadRequest("suffix goes with a prompt of text, without echo and truncate_prompt_tokens.", param="suffix")
+    if body.logprob_token_ids and body.logprobs is None:
+        raise BadRequest("logprob_token_ids needs logprobs; give any number.", param="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo:
         raise BadRequest("max_tokens is 0, which asks for nothing; use at least 1, or echo.", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
@@ -267,6 +271,8 @@ def _check_completion(body: CompletionBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.logprob_token_ids and not body.logprobs:
+        raise BadRequest("logprob_token_ids needs logprobs to be true.", param="logprob_token_ids")
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
     _check_stream(body)
@@ -302,6 +308,10 @@ def _params(
     """Return the sampling parameters over the model's own defaults. Raise InvalidRequest for a value out of range."""
     if body.stop and body.detokenize is False:
         raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
+    if body.logprob_token_ids and body.use_beam_search:
+        raise BadRequest(
+            "logprob_token_ids cannot be had with beam search; leave one of them out.", param="logprob_token_ids"
+        )
     given: dict[str, Any] = dict(api.defaults.sampling)
     given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.seed == -1:  # vLLM's word for none
@@ -310,6 +320,10 @@ def _params(
         given = beam_fields(body)
     elif body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+    if body.logprob_token_ids:
+        given["logprob_token_ids"] = body.logprob_token_ids
+    if body.repetition_detection is not None:
+        given["repetition_detection"] = body.repetition_detection.model_dump(exclude_none=True)
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
@@ -348,12 +362,15 @@ def _is_text(prompt: Any) -> bool:
 
 def _top(api: ApiServer, count: int | None, param: str) -> int | None:
     """Return a count of logprobs, of which -1 is the whole vocabulary."""
-    if count != -1:
-        return count
-    size, most = api.service.facts().vocab_size, api.service.limits().max_logprobs
-    if size > most:
+    if count is None:
+        return None
+    limits = api.service.limits()
+    size, most = limits.vocab_size, most_logprobs(limits)
+    if count == EVERY_LOGPROB and size > most:
         raise BadRequest(f"{param} is -1, which asks for all {size} tokens; at most {most} may be had.", param=param)
-    return size
+    if count > max(most, 0) and most < size:
+        raise BadRequest(f"{param} is {count}, and at most {most} may be had (--max-logprobs).", param=param)
+    return size if count == EVERY_LOGPROB else min(count, size)
 
 
 def _highest(*counts: int | bool | None) -> int | None:
