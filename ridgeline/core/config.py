@@ -53,6 +53,7 @@ class LLMConfig:
     max_model_len: the longest prompt and output together, in tokens. It may be text, in which 8k is 8000, 8K is 8192
         and auto is None. So may max_num_batched_tokens and kv_cache_memory.
     max_logprobs: the most likeliest tokens that a request may have reported for each token. -1: the whole vocabulary.
+    enable_prompt_embeds: prompts may come as vectors in the place of tokens' embeddings.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
@@ -118,6 +119,7 @@ class LLMConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_logprobs: int = MAX_LOGPROBS
+    enable_prompt_embeds: bool = False
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
     block_size: int | None = None
@@ -240,6 +242,7 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (
             "enable_prefix_caching",
+            "enable_prompt_embeds",
             "skip_tokenizer_init",
             "enforce_eager",
             "deterministic",

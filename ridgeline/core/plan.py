@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.pooling import Task
 from ridgeline.core.request import SamplingParams
@@ -116,11 +117,15 @@ class Rows:
 
 
 class Span(NamedTuple):
-    """Input tokens for a row, in place of the slot's last token. (The output of an encoder will be a second kind of
-    span.)"""
+    """Input tokens for a row, in place of the slot's last token.
+
+    token_ids: int32 [num_tokens of the row].
+    embeds: vectors in the place of the first tokens' embeddings.
+    """
 
     row: int
-    token_ids: np.ndarray  # int32 [num_tokens of the row]
+    token_ids: np.ndarray
+    embeds: Embeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ class Assign:
     blocks: block ids from position 0 on, per cache group (NULL_BLOCK where a window has passed).
     prompt, output: the known tokens, for penalties and for the position in the random stream.
     task: what a model that pools makes of the prompt.
+    embedded: the prompt came as vectors, and its tokens are placeholders.
     """
 
     slot: int
@@ -145,6 +151,7 @@ class Assign:
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
     task: Task | None = None
+    embedded: bool = False
 
 
 class SetBlocks(NamedTuple):

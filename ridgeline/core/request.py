@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.pooling import SECOND_TEXT, Task
 
@@ -373,6 +374,8 @@ class Request:
     whole: all of the prompt runs in one step, and none of it is taken from the cache.
     second_text: the first token of the second text of a pair; 0: there is one text.
     thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
+    embeds: the prompt's vectors, whose tokens are placeholders. Such a prompt neither takes from the prefix cache nor
+        leaves anything there.
     """
 
     id: str
@@ -391,12 +394,18 @@ class Request:
     task: Task | None = None
     whole: bool = False
     second_text: int = 0
+    embeds: Embeds | None = None
 
     @property
     def input_ids(self) -> list[int]:
         """The prompt as it runs: tokens of the second text of a pair are marked."""
         ids, second = self.prompt_token_ids, self.second_text
         return [*ids[:second], *(i | SECOND_TEXT for i in ids[second:])] if second else list(ids)
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The prompt's tokens; none if they are placeholders."""
+        return self.prompt_token_ids if self.embeds is None else ()
 
     @property
     def all_stop_ids(self) -> frozenset[int]:

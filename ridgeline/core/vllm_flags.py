@@ -350,7 +350,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("nothing of a step is reported but tokens and their log-probabilities", SWITCH,
      "enable-return-routed-experts return-sampling-mask enable-trace-replay", ()),
     ("nothing of a step is reported but tokens and their log-probabilities", VALUE, "aux-output-config", ("{}",)),
-    ("prompts are texts or token ids", SWITCH, "enable-prompt-embeds enable-mm-embeds mm-encoder-only", ()),
+    ("prompts are texts or token ids", SWITCH, "enable-mm-embeds mm-encoder-only", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),
     ("answers have the role assistant", VALUE, "response-role", ("assistant",)),
     ("ask for token ids in the request, with return_token_ids", SWITCH, "return-tokens-as-token-ids", ()),

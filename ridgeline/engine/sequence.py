@@ -87,7 +87,7 @@ class Sequence:
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
         self.has_waited = False
-        self.private = request.whole
+        self.private = request.whole or request.embeds is not None
         self.distrusted = False
         self.cached_tokens = 0
         self.last_plan = 0

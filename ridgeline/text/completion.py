@@ -27,7 +27,7 @@ class Completion:
         self.parent = parent
         self._tokenizer = tokenizer if request.params.detokenize else None
         self._detokenizer = (
-            Detokenizer(self._tokenizer, request.params, request.prompt_token_ids, shown) if self._tokenizer else None
+            Detokenizer(self._tokenizer, request.params, request.prompt_tokens, shown) if self._tokenizer else None
         )
         repetition = request.params.repetition_detection
         self._repetition = Repetition(repetition) if repetition is not None and repetition.max_pattern_size else None

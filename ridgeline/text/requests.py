@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
 from ridgeline.models.config import SAMPLING_DEFAULTS
@@ -20,12 +21,13 @@ MOST_REPORTED = 1 << 22
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """The limits of the engine and the model on every request. `max_logprobs` is -1 if all of the vocabulary may be
-    reported."""
+    reported. `embeds_width` is that of vectors that prompts may be made of; 0: they may not."""
 
     max_model_len: int
     vocab_size: int
     eos_ids: frozenset[int]
     max_logprobs: int = MAX_LOGPROBS
+    embeds_width: int = 0
 
 
 def make_requests(
@@ -38,11 +40,14 @@ def make_requests(
     priority: int = 0,
     cache_salt: str = "",
     thinking: Thinking | None = None,
+    embeds: Embeds | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
     `seed` is used if the parameters name none. Raise InvalidRequest if the parameters do not fit this model.
     """
+    if embeds is not None:
+        check_width(embeds.width, limits)
     _check_ids(params, limits)
     params = _counted(params, limits)
     if params.num_drawn > params.n and params.logprobs is None:
@@ -64,6 +69,7 @@ def make_requests(
             priority=priority,
             cache_salt=cache_salt,
             thinking=thinking,
+            embeds=embeds,
         )
         for i in range(params.num_drawn)
     ]
@@ -113,6 +119,20 @@ def derive_seed(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
 
 
+def check_width(width: int, limits: RequestLimits) -> None:
+    """Raise InvalidRequest for a prompt's vectors that this model does not take."""
+    if not limits.embeds_width:
+        raise InvalidRequest(
+            "prompt_embeds are not taken here; the operator starts it with --enable-prompt-embeds.",
+            param="prompt_embeds",
+        )
+    if width != limits.embeds_width:
+        raise InvalidRequest(
+            f"prompt_embeds has vectors of {width} numbers, and the model's have {limits.embeds_width}; give those.",
+            param="prompt_embeds",
+        )
+
+
 def most_logprobs(limits: RequestLimits) -> int:
     """Return the most tokens whose logprobs may be reported in one place."""
     most = limits.max_logprobs
@@ -140,8 +160,8 @@ def _counted(params: SamplingParams, limits: RequestLimits) -> SamplingParams:
 
 
 def _check_reported(params: SamplingParams, prompt: int, output: int) -> None:
-    """Raise InvalidRequest for more logprobs than memory should be spent on. (Up to MAX_LOGPROBS for each token are bounded
-    by the context.)"""
+    """Raise InvalidRequest for more logprobs than memory should be spent on. The context bounds those up to MAX_LOGPROBS
+    for each token."""
     for param, count, places in (
         ("logprobs", params.logprobs or 0, output * params.num_drawn),
         ("prompt_logprobs", params.prompt_logprobs or 0, max(prompt - params.prompt_logprobs_start, 0)),

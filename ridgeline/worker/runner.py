@@ -24,6 +24,7 @@ from ridgeline.core.plan import Feature, Rows, StepPlan, reports_apart
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.embeds import given_rows
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
@@ -128,7 +129,8 @@ class Runner:
         hand the hidden states on instead."""
         self.relay.settle(plan.after)
         self.prepare(plan)
-        graph = self._graphs.find(plan) if self._graphs is not None else None
+        given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
+        graph = self._graphs.find(plan) if self._graphs is not None and given is None else None
         if graph is not None:
             graph.inputs.load(plan)
             inputs = graph.inputs
@@ -139,8 +141,9 @@ class Runner:
         if graph is not None:
             scores = graph.forward()
         else:
-            scored = bool(plan.rows.features & Feature.PROMPT_LOGPROBS)
-            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, scored))
+            whole = bool(plan.rows.features & Feature.PROMPT_LOGPROBS) or given is not None
+            lengths = HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, whole)
+            scores = self.segments.forward(inputs, lengths, given)
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
         if self.pools:

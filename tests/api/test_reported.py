@@ -117,7 +117,11 @@ def test_a_repetition_is_found_where_it_is_complete() -> None:
 def test_an_output_that_repeats_itself_ends(llm: LLM) -> None:
     asked = {"max_pattern_size": 1, "min_count": 3}
     repeating = SamplingParams(
-        temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=[7], repetition_detection=asked  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=20,
+        ignore_eos=True,
+        allowed_token_ids=[7],
+        repetition_detection=asked,  # type: ignore[arg-type]
     )
     (output,) = llm.generate(PROMPT, repeating)
     (completion,) = output.outputs

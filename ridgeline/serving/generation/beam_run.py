@@ -15,10 +15,7 @@ from ridgeline.text.outputs import RequestOutput
 
 
 class BeamRun(Run):
-    """A run whose completions are the sequences that a search found, the best first.
-
-    Raise InvalidRequest for a search that looks at more tokens of a beam than a request may have reported.
-    """
+    """A run whose completions are the sequences that a search found, the best first."""
 
     def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
         super().__init__(service, asked, seed)

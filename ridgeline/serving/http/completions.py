@@ -151,7 +151,7 @@ class Completions:
         if body.return_token_ids:
             choice["token_ids"] = token_ids
             if first:
-                choice["prompt_token_ids"] = run.asked.prompt_token_ids
+                choice["prompt_token_ids"] = shapes.prompt_ids(run.asked)
         return choice
 
     def _choice(self, run: Run, output: CompletionOutput, prompt: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Completions:
             choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
         if body.return_token_ids:
             choice["token_ids"] = [] if self._nothing_new else output.token_ids
-            choice["prompt_token_ids"] = result.prompt_token_ids
+            choice["prompt_token_ids"] = shapes.prompt_ids(run.asked)
         return choice
 
     def _bare_choice(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.serving.errors import EngineFailed
-from ridgeline.serving.generation.service import Piece, Run
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.observed.breakdown import breakdown
 from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
@@ -81,6 +81,11 @@ def entries(runs: Sequence[Run]) -> int:
         found += len(run.asked.prompt_token_ids) * (1 + (params.prompt_logprobs or 0)) * params.n
         found += run.drawn_tokens * (1 + (params.num_logprobs or 0))
     return found
+
+
+def prompt_ids(asked: GenerationRequest) -> list[int] | None:
+    """Return the tokens of a prompt; None for one that came as vectors."""
+    return asked.prompt_token_ids if asked.embeds is None else None
 
 
 def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ WHOLE, REAL = re.compile(r"[+-]?[0-9]+(\.0*)?"), re.compile(r"[+-]?([0-9]+\.?[0-
 def _check_prompt(prompt: object) -> object:
     """Check that the prompt is text, tokens, or a list of either. A union's error would speak of each of its members,
     so the check is written out."""
-    if isinstance(prompt, str):
+    if prompt is None or isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list) or not prompt:
         raise ValueError("a prompt is text, a list of token ids, or a list of such prompts")
@@ -125,6 +125,9 @@ Name = Annotated[str, Field(max_length=MOST_NAME)]
 BadText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_STOP_LENGTH)]
 TopLogprobs = Annotated[int, Field(ge=-1, lt=2**31), LAX_INT]  # -1 is the whole vocabulary
+
+
+PromptEmbeds = str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
 
 
 class Body(BaseModel):
@@ -252,9 +255,11 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions. `prompt_embeds` holds prompts as vectors: base64 of safetensors files. They
+    come before those of `prompt`, which may then be missing or empty."""
 
-    prompt: Prompt
+    prompt: Prompt = None
+    prompt_embeds: PromptEmbeds | None = None
     max_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
     logprobs: TopLogprobs | None = None
     suffix: str | None = None

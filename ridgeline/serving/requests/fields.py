@@ -39,7 +39,6 @@ REFUSED: dict[str, Refusal] = {
     "verbosity": Refusal("verbosity is not supported; ask for it in a message.", ("medium",)),
     "web_search_options": Refusal("web search is not supported; leave web_search_options out."),
     "moderation": Refusal("moderation is not supported; leave it out."),
-    "prompt_embeds": Refusal("prompt_embeds is not supported; send prompt."),
     "logits_processors": Refusal("logits_processors is not supported; leave it out."),
     "watermarking": Refusal("watermarking is not supported; leave it out."),
     "vllm_xargs": Refusal("vllm_xargs is not supported: there are no extensions that would read it."),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from ridgeline.core.embeds import PLACEHOLDER, Embeds
 from ridgeline.core.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
@@ -21,6 +23,7 @@ from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names
 from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
@@ -38,6 +41,7 @@ INLINE_CHARS = 4096  # longer texts are tokenized in a thread, because the event
 CHARS_PER_TOKEN = 128  # more than any token has: a text longer than this times the context cannot fit
 DEFAULT_MAX_TOKENS = 16  # a completion's default, as with OpenAI; a chat may fill the context
 
+MOST_EMBEDDED = 1 << 28  # characters of prompts as vectors in all completions of a request
 MOST_SPELLED = 8192  # token ids in all bad words together
 MOST_SENT = 1 << 24  # token ids of rules in all completions of a request, each of which takes its own to the engine
 # Fields that a body and SamplingParams both have.
@@ -94,24 +98,58 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
     prompt_logprobs = _highest(_top(api, body.prompt_logprobs, "prompt_logprobs"), body.echo and top)
     named = bool(body.logprob_token_ids)  # takes the place of the likeliest ones, as in vLLM
     params = _params(api, body, max_tokens=max_tokens, logprobs=None if named else top, prompt_logprobs=prompt_logprobs)
-    one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-    prompts = [body.prompt] if one else body.prompt
-    most, count = api.config.max_queue_requests, len(prompts) * params.num_drawn
+    prompts, one = _listed(body)
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    one = one and len(prompts) + len(given) == 1
+    most, count = api.config.max_queue_requests, (len(prompts) + len(given)) * params.num_drawn
     if count > most > 0:
         raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
     params = await _ruled(api, params, count)
+    embeds = await _embedded(api, body, given, params.num_drawn)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     special, wanted = body.add_special_tokens is not False, body.max_tokens or 1
     encoded = await _encode_prompts(api, body, texts, special)
     beams = beams_of(body, max_tokens)
+    names = (request_id if one else f"{request_id}-{index}" for index in range(len(embeds) + len(prompts)))
     asked = []
+    for vectors in embeds:
+        places = [PLACEHOLDER] * len(vectors)
+        bare = _request(api, body, next(names), None, places, params, grammar, "prompt_embeds", wanted)
+        asked.append(replace(bare, embeds=vectors))
     spelled: Sequence[str | None] = texts or [None] * len(prompts)
-    for index, (text, ids) in enumerate(zip(spelled, encoded or prompts, strict=True)):
-        name = request_id if one else f"{request_id}-{index}"
+    for text, ids in zip(spelled, encoded or prompts, strict=True):
         if body.truncate_prompt_tokens is not None:
             ids = await asyncio.to_thread(_truncated, api, body, ids, text if special else None, wanted)
-        asked.append(_request(api, body, name, text, ids, params, grammar, "prompt", wanted, beams))
+        asked.append(_request(api, body, next(names), text, ids, params, grammar, "prompt", wanted, beams))
     return asked
+
+
+def _listed(body: CompletionBody) -> tuple[list[Any], bool]:
+    """Return the prompts that came as text or tokens, and True if they are not a list of prompts."""
+    prompt = body.prompt
+    if not prompt and body.prompt_embeds:
+        return [], True
+    if prompt is None:
+        raise BadRequest("prompt is required.", param="prompt")
+    one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return [prompt] if one else prompt, one
+
+
+async def _embedded(api: ApiServer, body: CompletionBody, given: list[str], drawn: int) -> list[Embeds]:
+    """Return the prompts that came as vectors, read in a thread. Raise BadRequest, TooLong or InvalidRequest."""
+    if not given:
+        return []
+    for name in ("echo", "suffix", "truncate_prompt_tokens", "prompt_logprobs", "use_beam_search", "guidance_scale"):
+        if getattr(body, name) not in (None, False):
+            raise BadRequest(f"{name} needs a prompt of tokens, not prompt_embeds; leave it out.", param=name)
+    limits, size = api.service.limits(), sum(map(len, given)) * drawn
+    if size > MOST_EMBEDDED:
+        raise TooLong(
+            f"prompt_embeds, times n (or best_of), are {size} characters, of at most {MOST_EMBEDDED}; ask for less at "
+            "once.",
+            param="prompt_embeds",
+        )
+    return [await asyncio.to_thread(read_embeds, text, limits) for text in given]
 
 
 async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str], special: bool) -> list[list[int]]:
@@ -357,7 +395,7 @@ def _token_id(key: str) -> int:
 
 
 def _is_text(prompt: Any) -> bool:
-    return isinstance(prompt, str) or isinstance(prompt[0], str)
+    return isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], str))
 
 
 def _top(api: ApiServer, count: int | None, param: str) -> int | None:
