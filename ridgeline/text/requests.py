@@ -160,7 +160,7 @@ def _counted(params: SamplingParams, limits: RequestLimits) -> SamplingParams:
 
 
 def _check_reported(params: SamplingParams, prompt: int, output: int) -> None:
-    """Raise InvalidRequest for more logprobs than memory should be spent on. The context bounds those up to MAX_LOGPROBS
+    """Raise InvalidRequest for more logprobs than memory should be spent on. The context bounds up to MAX_LOGPROBS
     for each token."""
     for param, count, places in (
         ("logprobs", params.logprobs or 0, output * params.num_drawn),
