@@ -175,7 +175,7 @@ class SamplingParams:
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many tokens are reported beside each output token. None: no logprobs are reported."""
+        """The number of tokens reported beside each output token. None: no logprobs are reported."""
         return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
     @property

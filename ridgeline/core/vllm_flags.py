@@ -244,9 +244,10 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     (
         "docs/serving.md lists the metrics there are",
         VALUE,
-        "show-hidden-metrics-for-version collect-detailed-traces kv-cache-metrics-sample custom-histogram-buckets "
+        "show-hidden-metrics-for-version kv-cache-metrics-sample custom-histogram-buckets "
         "per-request-spec-decode-metrics",
     ),
+    ("docs/serving.md lists the metrics there are", LIST, "collect-detailed-traces"),
     (
         "docs/serving.md lists the metrics there are",
         SWITCH,
@@ -296,12 +297,16 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
      "enable-lora enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
      "enable-mixed-moe-lora-format enable-moe-shared-loras", ()),
     (_LORA, LIST, "lora-modules lora-target-modules", ()),
+    (_LORA, VALUE, "max-loras", ("1",)),
+    (_LORA, VALUE, "max-lora-rank", ("16",)),
+    (_LORA, VALUE, "lora-dtype", ("auto",)),
     (_LORA, VALUE,
-     "max-loras max-lora-rank lora-dtype max-cpu-loras default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
+     "max-cpu-loras default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
     ("prompt adapters are not supported; leave them out", SWITCH, "enable-prompt-adapter", ()),
     (_NODES, VALUE, "nnodes", ("1",)),
     (_NODES, VALUE, "node-rank data-parallel-start-rank data-parallel-rank", ("0",)),
-    (_NODES, VALUE, "data-parallel-address data-parallel-rpc-port elastic-ep-max-dp-size", ()),
+    (_NODES, VALUE, "data-parallel-address elastic-ep-max-dp-size", ()),
+    (_NODES, VALUE, "data-parallel-rpc-port", ("29550",)),
     (_NODES, VALUE, "data-parallel-backend distributed-executor-backend", ("mp", "uni")),
     (_NODES, SWITCH,
      "headless data-parallel-hybrid-lb data-parallel-external-lb data-parallel-multi-port-external-lb "
@@ -316,7 +321,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_PULLED, VALUE, "kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
     (_SLEEP, SWITCH, "enable-sleep-mode sleep-mode-offload-cudagraph", ()),
-    (_SLEEP, VALUE, "sleep-mode-backend", ()),
+    (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),
     (_SLEEP, LIST, "sleep-preserve-parameter-names", ()),
     ("device memory is torch's to allocate; leave it out", SWITCH, "enable-cumem-allocator", ()),
     (_CODE, VALUE,
@@ -387,6 +392,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 # Short forms, and names that newer versions changed.
 ALIASES = {
     "-q": "quantization",
+    "-asc": "api-server-count",
     "-n": "nnodes",
     "-r": "node-rank",
     "-tp": "tensor-parallel-size",

@@ -197,7 +197,7 @@ class StructuredOutputs(Body):
 
 
 class RepetitionBody(Body):
-    """Where an output ends that repeats itself, as `RepetitionDetectionParams`."""
+    """The end of an output that repeats itself, as `RepetitionDetectionParams`."""
 
     max_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN), LAX_INT] | None = None
     min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN), LAX_INT] | None = None

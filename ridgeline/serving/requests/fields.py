@@ -2,8 +2,8 @@
 accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
 
 A field that nobody knows is refused, because most are misspelled: `temprature` alone would leave the temperature at its
-default without a word. OpenAI refuses it too. vLLM ignores it with a line in its log, which `--unknown-fields ignore`
-does here.
+default without a word. OpenAI refuses it too. vLLM ignores it, and says so at the log's level debug alone;
+`--unknown-fields ignore` does that here, and names the field in a header.
 """
 
 from __future__ import annotations
