@@ -13,7 +13,7 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 def embeds_of(value: object) -> Embeds:
     """Return a tensor [tokens, width], or an array, as a prompt's vectors. Raise InvalidRequest."""
     try:
-        tensor = torch.as_tensor(value)  # type: ignore[call-overload]
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         tensor = torch.empty(0)
     if tensor.ndim == 3 and len(tensor) == 1:

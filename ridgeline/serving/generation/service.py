@@ -31,8 +31,8 @@ from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
-# logprobs of at most so many prompt tokens become text within the event loop, and those of more in a thread
-SCORED_INLINE = 64
+# So many logprobs become text within the event loop, and more in a thread
+SCORED_INLINE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +260,7 @@ class Run:
             item = inbox.popleft()
             if isinstance(item, int):
                 text.append(completion.take_token(item))
-            elif len(item.prompt_logprobs or ()) <= SCORED_INLINE:
+            elif _logprobs_in(item) <= SCORED_INLINE:
                 text.append(self._take_event(item, completion))
             else:
                 text.append(await asyncio.to_thread(self._take_event, item, completion))
@@ -298,3 +298,10 @@ class Run:
             return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
         param = "bad_words" if self.asked.params.allowed_token_ids is None else "allowed_token_ids"
         return BadRequest("allowed_token_ids and bad_words leave no token to choose from; loosen them.", param=param)
+
+
+def _logprobs_in(event: Event) -> int:
+    """Return about how many logprobs an event brings."""
+    prompt = event.prompt_logprobs or ()
+    own = 0 if event.logprobs is None else len(event.logprobs.top_ids)
+    return own + (len(prompt) * (1 + len(prompt[0].top_ids)) if prompt else 0)

@@ -121,7 +121,8 @@ class Completions:
             pieces = _once_scored(run) if run.asked.params.prompt_logprobs is not None else run
             async for piece in shapes.spaced(pieces, self._body.stream_interval):
                 so_far = told[piece.output.index]
-                size = shapes.entries([run]) if self._body.echo and not so_far.begun else len(piece.token_ids)
+                echoes = self._body.echo and not so_far.begun
+                size = shapes.entries([run]) if echoes else shapes.piece_entries(run, piece)
                 choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
                 tally.add(run, piece)
                 if choice is not None:

@@ -88,6 +88,11 @@ def prompt_ids(asked: GenerationRequest) -> list[int] | None:
     return asked.prompt_token_ids if asked.embeds is None else None
 
 
+def piece_entries(run: Run, piece: Piece) -> int:
+    """Return about how many entries a chunk has: its tokens, each as often as logprobs list others beside it."""
+    return len(piece.token_ids) * (1 + (run.asked.params.num_logprobs or 0))
+
+
 def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
     """Return the fields that begin every answer and every chunk."""
     return {

@@ -60,8 +60,10 @@ def _read(file: bytes, limits: RequestLimits) -> Embeds:
     if len(tensors) != 1:
         raise BadRequest(f"prompt_embeds is a file with one tensor, got {len(tensors)}.", param=PARAM)
     ((name, tensor),) = tensors.items()
-    dtype, shape = (tensor.get("dtype"), tensor.get("shape")) if _is_object(tensor) else (None, None)
-    if dtype not in DTYPES:
+    tensor = tensor if _is_object(tensor) else {}
+    dtype: Any = tensor.get("dtype")
+    shape: Any = tensor.get("shape")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise BadRequest(f"prompt_embeds has the type {shortened(dtype)}; send {', '.join(DTYPES)}.", param=PARAM)
     if not _is_shape(shape):
         raise BadRequest(f"prompt_embeds has the shape {shortened(shape)}; send [tokens, width].", param=PARAM)

@@ -45,7 +45,7 @@ def arguments_of(schema: Mapping[str, Any], end: str | None) -> list[Argument] |
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if schema.keys() - ROOT or not isinstance(properties, Mapping) or len(properties) > MOST_ARGUMENTS:
         return None
-    if not isinstance(required, list) or not all(name in properties for name in required):
+    if not _is_named(required, properties):
         return None
     defined = {name: schema[name] for name in DEFINED if isinstance(schema.get(name), Mapping)}
     inner = defined
@@ -117,13 +117,17 @@ def _is_free(part: Mapping[str, Any]) -> bool:
     """Return True if every text is a value, whatever the reader makes of it."""
     kinds = _listed(part.get("type"))
     if part.keys() - ABOUT == {"type"}:
-        return "string" in kinds and FREE.issuperset(kinds)
+        return "string" in kinds and all(isinstance(kind, str) and kind in FREE for kind in kinds)
     for word in ("anyOf", "oneOf"):
         if part.keys() - ABOUT == {word} and isinstance(part[word], list):
             plain = [
                 each.get("type") for each in part[word] if isinstance(each, Mapping) and each.keys() - ABOUT == {"type"}
             ]
-            return len(plain) == len(part[word]) and "string" in plain and all(each in FREE for each in plain)
+            return (
+                len(plain) == len(part[word])
+                and "string" in plain
+                and all(isinstance(each, str) and each in FREE for each in plain)
+            )
     return False
 
 
@@ -155,10 +159,10 @@ def _untagged(part: Any) -> dict[str, Any] | None:
 
 def _untagged_object(part: Mapping[str, Any]) -> dict[str, Any] | None:
     properties, required = part.get("properties"), part.get("required", [])
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
+    if not isinstance(properties, Mapping) or not _is_named(required, properties):
         return None
     inner = {name: _untagged(each) for name, each in properties.items()}
-    if None in inner.values() or any(name not in inner for name in required) or any("</" in name for name in inner):
+    if None in inner.values() or any("</" in name for name in inner):
         return None
     return {**part, "properties": inner, "additionalProperties": False}
 
@@ -167,6 +171,10 @@ def _mentions(part: Any) -> bool:
     """Return True if there is a reference within."""
     values = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
     return (isinstance(part, Mapping) and "$ref" in part) or any(map(_mentions, values))
+
+
+def _is_named(required: Any, properties: Mapping[str, Any]) -> bool:
+    return isinstance(required, list) and all(isinstance(name, str) and name in properties for name in required)
 
 
 def _refers_inside(part: Any) -> bool:

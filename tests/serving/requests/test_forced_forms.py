@@ -200,3 +200,30 @@ def test_a_model_that_knows_no_tools_is_held_to_them(
         assert told["unit"] in ("metric", 'imperial "old"')
         assert 1 <= told["days"] <= 9
         assert told.keys() <= small["properties"].keys()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "required": [[]]},
+        {"properties": {"a": {"type": "object", "properties": {"b": TEXT}, "required": [{}]}}},
+        {"properties": {"a": {"type": ["string", []]}}},
+        {"properties": {"a": {"anyOf": [TEXT, {"type": []}]}}},
+        {"properties": {"a": {"type": {}}}},
+        {"properties": {"a": {"enum": {}}}},
+        {"properties": {"a": {"$ref": "#/$defs/"}}, "$defs": {}},
+        {"properties": {"a": {"$ref": "#/$defs/a/b"}}, "$defs": {"a": 5}},
+        {"properties": {"a": {"$ref": 5}}},
+        {"properties": {"a": {"anyOf": [5]}}},
+        {"properties": {"a": {"anyOf": []}}},
+        {"properties": {"a": {"type": "array", "items": []}}},
+        {"properties": {"a": 5}},
+        {"properties": {"a": TEXT}, "required": 5},
+        {"properties": 5},
+        {"$defs": {"a": []}},
+    ],
+)
+def test_schemas_that_are_none_are_no_reason_to_fail(schema: dict[str, Any]) -> None:
+    for end in ("</parameter>", None):
+        found = arguments_of(schema, end)
+        assert found is None or isinstance(found, list)
