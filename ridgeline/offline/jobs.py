@@ -72,9 +72,9 @@ class JobMaker:
         """Return a job that the engine can run. Raise InvalidRequest."""
         if not isinstance(cache_salt, str):
             raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
-        embeds = (
-            embeds_of(prompt["prompt_embeds"]) if isinstance(prompt, Mapping) and "prompt_embeds" in prompt else None
-        )
+        asked: Any = prompt
+        given = isinstance(asked, Mapping) and "prompt_embeds" in asked
+        embeds = embeds_of(asked["prompt_embeds"]) if given else None
         text, ids = self.encode(prompt) if embeds is None else (None, [PLACEHOLDER] * len(embeds))
         if self._tokenizer is None and params.stop_strings:
             raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")

@@ -207,7 +207,8 @@ class Runner:
         if self.pipe.size > 1 and plan.rows.num_logits_R.any():
             self.pipe.tell(outcome.token_R[: len(plan.rows)].clone())
         letter = self.segments.mailbox.expect(outcome.packed)
-        logprobs, apart = None, {}
+        logprobs = None
+        apart: dict[int, DeviceLogprobs] = {}
         if features & Feature.LOGPROBS:
             token_R = outcome.token_R[: len(plan.rows)].long().clamp(min=0)
             logprobs = vocabulary.score(reported_RU, token_R, plan.rows.num_logprobs)
