@@ -194,3 +194,10 @@ def test_a_rank_without_a_number_leaves_the_draw_to_the_others() -> None:
         best = parts.BEST_OF_PARTS.choose(Platform(device_type="cpu"), name)
         for features in (Feature.NONE, Feature.RANDOM):
             assert best(pairs_RN2, *sampling[:-1], features).tolist() == [3, 30, -1]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_named_tokens_have_the_logprobs_of_the_whole_rows(size: int) -> None:
+    logits_RV, ids_RL = scores(4, 2), torch.tensor([[0, 49, 17, 17]] * 4)
+    told_RL = on_parts(size, lambda own: own.named(part_of_scores(logits_RV, own), ids_RL))
+    torch.testing.assert_close(told_RL, logits_RV.log_softmax(-1).gather(1, ids_RL), rtol=1e-5, atol=1e-5)
