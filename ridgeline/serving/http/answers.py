@@ -293,3 +293,94 @@ class Reranked(Answer):
     model: str
     usage: PooledUsage
     results: list[RerankedDocument] = Field(description="the most relevant first")
+
+
+# ---- responses ----------------------------------------------------------------------------------------------------
+
+
+class IncompleteDetails(Answer):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(Answer):
+    code: str
+    message: str
+
+
+class InputTokensDetails(Answer):
+    cached_tokens: int
+    cache_write_tokens: Literal[0]
+
+
+class ResponseUsage(Answer):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+
+class ResponseReasoning(Answer):
+    effort: str | None
+    summary: None
+
+
+class ResponseAnswer(Answer):
+    """An answer of /v1/responses. Its items are messages, reasoning and calls of functions, as OpenAI has them."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ResponseReasoning
+    service_tier: Literal["default"]
+    store: bool = Field(description="it can be asked for again")
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(BaseModel):
+    """An event of a stream, named by its type, as OpenAI has it. The first and the last hold the response."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    sequence_number: int
+    response: ResponseAnswer | None = None
+
+
+class DeletedResponse(Answer):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemList(Answer):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class InputTokens(Answer):
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -128,14 +128,15 @@ def examine(model: type[BaseModel], data: Mapping[str, Any], *, lenient: bool = 
 
 def _examine(model: type[BaseModel], data: Mapping[str, Any], path: str, lenient: bool, ignored: list[str]) -> None:
     known, inner, harmless = _shape(model)
+    refusals = {**REFUSED, **refused_by(model)} if not path else refused_by(model)
     for name in sorted(data.keys() - known):
         value = data[name]
         if value is None:
             continue
-        if not path and name in REFUSED:
-            refused = REFUSED[name]
+        if name in refusals:
+            refused = refusals[name]
             if value and value not in refused.idle:
-                raise BadRequest(refused.sentence, param=name)
+                raise BadRequest(refused.sentence, param=path + name)
         elif lenient or name in harmless or (not path and name in HARMLESS):
             ignored.append(path + name)
         else:
@@ -176,6 +177,11 @@ def _is_checked(annotation: Any) -> bool:
     )
 
 
+def refused_by(model: type[BaseModel]) -> Mapping[str, Refusal]:
+    """Return the fields that this body refuses, beside those that every body does."""
+    return getattr(model, "refused", {})
+
+
 @lru_cache
 def known_names(model: type[BaseModel]) -> frozenset[str]:
     """Return the names of a body's own fields."""
@@ -186,7 +192,8 @@ def state(model: type[BaseModel], name: str) -> tuple[str, str]:
     """Return the state of a field in a body (implemented, refused, harmless), and a remark."""
     if name in known_names(model):
         return "implemented", ""
-    if name in REFUSED:
-        idle = [repr(value) for value in REFUSED[name].idle]
-        return "refused", REFUSED[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
-    return "harmless", HARMLESS[name]
+    refused, harmless = {**REFUSED, **refused_by(model)}, getattr(model, "harmless", ())
+    if name in refused:
+        idle = [repr(value) for value in refused[name].idle]
+        return "refused", refused[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
+    return "harmless", harmless[name] if isinstance(harmless, Mapping) and name in harmless else HARMLESS[name]
