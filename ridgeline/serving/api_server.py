@@ -31,7 +31,7 @@ from ridgeline.weights.modules import read_prompts
 @dataclass
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
-    model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that clients may ask for again."""
+    model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again."""
 
     config: ServeConfig
     names: tuple[str, ...]

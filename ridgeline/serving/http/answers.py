@@ -295,6 +295,38 @@ class Reranked(Answer):
     results: list[RerankedDocument] = Field(description="the most relevant first")
 
 
+# ---- for operators ------------------------------------------------------------------------------------------------
+
+
+class Load(Answer):
+    server_load: int
+
+
+class ServerInfo(Answer):
+    version: str
+    names: list[str]
+    config: dict[str, Any] = Field(description="the server's settings, and the engine's as they were given")
+    engine: dict[str, Any] | None = Field(description="what the engine is; null before it has told")
+
+
+class Forgotten(Answer):
+    status: Literal["ok"]
+
+
+class Rendered(Answer):
+    """A request as the engine gets it, with the text of its prompt."""
+
+    request_id: str
+    model: str
+    prompt: str | None
+    token_ids: list[int]
+    features: None = Field(description="of images and sound, which there are none of")
+    sampling_params: dict[str, Any]
+    stream: bool
+    cache_salt: str | None
+    priority: int
+
+
 # ---- responses ----------------------------------------------------------------------------------------------------
 
 
@@ -384,3 +416,50 @@ class ItemList(Answer):
 class InputTokens(Answer):
     object: Literal["response.input_tokens"]
     input_tokens: int
+
+
+# ---- messages -----------------------------------------------------------------------------------------------------
+
+
+class MessageUsage(Answer):
+    input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: int
+    output_tokens: int
+    service_tier: Literal["standard"]
+
+
+class MessageAnswer(Answer):
+    """An answer of /v1/messages. Its blocks are text, thinking and uses of tools, as Anthropic has them."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageEvent(BaseModel):
+    """An event of a stream, named by its type, as Anthropic has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
+class MessageTokens(Answer):
+    input_tokens: int
+
+
+class AnthropicsError(Answer):
+    type: str
+    message: str
+
+
+class AnthropicsErrorAnswer(Answer):
+    type: Literal["error"]
+    error: AnthropicsError
+    request_id: str | None
