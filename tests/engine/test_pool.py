@@ -30,6 +30,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.freed_at: dict[int, int] = {}  # page → when its last held block was freed
         self.last_plan: dict[int, int] = {}  # page → newest plan named at a release
         self.clock = 0
+        self.lacked: dict[int, tuple[int, int]] = {}  # page that is filled up → its group, and the blocks it lacked
 
     def words(self, block: Block) -> set[int]:
         """The memory of the block's layers, in words of four bytes."""
@@ -55,22 +56,42 @@ class PoolMachine(RuleBasedStateMachine):
 
     # ---- rules ------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    def take(self, data) -> None:
+    @rule(data=st.data(), fill=st.sampled_from([True, True, False]))
+    def take(self, data, fill) -> None:
         wanted = [data.draw(st.sampled_from([0, 1, 1, 2, 5])) for _ in self.layout.groups]
         fits = self.pages_short(wanted, self.held) <= 0
-        before = dict(self.freed_at)
+        before, busy, short = dict(self.freed_at), self.busy_pages(), self.pages_to_cut(wanted)
         assert self.pool.can_take(wanted) == fits
         self.evicted.clear()
-        taken = self.pool.take(wanted)
+        taken = self.pool.take(wanted, fill=fill)
         assert (taken is not None) == fits, "can_take promised something else"
-        self.check_eviction_order(before)
+        self.check_eviction_order(before, {self.layout.page_of(g, b) for g, own in enumerate(taken or []) for b in own})
         for g, blocks in enumerate(taken or []):
             assert len(blocks) == wanted[g]
             for block in blocks:
                 assert (g, block) not in self.held
                 assert (g, block) not in self.cached, "its content was not given up first"
                 self.held[g, block] = 1
+        for g, block in self.cached:
+            page = self.layout.page_of(g, block)
+            if page in self.busy_pages() - busy:
+                self.lacked[page] = g, self.lacked.get(page, (g, 0))[1] + 1
+        for g, least in enumerate(short if taken is not None else ()):
+            pages = {self.layout.page_of(g, block) for block in (taken or [])[g]} - busy
+            lacked = [count for page, (group, count) in self.lacked.items() if group == g]
+            assert sum(lacked) <= self.layout.blocks_per_page(g)
+            assert len(pages) <= least + (fill and any(page in self.lacked for page in pages))
+
+    def pages_to_cut(self, wanted: list[int]) -> list[int]:
+        """Pages that each group would cut for `wanted` blocks if it gave nothing up."""
+        pages = []
+        for g, count in enumerate(wanted):
+            per_page = self.layout.blocks_per_page(g)
+            mine = {self.layout.page_of(group, block) for group, block in self.held if group == g}
+            known = {block for block in {*self.held, *self.cached} if block[0] == g}
+            reusable = len(mine) * per_page - sum(self.layout.page_of(*block) in mine for block in known)
+            pages.append(-(-max(0, count - reusable) // per_page))
+        return pages
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -85,14 +106,15 @@ class PoolMachine(RuleBasedStateMachine):
         ]
         assert self.pool.can_take(wanted, freed) == (self.pages_short(wanted, left) <= 0)
 
-    def check_eviction_order(self, freed_at: dict[int, int]) -> None:
+    def check_eviction_order(self, freed_at: dict[int, int], taken: set[int]) -> None:
+        """taken: pages of the blocks that were taken. One that is filled up is kept, however old."""
         for block in self.evicted:
             assert block in self.cached
             assert block not in self.held, "a held block lost its content"
             del self.cached[block]
         idle = [page for page in freed_at if page not in self.busy_pages()]
         gone = {self.layout.page_of(group, block) for group, block in self.evicted} & set(idle)
-        kept = {self.layout.page_of(group, block) for group, block in self.cached} & set(idle)
+        kept = ({self.layout.page_of(group, block) for group, block in self.cached} & set(idle)) - taken
         if gone and kept:
             assert max(freed_at[page] for page in gone) < min(freed_at[page] for page in kept), "not the oldest first"
 
@@ -110,6 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
             if page not in self.busy_pages():
                 self.clock += 1
                 self.freed_at[page] = self.clock
+                self.lacked.pop(page, None)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

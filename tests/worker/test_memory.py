@@ -111,7 +111,7 @@ def test_what_an_api_server_refuses_is_what_could_never_run(windows: tuple[int |
         dtype="float32",
         device="cpu",
     )
-    assert longest <= together <= facts_of(cast("Assembly", assembly), "", 0).cache_tokens <= 2 * longest
+    assert longest <= together <= facts_of(cast("Assembly", assembly), LLMConfig(), "", 0).cache_tokens <= 2 * longest
 
 
 @pytest.mark.parametrize("kinds", ["a", "aas", "s"])

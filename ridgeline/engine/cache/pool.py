@@ -8,9 +8,15 @@ With a single group a page is a block. A page is fresh (no group owns it), busy 
     spare     nobody refers to it, but the prefix index knows its content
     open      nobody refers to it and its content is worthless
 
-Blocks are taken from the open ones, then fresh pages, then the idle page that is worth least; only when these do not
-suffice are spare blocks given up, since their pages help no other group. So a group grows by a page only when every
-block it could reuse is in use, and `can_take` can count instead of search.
+Blocks are taken from the open ones, then an idle page of the group that is not full, then fresh pages, then the idle
+page that is worth least; only when these do not suffice are spare blocks given up, since their pages help no other
+group. So a group grows by a page only when every block it could reuse is in use, and `can_take` can count instead of
+search: it counts open and spare blocks alike, so a page that is filled up counts like one that is cut.
+
+*Filling up.* An idle page has fewer open blocks than a fresh one. The filled pages of a group lack no more blocks, all
+together, than one page has. So the group has at most one page more than if it had cut fresh ones, and a `take` fills up
+only while there is such a page to spare. The page that was laid down last comes first: then content of one age shares a
+page and is given up together.
 
 An idle page's rank is the clock at the time when it became idle and what its content is worth. The clock goes to the
 rank of every page that is given up, so what was used lately outlives what was not, by as much as it is worth more
@@ -68,6 +74,9 @@ class BlockPool:
         self._blocks: list[dict[int, _Block]] = [{} for _ in groups]
         self._open: list[OrderedDict[int, None]] = [OrderedDict() for _ in groups]
         self._spare: list[OrderedDict[int, None]] = [OrderedDict() for _ in groups]
+        self._partial: list[OrderedDict[int, int]] = [OrderedDict() for _ in groups]  # idle page → open blocks; by age
+        self._filled: dict[int, int] = {}  # busy page that is filled up → the blocks that it lacked
+        self._lacking = [0] * len(groups)  # their sum
         self._last_plan = [0] * layout.num_pages  # newest plan that may name a block given back to the page
 
     # ---- asking -----------------------------------------------------------------------------------------------
@@ -98,7 +107,7 @@ class BlockPool:
     def is_worth(self, group: int, worth: float) -> bool:
         """Return whether a block of so much worth should be taken: there is memory to spare, or what would be given up
         for it is worth less."""
-        if self._open[group] or self._fresh:
+        if self._open[group] or self._fresh or self._to_fill(group) is not None:
             return True
         least = self._least()
         return least is not None and least.rank <= self._clock + worth
@@ -127,12 +136,20 @@ class BlockPool:
 
     # ---- taking and giving back -------------------------------------------------------------------------------
 
-    def take(self, wanted: Sequence[int]) -> list[list[int]] | None:
-        """`wanted[g]` blocks for every group g, each with one reference and no content; None if there are too few."""
-        if not self.can_take(wanted):
+    def take(self, wanted: Sequence[int], *, fill: bool = True) -> list[list[int]] | None:
+        """`wanted[g]` blocks for every group g, each with one reference and no content; None if there are too few.
+
+        fill: idle pages may be filled up. Without, the blocks fill whole pages.
+        """
+        to_spare = self.free_pages - self._pages_for(wanted, [len(opened) for opened in self._open])
+        if to_spare < 0 and not self.can_take(wanted):
             return None
-        scarce = self._pages_for(wanted, [len(opened) for opened in self._open]) > self.free_pages
-        return [[self._take(g, scarce) for _ in range(count)] for g, count in enumerate(wanted)]
+        taken: list[list[int]] = []
+        for g, count in enumerate(wanted):
+            fills = fill and to_spare > 0 and count > len(self._open[g]) and self._to_fill(g) is not None
+            taken.append([self._take(g, to_spare < 0, fills) for _ in range(count)])
+            to_spare -= fills
+        return taken
 
     def share(self, group: int, block: int) -> None:
         """One more reference to a block that is held or cached (a prefix hit)."""
@@ -167,6 +184,11 @@ class BlockPool:
         state, page = self._blocks[group][block], self.layout.page_of(group, block)
         if self._busy[page] == 0:
             state.cached = False
+            partial = self._partial[group]
+            if page not in partial:
+                partial[page] = 0
+                partial.move_to_end(page, last=False)  # others were laid down later, most likely
+            partial[page] += 1
             self._dissolve_if_worthless(group, page)
         elif state.refs == 0:
             del self._spare[group][block]
@@ -177,13 +199,16 @@ class BlockPool:
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
-    def _take(self, group: int, scarce: bool) -> int:
+    def _take(self, group: int, scarce: bool, fills: bool) -> int:
         if not self._open[group]:
-            if not (scarce and self._spare[group]):
+            if fills and (page := self._to_fill(group)) is not None:
+                self._fill(group, page)
+            elif scarce and self._spare[group]:
+                block = next(iter(self._spare[group]))
+                self._on_evict(group, block)
+                self.forget(group, block)
+            else:
                 return self._cut(group, self._fresh.pop() if self._fresh else self._evict())
-            block = next(iter(self._spare[group]))
-            self._on_evict(group, block)
-            self.forget(group, block)
         block = next(reversed(self._open[group]))
         self._hold(group, block)
         return block
@@ -207,12 +232,26 @@ class BlockPool:
             self._open[group][block] = None
         return first
 
+    def _to_fill(self, group: int) -> int | None:
+        """Return the idle page that should be filled up next, if there is one that lacks few enough blocks."""
+        page = next(reversed(self._partial[group]), None)
+        return page if page is not None and self._partial[group][page] >= self._lacking[group] else None
+
+    def _fill(self, group: int, page: int) -> None:
+        lacks = self._per_page[group] - self._partial[group][page]
+        self._filled[page] = lacks
+        self._lacking[group] += lacks
+        self._wake(group, page)
+
     def _lay_down(self, group: int, page: int) -> None:
         """The last held block was released: the page as a whole waits to be found again or evicted."""
         for block in self._blocks_of(group, page):
             del self._unheld(group, block)[block]
         self._idle[page] = group
+        self._lacking[group] -= self._filled.pop(page, 0)
         cached = [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
+        if 0 < len(cached) < self._per_page[group]:
+            self._partial[group][page] = self._per_page[group] - len(cached)
         self._order += 1
         self._ranked_of[group].add(Idle(self._clock + self._worth(group, cached), self._order, page))
         self._dissolve_if_worthless(group, page)
@@ -224,6 +263,7 @@ class BlockPool:
         """A block of an idle page is about to be held."""
         if self._idle.pop(page, None) is not None:
             self._ranked_of[group].discard(page)
+            self._partial[group].pop(page, None)
             for block in self._blocks_of(group, page):
                 self._unheld(group, block)[block] = None
 
@@ -256,6 +296,7 @@ class BlockPool:
         del self._busy[page]
         del self._idle[page]
         self._ranked_of[group].discard(page)
+        self._partial[group].pop(page, None)
         self._fresh.append(page)
 
     def _blocks_of(self, group: int, page: int) -> list[int]:

@@ -58,7 +58,7 @@ class Tables:
         wanted = [range(len(blocks), end) for blocks in seq.blocks]
         for g, block in states.items():
             wanted[g] = range(end - 1, end - (block != NULL_BLOCK))
-        taken = self._pool.take([len(places) for places in wanted])
+        taken = self._pool.take([len(places) for places in wanted], fill=self._names.shares(seq))
         if taken is None:
             if not any(self._stop_keeping(seq, g, start) for g in self._exact):
                 return None
@@ -116,7 +116,8 @@ class Tables:
             ]
             for g in range(len(self._specs))
         ]
-        taken = self._pool.take([states_of.count(NULL_BLOCK) for states_of in states])
+        shares = all(self._names.shares(seq) for seq in seqs)
+        taken = self._pool.take([states_of.count(NULL_BLOCK) for states_of in states], fill=shares)
         if taken is None:
             return None
         changes: list[SetBlocks] = []

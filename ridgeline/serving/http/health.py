@@ -12,8 +12,8 @@ RETRY_AFTER = "5"  # seconds
 
 def router(api: ApiServer) -> APIRouter:
     """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
-    is there and works), which SageMaker calls /ping. Of several engines one is enough, and the answer names those that
-    do not work."""
+    is there and works). Of several engines one is enough, and the answer names those that do not work. /ping is /health
+    by the name that SageMaker asks for, and /load says how many requests are open here."""
     routes = APIRouter(tags=["health"])
 
     def down() -> list[str]:
@@ -27,11 +27,15 @@ def router(api: ApiServer) -> APIRouter:
     async def ready() -> JSONResponse:
         return _answer("the server is shutting down" if api.service.admission.draining else api.illness, down())
 
+    @routes.get("/health")
+    @routes.get("/ping")
+    @routes.post("/ping")
     async def health() -> JSONResponse:
         return _answer(api.illness, down())
 
-    for path, methods in (("/health", ["GET"]), ("/ping", ["GET", "POST"])):
-        routes.add_api_route(path, health, methods=methods)
+    @routes.get("/load")
+    async def load() -> JSONResponse:
+        return JSONResponse({"server_load": api.service.admission.open_requests})
 
     return routes
 

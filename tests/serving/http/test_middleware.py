@@ -235,8 +235,24 @@ def test_while_the_server_ends_new_work_goes_elsewhere(api_server_of: FaceOf) ->
         assert answer.json()["error"]["type"] == "service_unavailable"
         states = [(await client.get(path)).status_code for path in (*HEALTH, "/metrics")]
         assert dict(zip((*HEALTH, "/metrics"), states, strict=True)) == {
-            "/health": 200, "/health/live": 200, "/health/ready": 503, "/metrics": 200,
+            "/health": 200, "/health/live": 200, "/health/ready": 503, "/ping": 200, "/metrics": 200,
         }  # fmt: skip
+
+    run(api_server_of, test)
+
+
+def test_the_load_is_the_number_of_open_requests(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        async def load() -> int:
+            return (await client.get("/load")).json()["server_load"]
+
+        assert await load() == 0
+        running = asyncio.ensure_future(client.post("/v1/completions", json={**ASKED, "max_tokens": 64, "n": 3}))
+        while (now := await load()) == 0:
+            await asyncio.sleep(0.001)
+        assert now == 3
+        assert (await running).status_code == 200
+        assert await load() == 0
 
     run(api_server_of, test)
 
