@@ -298,10 +298,6 @@ class Reranked(Answer):
 # ---- for operators ------------------------------------------------------------------------------------------------
 
 
-class Load(Answer):
-    server_load: int
-
-
 class ServerInfo(Answer):
     version: str
     names: list[str]

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Unavailable
-from ridgeline.serving.http.answers import Forgotten, Load, ServerInfo
+from ridgeline.serving.http.answers import Forgotten, ServerInfo
 from ridgeline.serving.http.describe import answers as answered
 from ridgeline.serving.observed import metrics
 from ridgeline.serving.observed.breakdown import breakdowns
@@ -47,8 +47,8 @@ class RequestNotFound(BadRequest):
 
 
 def router(api: ApiServer) -> APIRouter:
-    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /load, /server_info, /dashboard and what that
-    page needs, and POST /reset_prefix_cache."""
+    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /server_info, /dashboard and what that page
+    needs, and POST /reset_prefix_cache."""
     routes = APIRouter(tags=["operator"])
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
@@ -68,11 +68,6 @@ def router(api: ApiServer) -> APIRouter:
                 param="request_id",
             )
         return found[0]
-
-    @routes.get("/load", summary="How many requests run or wait", responses=answered(Load))
-    async def load() -> dict[str, int]:
-        stats = await api.client.ask()
-        return {"server_load": api.service.admission.open_requests if stats is None else stats.running + stats.waiting}
 
     @routes.get("/server_info", summary="The server's settings, and what its engine is", responses=answered(ServerInfo))
     async def server_info() -> dict[str, Any]:
