@@ -29,7 +29,7 @@ from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
 from ridgeline.serving.requests.messages import NAMES, CountMessagesBody, MessagesBody, chat_of
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.translation import named
+from ridgeline.serving.requests.translation import later_instructions, named
 from ridgeline.serving.requests.validation import chat_request, check_model, encode, render
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import CallDelta, Event, Reasoning
@@ -95,7 +95,8 @@ def _check_version(request: Request) -> None:
 
 async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> ChatBody:
     size = len(await request.body())
-    chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms))
+    later = await later_instructions(api, (turn.role for turn in body.messages[1:]))
+    chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later))
     tell_ignored(request, ignored)
     return chat
 

@@ -30,16 +30,15 @@ from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.kept import NAME, Found
 from ridgeline.serving.kept.store import Log, Record
 from ridgeline.serving.requests.bodies import ChatBody, ChatMessage
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, Size, decode, off_loop
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.responses import NAMES, CountBody, ResponsesBody, chat_of, input_items
-from ridgeline.serving.requests.translation import named
+from ridgeline.serving.requests.translation import INSTRUCTING, later_instructions, named
 from ridgeline.serving.requests.validation import chat_request, check_model, encode, render
 from ridgeline.text.parsers.events import Content, Event
 
 MOST_REFERENCES = 256  # answers that the items of one request may be found in
-INSTRUCTING = ("system", "developer")
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 Items = list[dict[str, Any]]
@@ -65,7 +64,7 @@ def router(api: ApiServer) -> APIRouter:
         name = request_id(request, body.request_id)
         with named(NAMES):
             conversation = await Conversation.of(api, body)
-            chat, ignored = await conversation.chat(body)
+            chat, ignored = await conversation.chat(api, body)
             asked = await _fitted(api, body, chat, name)
         if body.store and not api.kept.keeps:
             ignored.append("store")
@@ -83,7 +82,7 @@ def router(api: ApiServer) -> APIRouter:
         body = await read_body(request, CountBody)
         with named(NAMES):
             check_model(api, body.model)
-            chat, ignored = await (await Conversation.of(api, body)).chat(body)
+            chat, ignored = await (await Conversation.of(api, body)).chat(api, body)
             ids = await encode(api, await render(api, chat, use_tools=chat.tool_choice != "none"), False, "messages")
         tell_ignored(request, ignored)
         return await json_response(1, lambda: {"object": "response.input_tokens", "input_tokens": len(ids)})
@@ -161,8 +160,11 @@ def _there(found: Found | None, name: str) -> Found:
 
 
 async def _decoded(turns: Sequence[bytes]) -> Items:
+    """Return the items of some turns, which are bounded together as one body is."""
+
     def work() -> Items:
-        return [item for turn in turns for item in msgspec.json.decode(turn)]
+        size = Size()
+        return [item for turn in turns for item in decode(turn, size)]
 
     return await off_loop(sum(map(len, turns)), INLINE_BYTES, work)
 
@@ -210,12 +212,19 @@ class Conversation:
             if found.runs:
                 raise BadRequest(f"the response {previous} is still being written.", param="previous_response_id")
             before = found.turns
+            length, most = sum(map(len, before)), api.config.max_body_bytes
+            if length > most:
+                raise TooLong(
+                    f"the conversation before has {length} bytes, of at most {most}; send what matters of it as input.",
+                    param="previous_response_id",
+                )
         items = await _resolved(api, input_items(body), tenant)
         return cls(before, items, [*await _decoded(before), *items])
 
-    async def chat(self, body: CountBody) -> tuple[ChatBody, list[str]]:
+    async def chat(self, api: ApiServer, body: CountBody) -> tuple[ChatBody, list[str]]:
         size = sum(map(len, self.before)) + (len(body.input) if isinstance(body.input, (str, list)) else 0)
-        return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self._known))
+        later = await later_instructions(api, (item.get("role") for item in self._known[1:]))
+        return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self._known, later=later))
 
 
 async def _resolved(api: ApiServer, items: Items, tenant: str) -> Items:
@@ -233,7 +242,9 @@ async def _resolved(api: ApiServer, items: Items, tenant: str) -> Items:
     items = list(items)
     for name, indices in wanted.items():
         found = await api.kept.find(name, tenant)
-        held = {} if found is None else {item.get("id"): item for item in await _decoded(found.turns)}
+        ended = [] if found is None or found.runs else [found.turns[-1]]
+        asked = [] if found is None else found.turns[: len(found.turns) - len(ended)][-1:]
+        held = {item.get("id"): item for item in await _decoded([*asked, *ended])}
         for index in indices:
             if items[index]["id"] not in held:
                 raise _no_item(items[index], index)

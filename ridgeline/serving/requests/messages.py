@@ -1,6 +1,6 @@
 """The body of POST /v1/messages, Anthropic's API, put into a chat's words.
 
-    chat, ignored = chat_of(body, api.forms)
+    chat, ignored = chat_of(body, api.forms, later=True)
 
 A message's content is text or a list of blocks: text, thinking, calls of tools and what these returned. Images,
 documents and tools that Anthropic runs itself are refused by name.
@@ -28,12 +28,14 @@ from ridgeline.serving.requests.bodies import (
 )
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.translation import BETWEEN, Conversation, refuse_part, sampled, text_at, text_of
+from ridgeline.serving.requests.translation import BETWEEN, Transcript, refuse_part, sampled, text_at, text_of, unused
 from ridgeline.serving.requests.validation import parse
 from ridgeline.text.parsers.choose import Forms
 
+BILLING = "x-anthropic-billing-header"
 TEXT = {"text": "text"}
 OF_USER, OF_ASSISTANT = ("text", "tool_result"), ("text", "thinking", "tool_use")
+USED = ("type", "name", "description", "input_schema")  # of a tool; schemas hold where tool_choice forces calls
 # Fields of a chat, and those of this body that they come from.
 NAMES = {
     r"messages.*": "messages",
@@ -65,7 +67,7 @@ Blocks = Annotated[Any, BeforeValidator(_check_content), WithJsonSchema(_BLOCKS)
 class Turn(Body):
     """A message of the conversation."""
 
-    role: Literal["user", "assistant", "system"]
+    role: Literal["user", "assistant", "system", "ctx", "msg"]  # the last two are users' too, as Claude Code has them
     content: Blocks
 
 
@@ -122,6 +124,7 @@ class CountMessagesBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
+    chat_template_kwargs: Object | None = None
 
 
 class MessagesBody(CountMessagesBody, SampledBody):
@@ -129,20 +132,20 @@ class MessagesBody(CountMessagesBody, SampledBody):
 
     max_tokens: Annotated[int, Field(ge=1), LAX_INT]
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
-    chat_template_kwargs: Object | None = None
 
 
-def chat_of(body: CountMessagesBody, forms: Forms) -> tuple[ChatBody, list[str]]:
+def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[ChatBody, list[str]]:
     """Return the request as a chat's, and what of it is ignored. Raise BadRequest that names the field at fault.
 
-    The chat has no `max_tokens`, because an answer may fill the context here. `forms` are the model's.
+    The chat has no `max_tokens`, because an answer may fill the context here. `forms` are the model's, and
+    `later` is as in `Transcript`.
     """
-    ignored: list[str] = []
-    found: dict[str, Any] = {"messages": _messages(body)}
+    ignored = unused(body.tools or [], USED)
+    found: dict[str, Any] = {"messages": _messages(body, ignored, later=later)}
     last = found["messages"][-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):  # the answer goes on from there
         found |= {"continue_final_message": True, "add_generation_prompt": False}
-    found["tools"] = [_tool(tool, f"tools.{index}", ignored) for index, tool in enumerate(body.tools or [])] or None
+    found["tools"] = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or [])] or None
     if body.tool_choice is not None:
         found |= _choice(body.tool_choice)
     config = body.output_config
@@ -153,10 +156,9 @@ def chat_of(body: CountMessagesBody, forms: Forms) -> tuple[ChatBody, list[str]]
     kwargs = _thinking(body.thinking, forms, found, ignored)
     if isinstance(body, MessagesBody):
         found |= sampled(body) | {"stop": body.stop_sequences}
-        kwargs |= body.chat_template_kwargs or {}
     else:
         found["model"] = body.model
-    found["chat_template_kwargs"] = kwargs or None
+    found["chat_template_kwargs"] = kwargs | (body.chat_template_kwargs or {}) or None
     return parse(ChatBody, {name: value for name, value in found.items() if value is not None}), ignored
 
 
@@ -174,34 +176,47 @@ def _thinking(asked: Thinking | None, forms: Forms, found: Object, ignored: list
     return {"enable_thinking": thinks, "thinking": thinks}  # templates know it by one name or the other
 
 
-def _messages(body: CountMessagesBody) -> list[Object]:
-    said = Conversation()
+def _messages(body: CountMessagesBody, ignored: list[str], *, later: bool) -> list[Object]:
+    said = Transcript(later=later)
     if body.system:
-        said.say("system", text_of(body.system, "system", TEXT))
+        _instruct(said, body.system, "system", ignored)
     for index, turn in enumerate(body.messages):
         path = f"messages.{index}.content"
         if turn.role == "assistant":
-            _answer(said, turn.content, path)
+            _answer(said, turn.content, path, ignored)
         elif turn.role == "system":
-            said.say("system", text_of(turn.content, path, TEXT))
+            _instruct(said, turn.content, path, ignored)
         else:
             _ask(said, turn.content, path)
-    return said.messages
+    messages = said.whole()
+    if not messages:
+        raise BadRequest("messages are empty; send at least one block.", param="messages")
+    return messages
 
 
-def _ask(said: Conversation, content: str | list[Object], path: str) -> None:
-    """Add what the user says. Texts in a row are one message, as templates expect."""
+def _instruct(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
+    """Add instructions, without the line that Claude Code puts before them for the bill. It is another in each request,
+    so the prefix cache would find nothing."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    told = [block for block in blocks if not _is_bill(block.get("text"))]
+    if len(told) < len(blocks) and BILLING not in ignored:
+        ignored.append(BILLING)
+    if told:
+        said.instruct("system", text_of(told, path, TEXT))
+
+
+def _is_bill(text: object) -> bool:
+    return isinstance(text, str) and text.startswith(BILLING)
+
+
+def _ask(said: Transcript, content: str | list[Object], path: str) -> None:
+    """Add what the user says, and what tools returned."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     for index, block in enumerate(blocks):
         place = f"{path}.{index}"
         match block.get("type"):
             case "text":
-                text = text_at(block, "text", place)
-                last = said.messages[-1] if said.messages else None
-                if last is not None and last["role"] == "user":
-                    last["content"] += BETWEEN + text
-                else:
-                    said.say("user", text)
+                said.ask(text_at(block, "text", place))
             case "tool_result":
                 text = text_of(block.get("content") or "", f"{place}.content", TEXT)
                 more = {"is_error": True} if block.get("is_error") else {}
@@ -210,7 +225,7 @@ def _ask(said: Conversation, content: str | list[Object], path: str) -> None:
                 refuse_part(block, place, OF_USER)
 
 
-def _answer(said: Conversation, content: str | list[Object], path: str) -> None:
+def _answer(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts: list[str] = []  # in a row
     for index, block in enumerate(blocks):
@@ -218,6 +233,10 @@ def _answer(said: Conversation, content: str | list[Object], path: str) -> None:
         kind = block.get("type")
         if kind == "text":
             texts.append(text_at(block, "text", place))
+            continue
+        if kind == "redacted_thinking":  # nobody but its maker can read it
+            if kind not in ignored:
+                ignored.append(kind)
             continue
         if texts:
             said.answer(BETWEEN.join(texts))
@@ -237,7 +256,7 @@ def _answer(said: Conversation, content: str | list[Object], path: str) -> None:
         said.answer(BETWEEN.join(texts))
 
 
-def _tool(tool: Object, path: str, ignored: list[str]) -> Object:
+def _tool(tool: Object, path: str) -> Object:
     """Return a tool as chats have it."""
     kind = tool.get("type") or "custom"
     if kind != "custom":
@@ -247,8 +266,6 @@ def _tool(tool: Object, path: str, ignored: list[str]) -> Object:
     if not isinstance(tool.get("input_schema"), dict):
         message = f"{path}.input_schema must be a JSON schema, got {shortened(tool.get('input_schema'))}."
         raise BadRequest(message, param=f"{path}.input_schema")
-    if tool.get("strict") and "tools.strict" not in ignored:
-        ignored.append("tools.strict")  # calls are held to their schemas where tool_choice forces them
     known = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
     return {"type": "function", "function": {**known, "parameters": tool["input_schema"]}}
 

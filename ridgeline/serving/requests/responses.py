@@ -1,7 +1,7 @@
 """The body of POST /v1/responses, OpenAI's newer API, put into a chat's words.
 
     items = input_items(body)
-    chat, ignored = chat_of(body, [*earlier, *items])
+    chat, ignored = chat_of(body, [*earlier, *items], later=True)
 
 Items of a conversation are messages, reasoning, calls of functions and what these returned. Tools that OpenAI runs
 itself, images, sound and files are refused by name.
@@ -30,7 +30,15 @@ from ridgeline.serving.requests.bodies import (
 )
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.translation import Conversation, refuse_part, sampled, text_at, text_of
+from ridgeline.serving.requests.translation import (
+    INSTRUCTING,
+    Transcript,
+    refuse_part,
+    sampled,
+    text_at,
+    text_of,
+    unused,
+)
 from ridgeline.serving.requests.validation import parse
 
 MOST_METADATA, LONGEST_ENTRY = 16, (64, 512)  # entries; characters of a name and of a value
@@ -48,6 +56,7 @@ NOTHING_TO_INCLUDE = (
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 ROLES = ("user", "assistant", "system", "developer")
+USED = ("type", "name", "description", "parameters")  # of a tool; schemas hold where tool_choice forces calls
 # Fields of a chat, and those of this body that they come from.
 NAMES = {
     r"messages.*": "input",
@@ -187,16 +196,17 @@ def input_items(body: CountBody) -> list[Object]:
     return list(body.input or [])
 
 
-def chat_of(body: CountBody, items: Sequence[Object]) -> tuple[ChatBody, list[str]]:
+def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[ChatBody, list[str]]:
     """Return the request as a chat's, and what of it is ignored. Raise BadRequest that names the field at fault.
 
-    `items` is the conversation, with what came before this request and without references.
+    `items` is the conversation, with what came before this request and without references. `later` is as in
+    `Transcript`.
     """
-    ignored: list[str] = []
-    tools = [_tool(tool, f"tools.{index}", ignored) for index, tool in enumerate(body.tools or [])]
+    ignored = unused(body.tools or [], USED)
+    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or [])]
     found: dict[str, Any] = {"tools": tools or None, "tool_choice": _choice(body.tool_choice)}
     found["parallel_tool_calls"] = body.parallel_tool_calls
-    found["messages"] = messages_of(items, body.instructions)
+    found["messages"] = messages_of(items, body.instructions, later=later)
     if body.reasoning is not None:
         found["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
@@ -208,19 +218,20 @@ def chat_of(body: CountBody, items: Sequence[Object]) -> tuple[ChatBody, list[st
     return parse(ChatBody, {name: value for name, value in found.items() if value is not None}), ignored
 
 
-def messages_of(items: Sequence[Object], instructions: str | None = None) -> list[Object]:
+def messages_of(items: Sequence[Object], instructions: str | None = None, *, later: bool = True) -> list[Object]:
     """Return the conversation as a chat's messages."""
-    said = Conversation()
+    said = Transcript(later=later)
     if instructions:
-        said.say("system", instructions)
+        said.instruct("system", instructions)
     for index, item in enumerate(items):
         _say(said, item, f"input.{index}")
-    if not said.messages:
+    messages = said.whole()
+    if not messages:
         raise BadRequest("input is empty; send at least one item.", param="input")
-    return said.messages
+    return messages
 
 
-def _say(said: Conversation, item: Object, path: str) -> None:
+def _say(said: Transcript, item: Object, path: str) -> None:
     match item.get("type", "message"):
         case "message":
             role = item.get("role")
@@ -231,6 +242,8 @@ def _say(said: Conversation, item: Object, path: str) -> None:
             text = text_of(item.get("content"), f"{path}.content", TEXTS)
             if role == "assistant":
                 said.answer(text)
+            elif role in INSTRUCTING:
+                said.instruct(str(role), text)
             else:
                 said.say(str(role), text)
         case "function_call":
@@ -271,14 +284,12 @@ def _asked(body: ResponsesBody, ignored: list[str]) -> Object:
     return found
 
 
-def _tool(tool: Object, path: str, ignored: list[str]) -> Object:
+def _tool(tool: Object, path: str) -> Object:
     """Return a tool as chats have it."""
     kind = tool.get("type")
     if kind != "function":
         message = f"{path}: {shortened(kind)} is not supported, because the server runs no tools; use functions."
         raise BadRequest(message, param=path)
-    if tool.get("strict") and "tools.strict" not in ignored:
-        ignored.append("tools.strict")  # calls are held to their schemas where tool_choice forces them
     text_at(tool, "name", path)
     known = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
     return {"type": "function", "function": known}
