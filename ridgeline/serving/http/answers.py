@@ -417,11 +417,16 @@ class InputTokens(Answer):
 # ---- messages -----------------------------------------------------------------------------------------------------
 
 
+class OutputTokensDetails(Answer):
+    thinking_tokens: int
+
+
 class MessageUsage(Answer):
     input_tokens: int
     cache_creation_input_tokens: Literal[0]
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
     service_tier: Literal["standard"]
 
 

@@ -6,6 +6,7 @@ A request is put into a chat's words (requests/messages.py) and runs as chats do
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +35,8 @@ from ridgeline.serving.requests.validation import chat_request, check_model, enc
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import CallDelta, Event, Reasoning
 
-VERSIONS = ("2023-06-01", "2023-01-01")
+VERSIONS = ("2023-06-01", "2026-10-21")  # their answers are alike; the later one has no fields for sampling
+DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 SIGNATURE = "unsigned"  # clients drop thinking without one, and nobody checks it here
 
 Told = dict[str, Any]
@@ -88,9 +90,14 @@ def router(api: ApiServer) -> APIRouter:
 
 
 def _check_version(request: Request) -> None:
+    """Raise BadRequest for a version before the first. One that came later than ours is named as ignored, so that a
+    client's update does not end its work."""
     version = request.headers.get("anthropic-version")
-    if version is not None and version not in VERSIONS:
+    if version is None or version in VERSIONS:
+        return
+    if not DATE.fullmatch(version) or version < VERSIONS[0]:
         raise BadRequest(f"anthropic-version is {' or '.join(VERSIONS)}, got {shortened(version)}.")
+    tell_ignored(request, ["anthropic-version"])
 
 
 async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> ChatBody:
@@ -183,6 +190,7 @@ def _usage(run: Run) -> Told:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
         "service_tier": "standard",
     }
 

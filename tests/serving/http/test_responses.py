@@ -98,13 +98,10 @@ def test_an_answer_is_the_chats_whole_and_streamed(server: Server) -> None:
     answers.ResponseAnswer.model_validate(answer.to_dict())
     told = raw_events(post(server, **asked, stream=True))
     kinds = [event["type"] for event in told]
-    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added"] + [
-        "response.content_part.added"
-    ]
-    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done"] + [
-        "response.output_item.done",
-        "response.incomplete",
-    ]
+    begin = ["created", "in_progress", "output_item.added", "content_part.added"]
+    end = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert kinds[:4] == [f"response.{name}" for name in begin]
+    assert kinds[-4:] == [f"response.{name}" for name in end]
     assert set(kinds[4:-4]) == {"response.output_text.delta"}
     assert plain(told[-1]["response"]) == plain(answer)
     assert told[0]["response"]["status"] == told[1]["response"]["status"] == "in_progress"
