@@ -102,9 +102,13 @@ class CountMessagesBody(Body):
     """The body of POST /v1/messages/count_tokens: what decides the prompt."""
 
     harmless: ClassVar[Mapping[str, str]] = {
+        "billing_policy": "there are no bills",
         "cache_control": "the prefix cache finds its own",
+        "compaction": "nothing is left out of a conversation",
         "context_management": "nothing is left out of a conversation",
         "diagnostics": "the prefix cache finds its own",
+        "fallback_credit_token": "there are no bills",
+        "fallbacks": "the model that is asked for answers",
         "inference_geo": "the server is where it is",
         "speed": "there is one speed",
         "user_profile_id": "names a user to the provider",
@@ -113,6 +117,7 @@ class CountMessagesBody(Body):
     refused: ClassVar[Mapping[str, Refusal]] = {
         "container": Refusal("container is not supported, because the server runs no tools; leave it out."),
         "mcp_servers": Refusal("mcp_servers is not supported, because the server runs no tools; leave it out."),
+        "thread": Refusal("thread is not supported: no conversations are kept for it; send all messages."),
         "service_tier": Refusal("service_tier may be auto or standard_only: there is one.", ("auto", "standard_only")),
     }
 

@@ -154,6 +154,11 @@ class CountBody(Body):
         "background_options": Refusal("background_options is not supported; leave it out."),
         "image": Refusal("image is not supported, because the model reads text alone."),
         "access_programs": Refusal("access_programs is not supported; leave it out."),
+        "enable_response_messages": Refusal(
+            "enable_response_messages is not supported; /v1/chat/completions/render shows a prompt."
+        ),
+        "previous_input_messages": Refusal("previous_input_messages is not supported; send them as input."),
+        "previous_response": Refusal("previous_response is not supported; use previous_response_id, or send input."),
         "personality": Refusal("personality is not supported; ask for it in instructions."),
     }
 

@@ -134,9 +134,7 @@ def test_what_is_not_known_is_said_in_one_sentence(server: Server) -> None:
 
 def counter(server: Server, name: str) -> float:
     page = httpx.get(f"{server.url}/metrics").text
-    return sum(
-        float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"vllm:{name}_total{{")
-    )
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"vllm:{name}_total{{"))
 
 
 def test_a_reset_cache_finds_nothing_of_before_and_goes_on_counting(server: Server) -> None:
