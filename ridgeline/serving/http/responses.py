@@ -189,7 +189,7 @@ def _events(api: ApiServer, name: str, start: int) -> Callable[[Write], Awaitabl
 
 
 class Conversation:
-    """What a request goes on from, and what it adds.
+    """The conversation that a request goes on from, and what it adds to it.
 
     before: the turns that are kept, as JSON. items: the request's own. known: both, without references.
     """

@@ -41,7 +41,7 @@ Op = Literal["find", "events", "cancel", "delete"]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What others may know of a record, with fields as in `Record`."""
+    """The part of a record that others may know, with fields as in `Record`."""
 
     body: bytes
     turns: tuple[bytes, ...]

@@ -84,7 +84,7 @@ class OutputConfig(Body):
 
 
 class Thinking(Body):
-    """Whether and for how long the model thinks before it answers."""
+    """The choice to think before the answer or not, and for how long."""
 
     harmless: ClassVar[Mapping[str, str]] = {"display": "thinking is told as it is"}
 

@@ -126,7 +126,7 @@ class TextConfig(Body):
 
 
 class Reasoning(Body):
-    """How the model reasons. Its reasoning is told as it is, so no summary of it is made."""
+    """The effort of the reasoning. It is told as it is, so no summary of it is made."""
 
     harmless: ClassVar[Mapping[str, str]] = {
         "summary": "reasoning is told as it is",
