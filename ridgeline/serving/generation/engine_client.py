@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ridgeline.core.request import Request
 from ridgeline.serving import owner
@@ -372,7 +372,8 @@ class EngineClient:
             if not asked.done():
                 asked.set_result(self.stats)
         self._asked.clear()
-        for waiting in (*self._looking, *self._forgetting):
+        open_questions: list[asyncio.Future[Any]] = [*self._looking, *self._forgetting]
+        for waiting in open_questions:
             if not waiting.done():
                 waiting.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
         self._looking.clear()

@@ -43,7 +43,7 @@ def answers(
     model: type[BaseModel], *statuses: int, error: type[BaseModel] = ErrorAnswer
 ) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route that answers with the model, or with an error of one of these statuses."""
-    failures = {status: _error(status) | {"model": error} for status in statuses}
+    failures: dict[int | str, dict[str, Any]] = {status: _error(status) | {"model": error} for status in statuses}
     return {200: {"model": model, "description": "The answer"}, **failures}
 
 
