@@ -33,6 +33,10 @@ _STREAM = (
     "With stream: server-sent events, each `data: ` and a {chunk} as JSON; at last `data: [DONE]`. A failure on the "
     'way is an event {{"error": …}}; lines that begin with a colon keep the connection alive.'
 )
+_NAMED = (
+    "With stream: server-sent events, each named by the type of its data, a {chunk} as JSON. A failure on the way is "
+    "an event, too."
+)
 _HEADERS = [
     ("X-Request-Id", "names the request in logs and in the answer's header; up to 128 letters, digits and any of ._:-"),
     ("Idempotency-Key", "sent again within a minute, the same request gets the same answer"),
@@ -53,11 +57,13 @@ def described(
     answer: type[BaseModel],
     *,
     chunk: type[BaseModel] | None = None,
+    named: bool = False,
     listed: bool = False,
     error: type[BaseModel] = ErrorAnswer,
 ) -> dict[str, Any]:
     """Return the keywords of a route whose body is this model. `chunk` is the model of a stream, if the route has
-    one. `listed`: it answers with a list. `error` is the model of its failures."""
+    one, and `named` says that its events have names. `listed`: it answers with a list. `error` is the model of its
+    failures."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF)
     parts = schema.pop("$defs", {})
     if isinstance(body, type):
@@ -69,7 +75,7 @@ def described(
         made = chunk.model_json_schema(ref_template=_REF, mode="serialization")
         parts = parts | made.pop("$defs", {}) | {chunk.__name__: made}
         responses[200] |= {
-            "description": _STREAM.format(chunk=chunk.__name__),
+            "description": (_NAMED if named else _STREAM).format(chunk=chunk.__name__),
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
     parameters = [

@@ -52,6 +52,7 @@ def router(api: ApiServer) -> APIRouter:
             "A conversation's next message",
             answers.MessageAnswer,
             chunk=answers.MessageEvent,
+            named=True,
             error=answers.AnthropicsErrorAnswer,
         ),
     )

@@ -303,6 +303,7 @@ def test_an_answer_in_the_background_is_cancelled(server: Server) -> None:
     assert refused(server, previous_response_id=began.id)[0] == "previous_response_id"
     ended = server.client.responses.cancel(began.id)
     assert ended.status == server.client.responses.retrieve(began.id).status == "cancelled"
+    assert not [item for item in ended.output if item.status == "in_progress"]
     assert server.wait_idle(), "it goes on in the engine"
     began = server.client.responses.create(**asked, extra_body={"ignore_eos": True})
     server.client.responses.delete(began.id)
