@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
+from msgspec.json import encode
 from starlette.responses import Response
 
 from ridgeline.serving import owner
@@ -17,7 +17,7 @@ from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import shapes
 from ridgeline.serving.http.conversation import Conversation
 from ridgeline.serving.http.errors import failure_of
-from ridgeline.serving.http.exchange import json_response
+from ridgeline.serving.http.exchange import INLINE_ENTRIES, json_response
 from ridgeline.serving.http.response_items import Output, Scores, texts_of
 from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.store import Log, Record
@@ -83,7 +83,8 @@ class Answer:
         self._status, begun = "queued", asyncio.get_running_loop().create_future()
         log = Log() if self._body.stream else None
         record = Record(self.name, self._tenant, self._owner, self._encoded(), background=True, log=log)
-        record.turns = (*self._before, msgspec.json.encode(self._items))
+        items = await off_loop(len(self._asked.prompt_token_ids), INLINE_ENTRIES, lambda: encode(self._items))
+        record.turns = (*self._before, items)
         record.task = asyncio.create_task(self._work(record, begun))
         try:
             self._api.kept.store.add(record)
@@ -127,7 +128,7 @@ class Answer:
             if not begun.done():
                 begun.cancel()
             record.task, record.body = None, self._encoded()
-            record.turns = (*record.turns, msgspec.json.encode(self._output.items))
+            record.turns = (*record.turns, encode(self._output.items))
             if log is not None:
                 log.ended = True
                 log.changed()
@@ -195,11 +196,11 @@ class Answer:
     async def _keep(self) -> None:
         """Keep the answer before its end is told, because the next request may come at once."""
 
-        def encode() -> tuple[bytes, bytes, bytes]:
-            return self._encoded(), msgspec.json.encode(self._items), msgspec.json.encode(self._output.items)
+        def work() -> tuple[bytes, bytes, bytes]:
+            return self._encoded(), encode(self._items), encode(self._output.items)
 
         assert self._run is not None
-        body, items, output = await off_loop(shapes.entries([self._run]), 2048, encode)
+        body, items, output = await off_loop(shapes.entries([self._run]), INLINE_ENTRIES, work)
         turns = (*self._before, items, output)
         self._api.kept.store.add(Record(self.name, self._tenant, self._owner, body, turns))
 
@@ -213,7 +214,7 @@ class Answer:
     # ---- the answer as it is ----------------------------------------------------------------------------------
 
     def _encoded(self) -> bytes:
-        return msgspec.json.encode(self._told())
+        return encode(self._told())
 
     def _told(self) -> dict[str, Any]:
         body, params, status = self._body, self._asked.params, self._status
