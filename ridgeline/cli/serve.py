@@ -44,6 +44,7 @@ SERVE_HELP = {
     "queue_timeout": "Seconds that a request may wait for its first token (0: no limit).",
     "max_queue_requests": "Most requests open at once, running or waiting (0: no limit); further ones get 429.",
     "max_queue_tokens": "Most tokens of all open requests, in their prompts and possible outputs (0: no limit).",
+    "max_stored_responses": "Answers of /v1/responses that are kept for clients that ask for them again; 0 keeps none.",
     "stream_buffer": "Tokens that a client may be behind in reading before its request is cut.",
     "step_timeout": "Seconds without a finished step, while requests run, after which /health says so.",
     "max_body_bytes": "Longest body of a request.",

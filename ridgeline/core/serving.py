@@ -26,6 +26,7 @@ class ServeConfig:
     request_timeout: the seconds that a request may take in all (0: no bound).
     queue_timeout: the seconds that a request may wait for its first token (0: no bound).
     max_queue_requests, max_queue_tokens: bounds on all open requests of all API servers together (0: no bound).
+    max_stored_responses: how many answers of /v1/responses are kept for clients that ask for them again (0: none).
     stream_buffer: how many tokens a reader may be behind.
     step_timeout: the seconds without a finished step, while requests run, after which the server reports that it is
         ill.
@@ -73,6 +74,7 @@ class ServeConfig:
     queue_timeout: float = 0.0
     max_queue_requests: int = 4096
     max_queue_tokens: int = 0
+    max_stored_responses: int = 4096
     stream_buffer: int = 1024
     step_timeout: float = 60.0
     max_body_bytes: int = 32 << 20
@@ -115,7 +117,8 @@ class ServeConfig:
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
-        for name in ("shutdown_timeout", "request_timeout", "queue_timeout", "max_queue_requests", "max_queue_tokens"):
+        queue = ("queue_timeout", "max_queue_requests", "max_queue_tokens")
+        for name in ("shutdown_timeout", "request_timeout", *queue, "max_stored_responses"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
         for name in ("step_timeout", "grammar_timeout"):

@@ -31,12 +31,14 @@ from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import SANE_ID
 from ridgeline.serving.http.idempotency import with_idempotency
+from ridgeline.serving.http.paths import is_anthropics, is_under, route_path
 from ridgeline.serving.keys import allowed, bearer
 
 access = logging.getLogger("ridgeline.access")
 
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping")  # open to everybody
-ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
+# these show what other clients do, or change what they get
+ADMIN = ("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache")
 WHILE_DRAINING = (*HEALTH, "/metrics")
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
@@ -89,11 +91,7 @@ def under(prefix: str, scope: Scope) -> Scope:
     path = str(scope["path"])
     if not prefix:
         return scope
-    return {**scope, "root_path": prefix, "path": path if _is_under(prefix, path) else prefix + path}
-
-
-def _is_under(prefix: str, path: str) -> bool:
-    return path == prefix or path.startswith(prefix + "/")
+    return {**scope, "root_path": prefix, "path": path if is_under(prefix, path) else prefix + path}
 
 
 def with_operators_own(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
@@ -142,6 +140,8 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
                 status = message["status"]
                 answered = MutableHeaders(scope=message)
                 answered["x-request-id"] = state["request_id"]
+                if is_anthropics(scope):
+                    answered["request-id"] = state["request_id"]
                 if state.get("ignored"):
                     answered["ridgeline-ignored"] = state["ignored"]
             await send(message)
@@ -236,14 +236,8 @@ def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
     return run
 
 
-def route_path(scope: Scope) -> str:
-    """Return the path that routes are matched with, without the prefix that a proxy added."""
-    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(prefix) :] if prefix and _is_under(prefix, path) else path
-
-
 def is_admin(path: str) -> bool:
-    return any(path == admin or path.startswith(admin + "/") for admin in ADMIN)
+    return any(is_under(admin, path) for admin in ADMIN)
 
 
 def _keys_in(scope: Scope) -> Iterator[str]:
@@ -280,7 +274,7 @@ def _has_body(scope: Scope) -> bool:
 async def _refuse(
     failure: RequestFailed, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
 ) -> None:
-    response = response_for(failure)
+    response = response_for(failure, scope)
     response.headers.update(headers or {})
     if _has_body(scope):
         response.headers["connection"] = "close"  # otherwise the body that still comes would have to be awaited

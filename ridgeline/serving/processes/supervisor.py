@@ -288,7 +288,7 @@ class Supervisor:
         }
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            return lambda life: encode({**settings, "name": f"face-{index}-{life}"})
+            return lambda life: encode({**settings, "name": f"face-{index}-{life}", "place": index})
 
         return [
             Keeper(

@@ -65,7 +65,11 @@ def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
                 answer = await client.request(method, path, headers=headers)
                 assert answer.status_code == (200 if path in HEALTH else 401), (method, path, headers)
                 if path not in HEALTH:
-                    assert answer.json()["error"]["code"] == "invalid_api_key"
+                    error = answer.json()["error"]
+                    anthropics = path.startswith("/v1/messages")
+                    assert (error["type"] if anthropics else error["code"]) == (
+                        "authentication_error" if anthropics else "invalid_api_key"
+                    )
                     assert "www-authenticate" in answer.headers
             for headers in (bearer("key-1"), bearer("key-2"), {"X-API-Key": "key-2"}):
                 answer = await client.request(method, path, headers=headers)
@@ -76,7 +80,7 @@ def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
 
 def test_what_shows_other_clients_has_a_key_of_its_own(api_server_of: FaceOf) -> None:
     async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
-        for path in ("/v1/requests", "/v1/requests/req-1", "/dashboard", "/dashboard/data"):
+        for path in ("/v1/requests", "/v1/requests/req-1", "/dashboard", "/dashboard/data", "/server_info"):
             assert (await client.get(path)).status_code == 401
             refused = await client.get(path, headers=bearer("client"))
             assert refused.status_code == 403
