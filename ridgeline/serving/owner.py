@@ -20,3 +20,8 @@ def take(key: str | None, peer: str | None) -> None:
 def current() -> str:
     """Return the owner, or "" if none was set."""
     return _current.get()
+
+
+def set_to(name: str) -> None:
+    """Set the owner to one that `current` returned before."""
+    _current.set(name)

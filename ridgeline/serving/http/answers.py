@@ -293,3 +293,92 @@ class Reranked(Answer):
     model: str
     usage: PooledUsage
     results: list[RerankedDocument] = Field(description="the most relevant first")
+
+
+# ---- files and batches ----------------------------------------------------------------------------------------------
+
+
+class File(Answer):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+    expires_at: int | None
+
+
+class FileDeleted(Answer):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class Page(Answer):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileList(Page):
+    data: list[File]
+
+
+class BatchMistake(Answer):
+    code: str
+    message: str
+    line: int | None = Field(description="from 1")
+    param: str | None
+
+
+class BatchMistakes(Answer):
+    object: Literal["list"]
+    data: list[BatchMistake]
+
+
+class BatchCounts(Answer):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchUsage(Answer):
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+
+class Batch(Answer):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchMistakes | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(Page):
+    data: list[Batch]

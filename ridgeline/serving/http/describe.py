@@ -23,6 +23,7 @@ _REASONS = {
     422: "Another body had this Idempotency-Key",
     429: "The queue is full; see Retry-After",
     500: "The server failed",
+    507: "There is no room for another file",
     503: "No engine, or the server is ending; see Retry-After",
     504: "A timeout",
 }
