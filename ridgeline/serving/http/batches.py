@@ -263,11 +263,8 @@ def _described(form: Form, size: int, mine: str) -> StoredFile:
     seconds = KEPT
     if any(value is not None for value in given.values()):
         seconds = parse(ExpiresAfter, {name: value for name, value in given.items() if value is not None}).seconds
-    unknown = form.fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
-    if unknown:
-        raise BadRequest(
-            f"the form has an unknown field, {min(unknown)[:80]!r}; leave it out.", param=min(unknown)[:80]
-        )
+    for name in form.fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}:
+        raise BadRequest(f"the form has an unknown field, {name[:80]!r}; leave it out.", param=name[:80])
     now = int(time.time())
     return StoredFile(
         id=new_id("file-"),

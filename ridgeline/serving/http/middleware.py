@@ -60,9 +60,8 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     """Wrap `app` in all layers. Routes find their id in `request.state.request_id`."""
     config = api.config
     layers = with_idempotency(with_operators_own(app, config.middleware))
-    layers = with_whole_body(
-        layers, config.max_body_bytes, config.batch_file_bytes + FORM_BYTES if config.batch_dir else 0
-    )
+    uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
+    layers = with_whole_body(layers, config.max_body_bytes, uploads)
     layers = with_draining(layers, api.service.admission)
     layers = with_keys(layers, config.api_key, config.admin_key)
     if config.allowed_origins:
@@ -218,6 +217,9 @@ def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0) -> ASGIApp:
             return await _refuse(too_large, scope, receive, send)
         pieces = paced(receive, most, too_large)
         if upload:
+            if "idempotency-key" in Headers(scope=scope):
+                failure = BadRequest("an upload takes no Idempotency-Key; leave it out.")
+                return await _refuse(failure, scope, receive, send)
             return await app(scope, pieces, send)
         body, more = bytearray(), True
         while more:
