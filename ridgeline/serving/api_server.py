@@ -20,6 +20,8 @@ from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.observed.watchdog import Watchdog
+from ridgeline.serving.repository.folder import served_models
+from ridgeline.serving.repository.models import ServedModel
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
@@ -30,7 +32,8 @@ from ridgeline.weights.modules import read_prompts
 @dataclass
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
-    model's. `forms` are those of its tool calls and its reasoning."""
+    model's. `forms` are those of its tool calls and its reasoning, and `served` the models that
+    KServe's clients see."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -44,6 +47,7 @@ class ApiServer:
     started: float = field(default_factory=time.time)
     watchdog: Watchdog = field(default_factory=Watchdog)
     forms: Forms = field(default_factory=Forms)
+    served: Mapping[str, ServedModel] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -77,6 +81,7 @@ class ApiServer:
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
             forms=forms,
+            served=served_models(config.model_repository, names),
         )
 
     @cached_property

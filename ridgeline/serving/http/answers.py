@@ -382,3 +382,54 @@ class Batch(Answer):
 
 class BatchList(Page):
     data: list[Batch]
+
+
+# ---- KServe ---------------------------------------------------------------------------------------------------------
+
+
+class KServeServer(Answer):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class KServeTensor(Answer):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class KServeModel(Answer):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[KServeTensor]
+    outputs: list[KServeTensor]
+
+
+class KServeReady(Answer):
+    name: str
+    ready: bool
+
+
+class KServeOutput(KServeTensor):
+    data: list[str] | list[int] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class KServeInferred(Answer):
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[KServeOutput]
+    parameters: dict[str, Any] | None = Field(None, description="why the text ended, and its usage")
+
+
+class KServeGenerated(BaseModel):
+    """The output by its tensor's name, and beside it why the text ended, and its usage."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="allow")
+
+    id: str | None = None
+    model_name: str
+    model_version: str

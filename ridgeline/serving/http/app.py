@@ -15,10 +15,11 @@ from starlette.responses import Response
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.http import batches, chat, completions, models, pooling, tokenize
+from ridgeline.serving.http import batches, chat, completions, kserve, models, pooling, tokenize
 from ridgeline.serving.http.describe import describe
-from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.errors import error_body, response_for
 from ridgeline.serving.http.exchange import ClientGone
+from ridgeline.serving.http.middleware import route_path
 from ridgeline.version import __version__
 
 OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.health")
@@ -32,7 +33,7 @@ def create_app(api: ApiServer) -> FastAPI:
         openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",  # without it there are no pages
     )
     app.state.unknown_fields = api.config.unknown_fields
-    for module in (chat, completions, models, pooling, tokenize, batches):
+    for module in (chat, completions, models, pooling, tokenize, batches, kserve):
         app.include_router(module.router(api))
     for name in OPTIONAL:
         if find_spec(name) is not None:
@@ -49,4 +50,4 @@ async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)
-    return response_for(error)
+    return response_for(error, kserve.told if kserve.is_kserve(route_path(request.scope)) else error_body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -49,8 +50,8 @@ def error_body(failure: RequestFailed) -> dict[str, Any]:
     }
 
 
-def response_for(error: BaseException) -> Response:
-    """Return the response to a failure. Every 429 and 503 has a Retry-After."""
+def response_for(error: BaseException, told: Callable[[RequestFailed], dict[str, Any]] = error_body) -> Response:
+    """Return the response to a failure, of which `told` makes the body. Every 429 and 503 has a Retry-After."""
     failure = failure_of(error)
     headers = dict(failure.headers) if isinstance(failure, RouteFailure) else {}
     retry_after = failure.retry_after
@@ -58,5 +59,5 @@ def response_for(error: BaseException) -> Response:
         retry_after = 1
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
-    content = msgspec.json.encode(error_body(failure))
+    content = msgspec.json.encode(told(failure))
     return Response(content, failure.status, headers, media_type="application/json")

@@ -35,7 +35,8 @@ from ridgeline.serving.keys import allowed, bearer
 
 access = logging.getLogger("ridgeline.access")
 
-HEALTH = ("/health", "/health/live", "/health/ready", "/ping")  # open to everybody
+# open to everybody
+HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
 ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
 WHILE_DRAINING = (*HEALTH, "/metrics")
 UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes

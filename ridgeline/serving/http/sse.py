@@ -11,6 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.serving.errors import RequestFailed
 from ridgeline.serving.http.errors import error_body, failure_of, response_for
 from ridgeline.serving.http.exchange import ClientGone, while_connected
 
@@ -35,9 +36,16 @@ class EventStream(Response):
     again. A later failure becomes an event and ends the stream. When the client leaves, `produce` is cancelled.
     """
 
-    def __init__(self, produce: Callable[[Write], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        produce: Callable[[Write], Awaitable[None]],
+        *,
+        last: bytes = b"data: [DONE]\n\n",
+        told: Callable[[RequestFailed], dict[str, Any]] = error_body,
+    ) -> None:
+        """`last` ends a stream, and `told` is what clients are told of a failure."""
         super().__init__()
-        self._produce = produce
+        self._produce, self._end, self._told = produce, last, told
         self._started = False
         self._last = 0.0  # when the newest write began
         self._writing = False
@@ -50,9 +58,9 @@ class EventStream(Response):
             return
         except Exception as error:
             if not self._started:
-                await response_for(error)(scope, receive, send)
+                await response_for(error, self._told)(scope, receive, send)
                 return
-            await self._put(b"data: " + _encode(error_body(failure_of(error))) + b"\n\n")
+            await self._put(b"data: " + _encode(self._told(failure_of(error))) + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self) -> None:
@@ -72,7 +80,8 @@ class EventStream(Response):
 
     async def _work(self) -> None:
         await self._produce(self._write)
-        await self._put(b"data: [DONE]\n\n")
+        if self._end:
+            await self._put(self._end)
 
     async def _keep_alive(self) -> None:
         if self._writing:  # the write waits for the client itself
