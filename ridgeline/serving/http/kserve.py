@@ -1,5 +1,5 @@
-"""The Open Inference Protocol (KServe v2) over HTTP, with Triton's extensions: tensors as bytes behind the JSON, and the
-routes generate and generate_stream. gRPC has the same requests (requests/kserve.py)."""
+"""The Open Inference Protocol (KServe v2) over HTTP, with Triton's extensions: tensors as bytes behind the JSON, and
+the routes generate and generate_stream. gRPC has the same requests (requests/kserve.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STREAMS = "this route answers once; use generate_stream for pieces."
 EXTENSIONS = ["binary_tensor_data", "generate"]
 # TensorRT-LLM's name for a field of ours. Its examples send it, and bad_words, empty.
 RENAMED = {"stop_words": "stop"}
-PREFIX = "/v2/models/{model}"
+PREFIX = "/v2/models/{model:path}"  # names of hub models have a slash
 
 Parameters = dict[str, Any]
 
@@ -88,10 +88,10 @@ def router(api: ApiServer) -> APIRouter:
     def ill() -> str | None:
         return "the server is shutting down" if api.service.admission.draining else api.illness
 
-    def state(name: str, reason: str | None, **more: Any) -> Response:
+    def state(flag: str, reason: str | None, **more: Any) -> Response:
         if reason is None:
-            return JSONResponse({**more, name: True})
-        return JSONResponse({**more, name: False, "error": reason}, 503, {"Retry-After": RETRY_AFTER})
+            return JSONResponse({**more, flag: True})
+        return JSONResponse({**more, flag: False, "error": reason}, 503, {"Retry-After": RETRY_AFTER})
 
     @routes.get("/v2", summary="The server", responses=answers_of(answers.KServeServer))
     async def server() -> dict[str, Any]:
@@ -174,21 +174,22 @@ def router(api: ApiServer) -> APIRouter:
         return await while_connected(request.receive, whole())
 
     def both(method: Callable[..., Any], path: str, **documented: Any) -> Callable[[Any], None]:
-        """Add a route with the version in its path, and one without."""
+        """Add a route with the version in its path, and one without. The shortest must come last: a name may have
+        slashes."""
 
         def add(route: Any) -> None:
-            method(PREFIX + path, **documented)(route)
             method(PREFIX + "/versions/{version}" + path, **documented)(route)
+            method(PREFIX + path, **documented)(route)
 
         return add
 
-    both(routes.get, "", summary="A model", responses=answers_of(answers.KServeModel, 404))(metadata)
     both(routes.get, "/ready", summary="If it is ready", responses=answers_of(answers.KServeReady, 404))(model_ready)
     both(routes.post, "/infer", **described(InferBody, "One answer, as tensors", answers.KServeInferred))(infer)
     generated = described(GenerateBody, "One answer", answers.KServeGenerated)
     both(routes.post, "/generate", **generated)(generate)
     streamed = described(GenerateBody, "Pieces, as server-sent events", answers.KServeGenerated)
     both(routes.post, "/generate_stream", **streamed)(generate_stream)
+    both(routes.get, "", summary="A model", responses=answers_of(answers.KServeModel, 404))(metadata)
     return routes
 
 

@@ -1,6 +1,6 @@
 """A reader of protobuf's text format, as `config.pbtxt` is written, without a schema: fields in their order.
 
-    name: "ensemble"  input [ { name: "text"  dims: [ 1 ] } ]    →    [("name", "ensemble"), ("input", [("name", …), …])]
+    name: "m"  input [ { name: "text" } ]    →    [("name", "m"), ("input", [("name", "text")])]
 
 Strings are `str`, numbers `int` or `float`, and names such as TYPE_INT32, true and false are `Name`.
 """
@@ -48,7 +48,7 @@ class _Reader:
     def fields(self, end: str, level: int) -> Fields:
         """Read fields up to `end`, or to the end of the text if that is empty."""
         if level > MOST_LEVELS:
-            raise self._wrong(f"more than {MOST_LEVELS} levels")
+            raise self._wrong(f"at most {MOST_LEVELS} levels")
         found: Fields = []
         while self._kind != "end" if not end else self._word != end or self._kind != "mark":
             if self._kind != "name":
@@ -114,4 +114,4 @@ class _Reader:
 
     def _wrong(self, wanted: str) -> InvalidConfig:
         line = self._text.count("\n", 0, self._at) + 1
-        return InvalidConfig(f"{self._source} has no {wanted} on line {line}, where one is needed.")
+        return InvalidConfig(f"{self._source}, line {line}: expected {wanted}.")

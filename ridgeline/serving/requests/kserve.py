@@ -1,5 +1,5 @@
-"""Requests of the Open Inference Protocol (KServe v2), the same over HTTP and gRPC: tensors and parameters, checked, and
-what they ask for.
+"""Requests of the Open Inference Protocol (KServe v2), the same over HTTP and gRPC: tensors and parameters, checked,
+and what they ask for.
 
     model = model_of(api, name, version)
     value = value_of(model, tensors)
