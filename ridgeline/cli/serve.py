@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
@@ -94,10 +94,12 @@ LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, No
 
 class ServeCommand(TyperCommand):
     """The verb with vLLM's ways to write its command line. What has no effect is told, and what we have not is
-    refused."""
+    refused. `more` are a verb's own flags."""
+
+    more: ClassVar[Mapping[str, Takes]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found = translate(args, {**own_flags(), "help": Takes.NOTHING})
+        found = translate(args, {**own_flags(), **self.more, "help": Takes.NOTHING})
         for line in found.lines:
             if line.state is not State.REFUSED:
                 print(f"ridgeline: {line.flag}: {line.text}", file=sys.stderr)
@@ -120,7 +122,7 @@ def own_flags() -> dict[str, Takes]:
     return {name: takes for name, takes in found.items() if name != "model"}
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command(…, given: dict)` one option per setting. `given` gets those that the user set."""
     engine = {name: text for name, text in ENGINE_HELP.items() if name not in ("model", *SERVE_HELP)}
 
@@ -140,7 +142,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-@_with_options
+@with_options
 def serve(
     model: str = typer.Argument(
         None, help="Model folder or Hugging Face hub id; the embedded model when none is given."

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class Outcome(msgspec.Struct):
-    """What came of a request, with the answer of its endpoint as it was."""
+    """The outcome of a request, with the answer of its endpoint as it was."""
 
     id: str
     custom_id: str
@@ -245,6 +245,14 @@ class Written:
             self.usage.cached += (ins.cached_tokens or 0) if ins is not None else 0
             self.usage.reasoning += (outs.reasoning_tokens or 0) if outs is not None else 0
         return found.custom_id
+
+
+def custom_ids(file: BinaryIO) -> Iterator[tuple[str, int]]:
+    """Yield the custom id of each outcome in a file, and where its line begins."""
+    at = 0
+    for line in file:
+        yield _done.decode(line).custom_id, at
+        at += len(line)
 
 
 def digest_of(custom_id: str) -> bytes:

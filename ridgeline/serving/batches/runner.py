@@ -48,7 +48,7 @@ Call = Callable[[str, bytes, str, str], Awaitable[tuple[int, bytes]]]  # path, b
 
 
 class Engine(Protocol):
-    """What the runner asks of the engine: if it is there, and how often it has died."""
+    """The engine as the runner sees it: if it is there, and how often it has died."""
 
     async def until_up(self) -> None: ...
 

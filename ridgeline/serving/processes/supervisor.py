@@ -173,6 +173,8 @@ class Supervisor:
 
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
         self._config, self._folder, self._names, self._app = config, folder, names, app
+        self.names = names
+        self.quiet = False  # True: nothing is said on standard output
         allow_descriptors()
         self._defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         check_certificate(config)
@@ -335,7 +337,8 @@ class Supervisor:
         urls = f"{scheme}://{where}{self._config.root_path}"
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
-        print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
+        if not self.quiet:
+            print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
         if told := str(self._defaults):
             logger.info("a request that leaves them out gets %s (--generation-config none: plain defaults)", told)
 

@@ -55,7 +55,7 @@ class Repository:
 
 @dataclass
 class _Described:
-    """What a model's configuration says. `steps` are those of an ensemble."""
+    """A model by its configuration. `steps` are those of an ensemble."""
 
     folder: Path
     model: ServedModel

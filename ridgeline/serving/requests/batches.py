@@ -1,4 +1,4 @@
-"""What clients may say of files and batches."""
+"""The bodies with which clients speak of files and batches."""
 
 from __future__ import annotations
 

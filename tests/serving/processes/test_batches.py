@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,10 @@ import pytest
 
 from benchmarks.serving_endurance import Served
 from ridgeline.cli.serve import prepare
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.serving.batches.offline import OfflineBatch
+from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.command import run_here
 from tests.serving.conftest import PATIENCE
 
 LIMIT = 1 << 16  # bytes of a line
@@ -289,3 +294,37 @@ def test_without_a_folder_there_are_no_batches(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(InvalidConfig, match="folder of batches"):
         prepare({"batch_dir": str(file), "port": 0}, source="a test")
+
+
+def test_run_batch_goes_from_file_to_file_in_order(tmp_path: Path) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    asked = [line(f"r{n}", temperature=-1 if n == 3 else 0) for n in range(6)]
+    asked.append({"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat})
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(lines(*asked))
+    command = [sys.executable, "-m", "ridgeline", "run-batch", "-i", str(source), "-o", str(target), *SETTINGS]
+    done = subprocess.run([*command, "--model", str(EMBEDDED_MODEL)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "6 of 7 requests have answers" in done.stderr
+    found = [json.loads(each) for each in target.read_text().splitlines()]
+    assert [each["custom_id"] for each in found] == [each["custom_id"] for each in asked]
+    assert [each["response"]["status_code"] for each in found] == [200, 200, 200, 400, 200, 200, 200]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_run_batch_goes_on_and_says_what_is_wrong(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(lines(line("a"), line("a"), b"{"))
+    batch = OfflineBatch(source, target, LIMIT)
+    with pytest.raises(InvalidRequest, match=r"line 2: The custom_id 'a' .* line 3: This line is not parseable"):
+        batch.begin(["m"])
+    source.write_bytes(lines(line("a"), line("b")))
+    assert not batch.begin(["m"])
+    again = OfflineBatch(source, target, LIMIT)
+    assert not again.begin(["m"])
+    assert again.state().id == batch.state().id
+    source.write_bytes(lines(line("c")))
+    with pytest.raises(InvalidRequest, match="another input"):
+        OfflineBatch(source, target, LIMIT).begin(["m"])
+    refused = run_here("run-batch", "-i", str(source), "-o", str(target), "--port", "3")
+    assert (refused.returncode, "port has no meaning here" in refused.stderr) == (2, True)
