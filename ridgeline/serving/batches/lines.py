@@ -20,9 +20,9 @@ PIECE = 1 << 20  # bytes of an input that are looked at one after the other
 
 
 class Asked(NamedTuple):
-    """A request of a batch. `index` is its line, from 0."""
+    """A request of a batch. `number` is its line's, from 0."""
 
-    index: int
+    number: int
     custom_id: str
     url: str
     body: bytes

@@ -24,7 +24,7 @@ def new_id(prefix: str) -> str:
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
-    """A file, as far as it is known beside its content. `owner` is the client's digest, or "" where no keys are asked for."""
+    """The facts of a file beside its content. `owner` is the client's digest, or "" where no keys are asked for."""
 
     id: str
     bytes: int

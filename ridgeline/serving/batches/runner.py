@@ -314,7 +314,7 @@ class Work:
         return status, body, name, status == 503 and self._runner.engine.deaths() > deaths
 
     def _name(self, asked: Asked) -> str:
-        return f"batch_req_{self.batch.id.removeprefix('batch_')}{asked.index:05x}"
+        return f"batch_req_{self.batch.id.removeprefix('batch_')}{asked.number:05x}"
 
     # ---- what others see --------------------------------------------------------------------------------------
 

@@ -212,7 +212,8 @@ class Store:
                 self._remove(self.batches / name)
         for entry in list(os.scandir(self._partial)):
             with suppress(OSError):
-                inside = [os.stat(path).st_mtime for path in (entry.path, *Path(entry.path).iterdir())]
+                folder = Path(entry.path)
+                inside = [path.stat().st_mtime for path in (folder, *folder.iterdir())]
                 if max(inside) + ABANDONED < now:
                     shutil.rmtree(entry.path, ignore_errors=True)
 

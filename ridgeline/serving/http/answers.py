@@ -387,6 +387,10 @@ class BatchList(Page):
 # ---- KServe ---------------------------------------------------------------------------------------------------------
 
 
+class KServeFailure(Answer):
+    error: str | Error = Field(description="a sentence; more of it where no route was reached")
+
+
 class KServeServer(Answer):
     name: str
     version: str

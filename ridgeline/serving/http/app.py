@@ -17,7 +17,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http import batches, chat, completions, kserve, models, pooling, tokenize
 from ridgeline.serving.http.describe import describe
-from ridgeline.serving.http.errors import error_body, response_for
+from ridgeline.serving.http.errors import error_body, is_kserve, kserve_error, response_for
 from ridgeline.serving.http.exchange import ClientGone
 from ridgeline.serving.http.middleware import route_path
 from ridgeline.version import __version__
@@ -50,4 +50,4 @@ async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)
-    return response_for(error, kserve.told if kserve.is_kserve(route_path(request.scope)) else error_body)
+    return response_for(error, kserve_error if is_kserve(route_path(request.scope)) else error_body)

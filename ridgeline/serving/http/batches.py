@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -301,8 +301,8 @@ def _page(found: Iterator[_Item], after: str | None, count: int) -> list[_Item]:
     return list(islice(found, count + 1))
 
 
-def _listed(found: Collection[StoredFile] | Collection[Batch], count: int) -> dict[str, Any]:
-    shown = [each.shown() for each in islice(found, count)]
+def _listed(found: Sequence[StoredFile | Batch], count: int) -> dict[str, Any]:
+    shown = [each.shown() for each in found[:count]]
     return {
         "object": "list",
         "data": shown,

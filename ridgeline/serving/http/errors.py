@@ -1,4 +1,4 @@
-"""Failures in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Failures in OpenAI's shape: {"error": {"message", "type", "param", "code"}}, and in KServe's: {"error": message}."""
 
 from __future__ import annotations
 
@@ -48,6 +48,15 @@ def error_body(failure: RequestFailed) -> dict[str, Any]:
             "code": failure.code,
         }
     }
+
+
+def kserve_error(failure: RequestFailed) -> dict[str, Any]:
+    return {"error": failure.message}
+
+
+def is_kserve(path: str) -> bool:
+    """Return True for a path of KServe's protocol. Others share its /v2."""
+    return path == "/v2" or path.startswith(("/v2/models/", "/v2/health/"))
 
 
 def response_for(error: BaseException, told: Callable[[RequestFailed], dict[str, Any]] = error_body) -> Response:

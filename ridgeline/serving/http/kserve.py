@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import answers as answers_of
 from ridgeline.serving.http.describe import described
+from ridgeline.serving.http.errors import kserve_error
 from ridgeline.serving.http.exchange import request_id, while_connected
 from ridgeline.serving.http.health import RETRY_AFTER
 from ridgeline.serving.http.sse import EventStream, Write
@@ -70,16 +71,6 @@ class GenerateBody(Body):
     text_input: str | list[int]
     id: Name | None = None
     parameters: Parameters | None = None
-
-
-def told(failure: RequestFailed) -> dict[str, Any]:
-    """Return a failure as the protocol has it."""
-    return {"error": failure.message}
-
-
-def is_kserve(path: str) -> bool:
-    """Return True for a path of this protocol. Others share its /v2."""
-    return path == "/v2" or path.startswith(("/v2/models/", "/v2/health/"))
 
 
 def router(api: ApiServer) -> APIRouter:
@@ -152,7 +143,7 @@ def router(api: ApiServer) -> APIRouter:
             whole = kserve.result_of(found, run.result.outputs[0])
             await write(_generated(found, name, type(whole)() if streams else whole, kserve.told(run)))
 
-        return EventStream(produce, last=b"", told=told)
+        return EventStream(produce, last=b"", told=kserve_error)
 
     async def _asked(request: Request, model: ServedModel, value: Value, parameters: Parameters) -> GenerationRequest:
         asked, timeout = await kserve.generation(api, model, value, parameters, request_id(request))
@@ -263,8 +254,9 @@ async def _generate_body(request: Request, model: ServedModel) -> tuple[Value, P
 
 
 def _inferred(model: ServedModel, name: str | None, value: Value, more: Mapping[str, Any], *, binary: bool) -> Response:
-    output = {"name": model.output.name, "datatype": model.output.datatype, "shape": kserve.shape_of(model, value)}
-    answer = {"model_name": model.name, "model_version": model.version, "outputs": [output]}
+    spec, shape = model.output, kserve.shape_of(model, value)
+    output: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+    answer: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "outputs": [output]}
     if name is not None:
         answer["id"] = name
     if more:

@@ -236,6 +236,7 @@ def test_while_the_server_ends_new_work_goes_elsewhere(api_server_of: FaceOf) ->
         states = [(await client.get(path)).status_code for path in (*HEALTH, "/metrics")]
         assert dict(zip((*HEALTH, "/metrics"), states, strict=True)) == {
             "/health": 200, "/health/live": 200, "/health/ready": 503, "/ping": 200, "/metrics": 200,
+            "/v2/health/live": 200, "/v2/health/ready": 503,
         }  # fmt: skip
 
     run(api_server_of, test)
