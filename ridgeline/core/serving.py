@@ -53,6 +53,10 @@ class ServeConfig:
         "none" does not look for any.
     reasoning_parser: the form in which the model sets its reasoning apart, likewise.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
+    batch_dir: the folder of files and batches, which outlives the server (None: there are none).
+    batch_in_flight: how many requests of batches run at once, behind all others.
+    batch_file_bytes, batch_dir_bytes: bounds on a file, and on all files together.
+    model_repository: a folder with models described by config.pbtxt, as Triton's, in place of a model.
     log_json: write logs as JSON.
     access_log: write a line for each request.
     request_breakdown: responses say where their time went.
@@ -100,6 +104,11 @@ class ServeConfig:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     otlp_endpoint: str | None = None
+    batch_dir: str | None = None
+    batch_in_flight: int = 64
+    batch_file_bytes: int = 200 << 20
+    batch_dir_bytes: int = 64 << 30
+    model_repository: str | None = None
     log_level: str = "info"
     log_json: bool = False
     access_log: bool = True
@@ -114,6 +123,9 @@ class ServeConfig:
             ("data_parallel_size", 1),
             ("stream_buffer", 1),
             ("max_body_bytes", 1),
+            ("batch_in_flight", 1),
+            ("batch_file_bytes", 1),
+            ("batch_dir_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
@@ -149,6 +161,8 @@ class ServeConfig:
             raise InvalidConfig(f"root_path begins with / and ends without one, as in /llm, got {self.root_path!r}.")
         if self.root_path == "/v1":
             raise InvalidConfig("root_path is /v1, which the routes have already; leave it out.")
+        if self.batch_dir == "":
+            raise InvalidConfig("batch_dir must be the path of a folder; leave it out to take no batches.")
         if self.uds == "":
             raise InvalidConfig("uds must be the path of a socket; leave it out to listen on host and port.")
         if self.default_chat_template_kwargs and (taken := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys()):

@@ -28,3 +28,9 @@ def current() -> str:
 def tenant() -> str:
     """Return the owner as its key tells, or "" where no keys are asked for: all clients are then one tenant."""
     return _tenant.get()
+
+
+def set_to(name: str) -> None:
+    """Set the owner to one that `current` returned before, and that a key told ("" where no keys are asked for)."""
+    _current.set(name)
+    _tenant.set(name)

@@ -464,3 +464,147 @@ class AnthropicsErrorAnswer(Answer):
     type: Literal["error"]
     error: AnthropicsError
     request_id: str | None
+
+
+# ---- files and batches ----------------------------------------------------------------------------------------------
+
+
+class File(Answer):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+    expires_at: int | None
+
+
+class FileDeleted(Answer):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class Page(Answer):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileList(Page):
+    data: list[File]
+
+
+class BatchMistake(Answer):
+    code: str
+    message: str
+    line: int | None = Field(description="from 1")
+    param: str | None
+
+
+class BatchMistakes(Answer):
+    object: Literal["list"]
+    data: list[BatchMistake]
+
+
+class BatchCounts(Answer):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchUsage(Answer):
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+
+class Batch(Answer):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchMistakes | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(Page):
+    data: list[Batch]
+
+
+# ---- KServe ---------------------------------------------------------------------------------------------------------
+
+
+class KServeFailure(Answer):
+    error: str | Error = Field(description="a sentence; more of it where no route was reached")
+
+
+class KServeServer(Answer):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class KServeTensor(Answer):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class KServeModel(Answer):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[KServeTensor]
+    outputs: list[KServeTensor]
+
+
+class KServeReady(Answer):
+    name: str
+    ready: bool
+
+
+class KServeOutput(KServeTensor):
+    data: list[str] | list[int] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class KServeInferred(Answer):
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[KServeOutput]
+    parameters: dict[str, Any] | None = Field(None, description="why the text ended, and its usage")
+
+
+class KServeGenerated(BaseModel):
+    """The output by its tensor's name, and beside it why the text ended, and its usage."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="allow")
+
+    id: str | None = None
+    model_name: str
+    model_version: str

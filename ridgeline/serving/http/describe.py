@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
-from ridgeline.serving.http.answers import ErrorAnswer
+from ridgeline.serving.http.answers import ErrorAnswer, KServeFailure
 from ridgeline.serving.http.middleware import HEALTH, is_admin
-from ridgeline.serving.http.paths import MESSAGES, is_under
+from ridgeline.serving.http.paths import MESSAGES, is_kserve, is_under
 
 _REF = "#/components/schemas/{model}"
 _REASONS = {
@@ -24,6 +24,7 @@ _REASONS = {
     422: "Another body had this Idempotency-Key",
     429: "The queue is full; see Retry-After",
     500: "The server failed",
+    507: "There is no room for another file",
     503: "No engine, or the server is ending; see Retry-After",
     504: "A timeout",
 }
@@ -107,6 +108,10 @@ def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
             for operation in operations.values():
                 schemas.update(operation.pop("x-parts", {}))
                 _complete(path, operation, with_keys)
+                if is_kserve(path):
+                    _rename_errors(operation["responses"])
+        schemas["KServeFailure"] = KServeFailure.model_json_schema(ref_template=_REF)
+        schemas["KServeFailure"].pop("$defs")
         app.openapi_schema = document
     return app.openapi_schema
 
@@ -126,6 +131,14 @@ def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
             responses |= {str(status): _shown(status, error) for status in (400, 404)}
     for status in (*_ALWAYS, *((403,) if is_admin(path) else ())):
         responses[str(status)] = _shown(status, error)
+
+
+def _rename_errors(responses: dict[str, Any]) -> None:
+    """Let failures have KServe's shape."""
+    for response in responses.values():
+        for content in response.get("content", {}).values():
+            if content["schema"].get("$ref") == _REF.format(model="ErrorAnswer"):
+                content["schema"] = {"$ref": _REF.format(model="KServeFailure")}
 
 
 def _error(status: int) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Failures in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, and in Anthropic's for its routes."""
+"""Failures in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, in Anthropic's for its routes, and in
+KServe's, {"error": message}, for its own."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.types import Scope
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.errors import BadRequest, RequestFailed, Unavailable
-from ridgeline.serving.http.paths import is_anthropics
+from ridgeline.serving.http.paths import is_anthropics, is_kserve, route_path
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +68,16 @@ def anthropics_body(failure: RequestFailed, request_id: str | None) -> dict[str,
     return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": request_id}
 
 
+def kserve_error(failure: RequestFailed) -> dict[str, Any]:
+    return {"error": failure.message}
+
+
 def body_for(failure: RequestFailed, scope: Scope) -> dict[str, Any]:
     """Return the body in the shape of the API that was asked."""
-    if is_anthropics(scope):
+    path = route_path(scope)
+    if is_anthropics(path):
         return anthropics_body(failure, scope.get("state", {}).get("request_id"))
-    return error_body(failure)
+    return kserve_error(failure) if is_kserve(path) else error_body(failure)
 
 
 def response_for(error: BaseException, scope: Scope) -> Response:

@@ -36,10 +36,13 @@ from ridgeline.serving.keys import allowed, bearer
 
 access = logging.getLogger("ridgeline.access")
 
-HEALTH = ("/health", "/health/live", "/health/ready", "/ping")  # open to everybody
+# open to everybody
+HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
 # these show what other clients do, or change what they get
 ADMIN = ("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache")
 WHILE_DRAINING = (*HEALTH, "/metrics")
+UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
+FORM_BYTES = 64 << 10  # of an upload besides the file
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
 
@@ -60,7 +63,8 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     """Wrap `app` in all layers. Routes find their id in `request.state.request_id`."""
     config = api.config
     layers = with_idempotency(with_operators_own(app, config.middleware))
-    layers = with_whole_body(layers, config.max_body_bytes)
+    uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
+    layers = with_whole_body(layers, config.max_body_bytes, uploads)
     layers = with_draining(layers, api.service.admission)
     layers = with_keys(layers, config.api_key, config.admin_key)
     if config.allowed_origins:
@@ -140,7 +144,7 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
                 status = message["status"]
                 answered = MutableHeaders(scope=message)
                 answered["x-request-id"] = state["request_id"]
-                if is_anthropics(scope):
+                if is_anthropics(route_path(scope)):
                     answered["request-id"] = state["request_id"]
                 if state.get("ignored"):
                     answered["ridgeline-ignored"] = state["ignored"]
@@ -199,41 +203,70 @@ def with_draining(app: ASGIApp, admission: Admission) -> ASGIApp:
     return run
 
 
-def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
-    """Hand each route its body in one piece. Never read more than `limit` bytes of it."""
-    too_large = BodyTooLarge(f"the body is longer than {limit} bytes (--max-body-bytes); send less.")
+def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0) -> ASGIApp:
+    """Hand each route its body in one piece. Never read more than `limit` bytes of it.
+
+    Bodies of the routes in UPLOADS come in pieces, as they arrive, and may have `uploads` bytes, if that is not 0.
+    """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        upload = bool(uploads) and scope["method"] == "POST" and route_path(scope) in UPLOADS
+        most, flag = (uploads, "--batch-file-bytes") if upload else (limit, "--max-body-bytes")
+        too_large = BodyTooLarge(f"the body is longer than {most} bytes ({flag}); send less.")
         length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > limit:
+        if length.isdecimal() and int(length[:20]) > most:
             return await _refuse(too_large, scope, receive, send)
+        pieces = paced(receive, most, too_large)
+        if upload:
+            if "idempotency-key" in Headers(scope=scope):
+                failure = BadRequest("an upload takes no Idempotency-Key; leave it out.")
+                return await _refuse(failure, scope, receive, send)
+            return await app(scope, pieces, send)
         body, more = bytearray(), True
-        began = time.monotonic()
         while more:
-            left = began + BODY_TIMEOUT + len(body) / BODY_PACE - time.monotonic()
             try:
-                async with asyncio.timeout(min(left, BODY_TIMEOUT)):
-                    message = await receive()
-            except TimeoutError:
-                late = time.monotonic() - began
-                failure = TimedOut(f"the body was not complete in time: {len(body)} bytes came in {late:.0f} s.")
-                return await _refuse(failure, scope, receive, send, {"Connection": "close"})
+                message = await pieces()
+            except RequestFailed as failure:
+                headers = {"Connection": "close"} if isinstance(failure, TimedOut) else None
+                return await _refuse(failure, scope, receive, send, headers)
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > limit:
-                return await _refuse(too_large, scope, receive, send)
-        pieces: Iterator[Message] = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
         del body
 
-        async def whole() -> Message:
-            piece = next(pieces, None)
-            return await receive() if piece is None else piece
+        async def at_once() -> Message:
+            return whole.pop() if whole else await receive()
 
-        await app(scope, whole, send)
+        await app(scope, at_once, send)
 
     return run
+
+
+def paced(receive: Receive, limit: int, too_large: BodyTooLarge) -> Receive:
+    """Return a `receive` for a body of at most `limit` bytes that must not come too slowly. It raises `too_large`, or
+    TimedOut."""
+    began, size, over = time.monotonic(), 0, False
+
+    async def pull() -> Message:
+        nonlocal size, over
+        if over:
+            return await receive()
+        left = began + BODY_TIMEOUT + size / BODY_PACE - time.monotonic()
+        try:
+            async with asyncio.timeout(min(left, BODY_TIMEOUT)):
+                message = await receive()
+        except TimeoutError:
+            late = time.monotonic() - began
+            raise TimedOut(f"the body was not complete in time: {size} bytes came in {late:.0f} s.") from None
+        size += len(message.get("body", b""))
+        over = not message.get("more_body", False)
+        if size > limit:
+            raise too_large
+        return message
+
+    return pull
 
 
 def is_admin(path: str) -> bool:

@@ -17,5 +17,10 @@ def route_path(scope: Scope) -> str:
     return path[len(prefix) :] if prefix and is_under(prefix, path) else path
 
 
-def is_anthropics(scope: Scope) -> bool:
-    return is_under(MESSAGES, route_path(scope))
+def is_anthropics(path: str) -> bool:
+    return is_under(MESSAGES, path)
+
+
+def is_kserve(path: str) -> bool:
+    """Return True for a path of KServe's protocol. Others share its /v2."""
+    return path == "/v2" or path.startswith(("/v2/models/", "/v2/health/"))

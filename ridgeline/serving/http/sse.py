@@ -106,15 +106,19 @@ class EventStream(Response):
         self._writing = False
 
 
+class PlainEvents(EventStream):
+    """A stream that ends without a word."""
+
+    end: ClassVar[bytes] = b""
+
+
 def named_event(value: Any) -> bytes:
     """Return an event that is named by the value's own type."""
     return b"event: " + value["type"].encode() + b"\ndata: " + _encode(value) + b"\n\n"
 
 
-class NamedEvents(EventStream):
+class NamedEvents(PlainEvents):
     """A stream whose events have names. Its last event says that it ends. Bytes are events as they go out."""
-
-    end: ClassVar[bytes] = b""
 
     def event(self, value: Any) -> bytes:
         return value if isinstance(value, bytes) else named_event(value)
