@@ -72,7 +72,7 @@ SERVE_HELP = {
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
     "model_repository": "Folder of models described by config.pbtxt, as Triton's, in place of MODEL.",
     "batch_dir": "Folder of files and batches (/v1/files, /v1/batches), which are off without it.",
-    "batch_in_flight": "Requests of batches that run at once; they give way to all others.",
+    "batch_in_flight": "Requests of batches that run at once, behind all others (0: 64, on a CPU 4).",
     "batch_file_bytes": "Longest file that may be uploaded.",
     "batch_dir_bytes": "Bytes that all files together may have.",
     "log_level": "debug, info, warning or error.",

@@ -112,8 +112,12 @@ class Runner:
                 self.store.clear(batch)
             elif batch is not None:
                 waiting.append(batch)
-        waiting.sort(key=lambda batch: (self._owners[batch.owner], batch.id))
-        return waiting[:room]
+        chosen, owners = list[Batch](), Counter(self._owners)
+        while waiting and len(chosen) < room:
+            chosen.append(min(waiting, key=lambda batch: (owners[batch.owner], batch.id)))
+            owners[chosen[-1].owner] += 1
+            waiting.remove(chosen[-1])
+        return chosen
 
     def _forget(self, task: asyncio.Task[None], batch: Batch) -> None:
         del self._running[batch.id]

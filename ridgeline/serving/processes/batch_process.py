@@ -35,6 +35,7 @@ from ridgeline.serving.processes.logs import set_up_logging
 
 logger = logging.getLogger("ridgeline.serving.batches")
 
+MANY, FEW = 64, 4  # requests at once: a GPU's step is hardly longer with more rows, and a CPU's in proportion
 WAIT = 2.0  # seconds between looks if another process still runs the batches
 
 
@@ -75,16 +76,21 @@ async def run(settings: BatchSettings) -> None:
     api.service.background = True
     app = create_app(api)
     inside = with_operators_own(app, config.middleware)
-    runner = Runner(
-        store,
-        lambda path, body, name, whose: call(inside, path, body, name, whose),
-        _Engines(api.client),
-        at_once=config.batch_in_flight,
-        longest=config.max_body_bytes,
-        known=lambda model: model is None or model in api.names,
-        endpoints=endpoints_of(app),
-    )
-    tasks = [asyncio.create_task(work) for work in (api.client.run(), _work(runner), stop.wait())]
+
+    async def work() -> None:
+        facts = await api.client.wait_until_up()
+        runner = Runner(
+            store,
+            lambda path, body, name, whose: call(inside, path, body, name, whose),
+            _Engines(api.client),
+            at_once=config.batch_in_flight or (FEW if facts.device == "cpu" else MANY),
+            longest=config.max_body_bytes,
+            known=lambda model: model is None or model in api.names,
+            endpoints=endpoints_of(app),
+        )
+        await _work(runner)
+
+    tasks = [asyncio.create_task(each) for each in (api.client.run(), work(), stop.wait())]
     tell_ready()
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
