@@ -14,6 +14,7 @@ import torch
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
+from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.core.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.rank_waits import RankWaits
@@ -82,6 +83,7 @@ class LLM:
             # Some chat models name their end-of-turn token in the tokenizer's files only.
             eos_ids=frozenset(model_config.eos_token_ids).union(tokenizer.eos_ids if tokenizer else ()),
             max_logprobs=self.config.max_logprobs,
+            embeds_width=embeds_width(self.config.enable_prompt_embeds, model_config.spec),
         )
         self._tokenizer = tokenizer
         self._jobs = JobMaker(self.engine, tokenizer, limits, self.config.seed)

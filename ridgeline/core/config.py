@@ -16,7 +16,7 @@ from ridgeline.core.together import SIZES, check_together
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 1, 1_000_000_000
 
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token
+MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token, unless an operator says more
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 # Settings that may be text such as 8k
@@ -52,7 +52,8 @@ class LLMConfig:
     device: "auto", "cpu", "cuda" or "cuda:1".
     max_model_len: the longest prompt and output together, in tokens. It may be text, in which 8k is 8000, 8K is 8192
         and auto is None. So may max_num_batched_tokens and kv_cache_memory.
-    max_logprobs: the most likeliest tokens that a request may have reported for each token.
+    max_logprobs: the most likeliest tokens that a request may have reported for each token. -1: the whole vocabulary.
+    enable_prompt_embeds: prompts may come as vectors in the place of tokens' embeddings.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
@@ -118,6 +119,7 @@ class LLMConfig:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_logprobs: int = MAX_LOGPROBS
+    enable_prompt_embeds: bool = False
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
     block_size: int | None = None
@@ -158,8 +160,8 @@ class LLMConfig:
             object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         self._check_types()
         check_overrides(self.hf_overrides, self.override_generation_config)
-        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
-            raise InvalidConfig(f"max_logprobs must be from 0 to {MAX_LOGPROBS}, got {self.max_logprobs!r}.")
+        if self.max_logprobs < -1:
+            raise InvalidConfig(f"max_logprobs must be at least 0, or -1 for all, got {self.max_logprobs!r}.")
         if self.dtype not in ("auto", *DTYPES):
             raise InvalidConfig(f"unknown dtype {self.dtype!r}; use auto, {', '.join(DTYPES)}.")
         if self.load_format not in ("auto", "safetensors", "dummy"):
@@ -240,6 +242,7 @@ class LLMConfig:
                 raise InvalidConfig(f"{name} must be a whole number, got {value!r}.")
         for name in (
             "enable_prefix_caching",
+            "enable_prompt_embeds",
             "skip_tokenizer_init",
             "enforce_eager",
             "deterministic",

@@ -27,9 +27,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.pooling import Task
 from ridgeline.core.request import SamplingParams
+
+WIDE = 1024  # logprobs of more tokens than these are reported apart, so that other rows have no columns for them
 
 
 class Feature(IntFlag):
@@ -47,6 +50,7 @@ class Feature(IntFlag):
     MASK = 128  # waits for token masks
     TYPICAL = 256  # typical-p among the filters
     GUIDANCE = 512  # some rows' scores are computed from those of two rows (`Rows.guided`)
+    APART = 1024  # some rows have logprobs of their own: of tokens that the request names, or of very many
 
 
 class RowKind(IntEnum):
@@ -113,11 +117,15 @@ class Rows:
 
 
 class Span(NamedTuple):
-    """Input tokens for a row, in place of the slot's last token. (The output of an encoder will be a second kind of
-    span.)"""
+    """Input tokens for a row, in place of the slot's last token.
+
+    token_ids: int32 [num_tokens of the row].
+    embeds: vectors in the place of the first tokens' embeddings.
+    """
 
     row: int
-    token_ids: np.ndarray  # int32 [num_tokens of the row]
+    token_ids: np.ndarray
+    embeds: Embeds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ class Assign:
     blocks: block ids from position 0 on, per cache group (NULL_BLOCK where a window has passed).
     prompt, output: the known tokens, for penalties and for the position in the random stream.
     task: what a model that pools makes of the prompt.
+    embedded: the prompt came as vectors, and its tokens are placeholders.
     """
 
     slot: int
@@ -142,6 +151,7 @@ class Assign:
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
     task: Task | None = None
+    embedded: bool = False
 
 
 class SetBlocks(NamedTuple):
@@ -230,6 +240,8 @@ class StepResult:
         row emits anything after its end.
     pooled: row → the vector of a prompt that is complete, float32 [M], or those of its tokens [T, M]. Such a row emits
         nothing, and its finish is STOP, or NAN for a vector of which some is no number.
+    apart: row → StepLogprobs of the one token that it emitted, for rows whose logprobs are not among `logprobs`
+        (`reports_apart`).
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
         end), from the params' `scored_from` on.
     elapsed: the seconds that the device spent on the segments.
@@ -247,6 +259,7 @@ class StepResult:
     finish_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
     logprobs: StepLogprobs | None = None
     pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
+    apart: Mapping[int, StepLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
     experts: ExpertLoad | None = None
@@ -276,6 +289,12 @@ class Worker(Protocol):
     def shutdown(self) -> None: ...
 
 
+def reports_apart(params: SamplingParams) -> bool:
+    """Return True if a row's logprobs are of tokens that the request names, or of too many for columns that all rows
+    have."""
+    return params.logprob_token_ids is not None or (params.logprobs or 0) > WIDE
+
+
 def features_of(params: SamplingParams, *, masked: bool) -> Feature:
     """Return the parts of the sample segment that a request with these parameters needs."""
     features = Feature.MASK if masked else Feature.NONE
@@ -291,8 +310,10 @@ def features_of(params: SamplingParams, *, masked: bool) -> Feature:
         features |= Feature.BIAS
     if params.min_tokens:
         features |= Feature.MIN_TOKENS
-    if params.logprobs is not None:
+    if params.num_logprobs is not None:
         features |= Feature.LOGPROBS
+    if reports_apart(params):
+        features |= Feature.APART
     if params.prompt_logprobs is not None:
         features |= Feature.PROMPT_LOGPROBS
     if params.guidance_scale != 1:

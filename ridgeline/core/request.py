@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.pooling import SECOND_TEXT, Task
 
@@ -24,7 +25,37 @@ MAX_STOP_IDS = 64  # width of the stop table on the device, the model's own EOS 
 MAX_LOGIT_BIAS = 1024  # width of the bias table on the device
 MAX_BAD_WORDS = 1024
 MAX_GUIDANCE = 100.0
+MAX_NAMED = 128  # token ids whose logprobs a request may ask for by name
+MAX_PATTERN = 1024  # tokens of a repeated pattern that is looked for
+EVERY_LOGPROB = -1  # a count of logprobs that means the whole vocabulary
 MASK_FAILED = "the token mask failed"  # begins the error of a request whose own mask ended it
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionDetectionParams:
+    """The end of an output that repeats itself: its last tokens are one pattern, min_count times over.
+
+    max_pattern_size: the most tokens of a pattern; 0 looks for none.
+    min_pattern_size: the fewest tokens of a pattern; 0 is 1.
+    min_count: how often the pattern must stand there, at least twice.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in (("max_pattern_size", MAX_PATTERN), ("min_pattern_size", MAX_PATTERN), ("min_count", 2**31)):
+            value = getattr(self, name)
+            if not _is_int(value) or not 0 <= value <= most:
+                self._fail(f"{name} must be a whole number from 0 to {most}, got {value!r}")
+        if self.min_pattern_size > self.max_pattern_size:
+            self._fail(f"min_pattern_size is {self.min_pattern_size}, above max_pattern_size {self.max_pattern_size}")
+        if self.max_pattern_size and self.min_count < 2:
+            self._fail(f"min_count must be at least 2, got {self.min_count}")
+
+    def _fail(self, sentence: str) -> NoReturn:
+        raise InvalidRequest(f"repetition_detection: {sentence}.", param="repetition_detection")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +78,13 @@ class SamplingParams:
         ended with the beginning of one.
     min_tokens: end-of-sequence and stop ids are forbidden until the output has so many tokens.
     stop: strings that end the text. They are cut off unless include_stop_str_in_output is set.
-    logprobs: how many of the likeliest tokens to report for each output token (0: the chosen token alone).
+    logprobs: how many of the likeliest tokens to report for each output token (0: the chosen token alone; -1: all of
+        the vocabulary).
+    logprob_token_ids: report these tokens in place of the likeliest ones.
     prompt_logprobs: the same for the prompt, from its token prompt_logprobs_start on. (Tokens before that one may come
         from the cache.)
+    repetition_detection: the output ends where it repeats itself so, with the finish reason "repetition". It may be an
+        object with the fields of RepetitionDetectionParams.
     seed: the same seed gives the same tokens, whatever else runs in the batch.
     guidance_scale: classifier-free guidance (Sanchez et al., arXiv 2306.17806), off at 1. Before all other adjustments
         the log-probabilities c of the next token become scale * (c - u) + u. Here u are the log-probabilities after
@@ -83,6 +118,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     seed: int | None = None
     guidance_scale: float = 1.0
     negative_prompt: list[int] | str | None = None
@@ -101,8 +138,8 @@ class SamplingParams:
         self._integer("top_k", -1, 2**31 - 1)
         self._integer("max_tokens", 1, 2**31 - 1, optional=True)
         self._integer("min_tokens", 0, 2**31 - 1)
-        self._integer("logprobs", 0, self.max_logprobs, optional=True)
-        self._integer("prompt_logprobs", 0, self.max_logprobs, optional=True)
+        self._integer("logprobs", EVERY_LOGPROB, 2**31 - 1, optional=True)
+        self._integer("prompt_logprobs", EVERY_LOGPROB, 2**31 - 1, optional=True)
         self._integer("prompt_logprobs_start", 0, 2**31 - 1)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
@@ -122,10 +159,25 @@ class SamplingParams:
         self._check_allowed()
         self._check_bad_words()
         self._check_negative_prompt()
+        self._check_named()
+        repetition: Any = self.repetition_detection
+        if isinstance(repetition, Mapping):
+            object.__setattr__(self, "repetition_detection", _repetition_detection(repetition))
+        elif not isinstance(repetition, (RepetitionDetectionParams, type(None))):
+            self._fail(
+                "repetition_detection",
+                f"repetition_detection takes max_pattern_size, min_pattern_size and min_count, got {repetition!r}",
+            )
 
     @property
-    def max_logprobs(self) -> int:
-        return MAX_LOGPROBS
+    def is_bounded(self) -> bool:
+        """True if the operator's bound on logprobs holds, because somebody sees them."""
+        return True
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of tokens reported beside each output token. None: no logprobs are reported."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
     @property
     def num_drawn(self) -> int:
@@ -181,6 +233,20 @@ class SamplingParams:
                 f"bad_words takes at most {MAX_BAD_WORDS} texts or lists of token ids, got {_shortened(words)}",
             )
 
+    def _check_named(self) -> None:
+        ids = self.logprob_token_ids
+        if ids is None:
+            return
+        if not isinstance(ids, (list, tuple)) or not 0 < len(ids) <= MAX_NAMED or not _are_ids(ids):
+            self._fail(
+                "logprob_token_ids", f"logprob_token_ids takes 1 to {MAX_NAMED} token ids, got {_shortened(ids)}"
+            )
+        if self.logprobs not in (None, 0, len(ids)):
+            self._fail(
+                "logprob_token_ids",
+                f"logprobs is {self.logprobs} beside {len(ids)} logprob_token_ids; leave it out, or give {len(ids)}",
+            )
+
     def _check_negative_prompt(self) -> None:
         prompt = self.negative_prompt
         if prompt is None:
@@ -227,6 +293,17 @@ def _shortened(value: object, limit: int = 80) -> str:
         value = value[: limit + 1]  # no more is shown
     text = repr(value)
     return text if len(text) <= limit else text[:limit] + "…"
+
+
+def _repetition_detection(given: Mapping[str, Any]) -> RepetitionDetectionParams:
+    known = {each.name for each in dataclasses.fields(RepetitionDetectionParams)}
+    unknown = sorted(map(str, given.keys() - known))
+    if unknown:
+        raise InvalidRequest(
+            f"repetition_detection has {', '.join(sorted(known))}, and no {unknown[0][:80]}.",
+            param="repetition_detection",
+        )
+    return RepetitionDetectionParams(**given)
 
 
 def _is_int(value: object) -> bool:
@@ -298,6 +375,8 @@ class Request:
     whole: all of the prompt runs in one step, and none of it is taken from the cache.
     second_text: the first token of the second text of a pair; 0: there is one text.
     thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
+    embeds: the prompt's vectors, whose tokens are placeholders. Such a prompt neither takes from the prefix cache nor
+        leaves anything there.
     """
 
     id: str
@@ -316,6 +395,7 @@ class Request:
     task: Task | None = None
     whole: bool = False
     second_text: int = 0
+    embeds: Embeds | None = None
 
     @property
     def background(self) -> bool:
@@ -327,6 +407,11 @@ class Request:
         """The prompt as it runs: tokens of the second text of a pair are marked."""
         ids, second = self.prompt_token_ids, self.second_text
         return [*ids[:second], *(i | SECOND_TEXT for i in ids[second:])] if second else list(ids)
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The prompt's tokens; none if they are placeholders."""
+        return self.prompt_token_ids if self.embeds is None else ()
 
     @property
     def all_stop_ids(self) -> frozenset[int]:
@@ -367,7 +452,8 @@ class Request:
 
 
 class TokenLogprobs(NamedTuple):
-    """The logprob and rank (1 = likeliest) of one token, and the likeliest tokens in its place."""
+    """The logprob and rank (1 = likeliest) of one token, and the likeliest tokens in its place, or those that the
+    request names."""
 
     logprob: float
     rank: int

@@ -226,6 +226,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "disable-mm-preprocessor-cache trust-request-mm-kwargs enable-mm-processor-stats",
     ),
     ("only text is read, so there is nothing to fetch", LIST, "allowed-media-domains"),
+    ("a stream without news sends a comment every 15 s", VALUE, "sse-keep-alive-interval"),
     ("usage always has prompt_tokens_details", SWITCH, "enable-prompt-tokens-details"),
     ("every answer has X-Request-Id", SWITCH, "enable-request-id-headers"),
     ("open requests are always counted: ridgeline:face_open_requests", SWITCH, "enable-server-load-tracking"),
@@ -244,9 +245,10 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     (
         "docs/serving.md lists the metrics there are",
         VALUE,
-        "show-hidden-metrics-for-version collect-detailed-traces kv-cache-metrics-sample custom-histogram-buckets "
+        "show-hidden-metrics-for-version kv-cache-metrics-sample custom-histogram-buckets "
         "per-request-spec-decode-metrics",
     ),
+    ("docs/serving.md lists the metrics there are", LIST, "collect-detailed-traces"),
     (
         "docs/serving.md lists the metrics there are",
         SWITCH,
@@ -296,12 +298,16 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
      "enable-lora enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "
      "enable-mixed-moe-lora-format enable-moe-shared-loras", ()),
     (_LORA, LIST, "lora-modules lora-target-modules", ()),
+    (_LORA, VALUE, "max-loras", ("1",)),
+    (_LORA, VALUE, "max-lora-rank", ("16",)),
+    (_LORA, VALUE, "lora-dtype", ("auto",)),
     (_LORA, VALUE,
-     "max-loras max-lora-rank lora-dtype max-cpu-loras default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
+     "max-cpu-loras default-mm-loras lora-extra-vocab-size max-lora-cls-labels", ()),
     ("prompt adapters are not supported; leave them out", SWITCH, "enable-prompt-adapter", ()),
     (_NODES, VALUE, "nnodes", ("1",)),
     (_NODES, VALUE, "node-rank data-parallel-start-rank data-parallel-rank", ("0",)),
-    (_NODES, VALUE, "data-parallel-address data-parallel-rpc-port elastic-ep-max-dp-size", ()),
+    (_NODES, VALUE, "data-parallel-address elastic-ep-max-dp-size", ()),
+    (_NODES, VALUE, "data-parallel-rpc-port", ("29550",)),
     (_NODES, VALUE, "data-parallel-backend distributed-executor-backend", ("mp", "uni")),
     (_NODES, SWITCH,
      "headless data-parallel-hybrid-lb data-parallel-external-lb data-parallel-multi-port-external-lb "
@@ -316,7 +322,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_PULLED, VALUE, "kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
     (_SLEEP, SWITCH, "enable-sleep-mode sleep-mode-offload-cudagraph", ()),
-    (_SLEEP, VALUE, "sleep-mode-backend", ()),
+    (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),
     (_SLEEP, LIST, "sleep-preserve-parameter-names", ()),
     ("device memory is torch's to allocate; leave it out", SWITCH, "enable-cumem-allocator", ()),
     (_CODE, VALUE,
@@ -350,12 +356,11 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("nothing of a step is reported but tokens and their log-probabilities", SWITCH,
      "enable-return-routed-experts return-sampling-mask enable-trace-replay", ()),
     ("nothing of a step is reported but tokens and their log-probabilities", VALUE, "aux-output-config", ("{}",)),
-    ("prompts are texts or token ids", SWITCH, "enable-prompt-embeds enable-mm-embeds mm-encoder-only", ()),
+    ("prompts are texts or token ids", SWITCH, "enable-mm-embeds mm-encoder-only", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),
     ("answers have the role assistant", VALUE, "response-role", ("assistant",)),
     ("ask for token ids in the request, with return_token_ids", SWITCH, "return-tokens-as-token-ids", ()),
     ("ask for usage in each request, with stream_options", SWITCH, "enable-force-include-usage", ()),
-    ("streams send nothing between tokens; set the proxy's timeout", VALUE, "sse-keep-alive-interval", ("0",)),
     ("start the server again after a certificate has changed", SWITCH, "enable-ssl-refresh", ()),
     ("gRPC has a port beside HTTP's; use --grpc-port", SWITCH, "grpc", ()),
     ("grammars follow each request; only the key `backend` is taken", VALUE, "structured-outputs-config",
@@ -387,6 +392,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 # Short forms, and names that newer versions changed.
 ALIASES = {
     "-q": "quantization",
+    "-asc": "api-server-count",
     "-n": "nnodes",
     "-r": "node-rank",
     "-tp": "tensor-parallel-size",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import DeviceLost, InvalidRequest
 from ridgeline.core.plan import StepPlan, StepResult, Worker
 from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
@@ -176,6 +177,20 @@ class Engine:
         if due is not None:
             self._worker.provide_masks(*due)
 
+    def _check_embeds(self, request: Request, embeds: Embeds) -> None:
+        if len(embeds) != len(request.prompt_token_ids):
+            raise InvalidRequest(
+                f"the prompt has {len(request.prompt_token_ids)} places and {len(embeds)} vectors; give as many.",
+                param="prompt_embeds",
+            )
+        params = request.params
+        for param, asked in (
+            ("prompt_logprobs", params.prompt_logprobs is not None),
+            ("guidance_scale", params.guidance_scale != 1),
+        ):
+            if asked:
+                raise InvalidRequest(f"{param} needs a prompt of tokens, not prompt_embeds; leave it out.", param=param)
+
     def check(self, request: Request) -> None:
         """Raises InvalidRequest, in one sentence, for a request that could never run."""
         if (request.task is not None) is not self.config.pools:
@@ -185,6 +200,8 @@ class Engine:
             self._check_pooled(request)
             return
         self._check_prompt(request.prompt_token_ids, "prompt")
+        if request.embeds is not None:
+            self._check_embeds(request, request.embeds)
         companion = request.companion()
         members = [request] if companion is None else [request, companion]
         if companion is not None:

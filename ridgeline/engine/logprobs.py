@@ -21,7 +21,9 @@ def row_entries(record: InFlight, result: StepResult, k: int) -> Iterable[Entrie
     width, prompts = result.tokens_RK.shape[1], result.prompt_logprobs if k == 0 else {}
     return [
         (
-            _entry(result.logprobs, row * width + k, seq.request.params.logprobs),
+            _entry(result.apart[row], k, seq.request.params.num_logprobs)
+            if row in result.apart
+            else _entry(result.logprobs, row * width + k, seq.request.params.num_logprobs),
             _prompt_entries(record, prompts[row], row) if row in prompts else None,
         )
         for row, seq in enumerate(record.seqs)
@@ -29,7 +31,7 @@ def row_entries(record: InFlight, result: StepResult, k: int) -> Iterable[Entrie
 
 
 def _entry(logprobs: StepLogprobs | None, row: int, wanted: int | None) -> TokenLogprobs | None:
-    """Entry of one row, cut to the `wanted` likeliest tokens."""
+    """Entry of one row, cut to the `wanted` tokens that it reports."""
     if logprobs is None or wanted is None:
         return None
     return TokenLogprobs(

@@ -49,7 +49,7 @@ class TokenRules:
             if len(word) > 1:
                 self._longer.setdefault(word[-2], []).append(word)
         begun = max(map(len, words), default=1) - 1
-        self._recent = deque(request.prompt_token_ids[-begun:] if begun else (), maxlen=begun)
+        self._recent = deque(request.prompt_tokens[-begun:] if begun else (), maxlen=begun)
 
     @staticmethod
     def prepare(masks: Iterable[TokenRules]) -> None:

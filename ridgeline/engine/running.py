@@ -156,6 +156,7 @@ class Running:
             prompt=request.prompt_token_ids,
             output=tuple(seq.output),
             task=request.task,
+            embedded=request.embeds is not None,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows) -> dict[int, Assign]:

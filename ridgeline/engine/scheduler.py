@@ -347,7 +347,8 @@ class Scheduler:
         end = start + num_tokens
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
-        draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32))
+        embeds = None if seq.request.embeds is None else seq.request.embeds[start:end]
+        draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32), embeds or None)
         if seq.source:
             draft.copying.append(seq)
         draft.published += self.cache.publish_chunk(seq, start, end)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from enum import Enum
 
-from ridgeline.core.plan import features_of
+from ridgeline.core.plan import features_of, reports_apart
 from ridgeline.core.request import Preemption, Request, RequestStats
 from ridgeline.engine.cache.checkpoints import Checkpoint
 
@@ -73,7 +73,7 @@ class Sequence:
         self.id = request.id
         self.tokens = request.input_ids
         self.features = int(features_of(request.params, masked=request.token_mask is not None))
-        self.num_logprobs = request.params.logprobs or 0
+        self.num_logprobs = 0 if reports_apart(request.params) else request.params.logprobs or 0
         self.status = Status.WAITING
         self.order: tuple = ()
         self.slot = NO_SLOT
@@ -87,7 +87,7 @@ class Sequence:
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
         self.has_waited = False
-        self.private = request.whole
+        self.private = request.whole or request.embeds is not None
         self.distrusted = False
         self.cached_tokens = 0
         self.last_plan = 0

@@ -134,6 +134,17 @@ class Hidden(NamedTuple):
         return Hidden(self.x_TM[index], None if self.residual_TM is None else self.residual_TM[index])
 
 
+class GivenRows(NamedTuple):
+    """Vectors that take the place of some tokens' rows of the embedding table: row t of token_t is x_tM[t].
+
+    token_t: places among the step's tokens, int64 [t].
+    x_tM: [t, M], of any floating-point type.
+    """
+
+    token_t: Tensor
+    x_tM: Tensor
+
+
 class Decoder(nn.Module):
     """The network. Its parameters are uninitialised.
 
@@ -177,6 +188,7 @@ class Decoder(nn.Module):
         waits = spec.embeds and not (spec.embed_norm or spec.learned_positions)
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
+        self._embed_adds_up = waits
         if spec.embeds:
             self.embed = Embedding(part.vocab_size, width, build, Deferred(mesh.tp) if waits else mesh.tp)
             self.embed_norm = Norm(spec.embed_norm, width, build) if spec.embed_norm else None
@@ -232,13 +244,19 @@ class Decoder(nn.Module):
         return sum(p.nbytes for p in self.parameters() if p.device == device) + held
 
     def forward(
-        self, token_ids_T: Tensor, positions_T: Tensor, states: LayerStates, before_TM: Tensor | None = None
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        states: LayerStates,
+        before_TM: Tensor | None = None,
+        given: GivenRows | None = None,
     ) -> Hidden:
         """Return the last layer's output, not yet added to its residual: [T, M] each.
 
         before_TM: what the stage before has handed on.
+        given: vectors of tokens that came as such.
         """
-        x_TM = self.embedded(token_ids_T, positions_T) if before_TM is None else before_TM
+        x_TM = self.embedded(token_ids_T, positions_T, given) if before_TM is None else before_TM
         embedded_TM, residual_TM = x_TM, None
         for index, layer in enumerate(self.layers):
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
@@ -257,11 +275,15 @@ class Decoder(nn.Module):
             if isinstance(layer.feed_forward, Experts):
                 layer.feed_forward.lend()
 
-    def embedded(self, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+    def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenRows | None = None) -> Tensor:
         """Return the input of the first layer: [T, M]."""
         if self.type_embed is not None:
             return self._embedded_with_types(token_ids_T, positions_T, self.type_embed)
         x_TM = self.embed(token_ids_T)
+        if given is not None:
+            # Where ranks add their parts up later, the first one's part is all
+            x_tM = torch.zeros_like(given.x_tM) if self._embed_adds_up and self.tp.rank > 0 else given.x_tM
+            x_TM = x_TM.index_copy(0, given.token_t, x_tM.to(x_TM.dtype))
         if self._embedding_multiplier != 1:
             x_TM = x_TM * self._embedding_multiplier
         if self.embed_norm is not None:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from ridgeline.core.embeds import PLACEHOLDER
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import SamplingParams
 from ridgeline.engine.engine import Engine
+from ridgeline.offline.embeds import embeds_of
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests, with_spelled_words
 from ridgeline.text.tokenizer import Tokenizer
+
+
+class EmbedsPrompt(TypedDict):
+    """A prompt as vectors in the place of tokens' embeddings: a tensor or array [tokens, width]."""
+
+    prompt_embeds: Any
 
 
 class TokensPrompt(TypedDict):
@@ -23,7 +31,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | TokensPrompt
+Prompt = str | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -64,7 +72,10 @@ class JobMaker:
         """Return a job that the engine can run. Raise InvalidRequest."""
         if not isinstance(cache_salt, str):
             raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
-        text, ids = self.encode(prompt)
+        asked: Any = prompt
+        given = isinstance(asked, Mapping) and "prompt_embeds" in asked
+        embeds = embeds_of(asked["prompt_embeds"]) if given else None
+        text, ids = self.encode(prompt) if embeds is None else (None, [PLACEHOLDER] * len(embeds))
         if self._tokenizer is None and params.stop_strings:
             raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")
         if params.stop_strings and not params.detokenize:
@@ -78,6 +89,7 @@ class JobMaker:
             seed=derive_seed(self._seed, self.count),
             priority=priority,
             cache_salt=cache_salt,
+            embeds=embeds,
         )
         for request in requests:
             self._engine.check(request)

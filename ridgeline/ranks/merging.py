@@ -9,7 +9,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +39,8 @@ def merged(plan: StepPlan, parts: Sequence[Part], results: Sequence[StepResult])
         emitted_R=emitted_R,
         finish_R=finish_R,
         logprobs=_logprobs(count, parts, results),
-        prompt_logprobs=_prompts(parts, results),
+        apart=_by_row(parts, [result.apart for result in results]),
+        prompt_logprobs=_by_row(parts, [result.prompt_logprobs for result in results]),
         elapsed=sum(result.elapsed for result in results),
     )
 
@@ -58,11 +59,11 @@ def _logprobs(count: int, parts: Sequence[Part], results: Sequence[StepResult]) 
     return StepLogprobs(*fields)
 
 
-def _prompts(parts: Sequence[Part], results: Sequence[StepResult]) -> dict[int, StepLogprobs]:
-    """Return the log-probabilities of prompts' tokens, those of a chunk's pieces one after the other."""
+def _by_row(parts: Sequence[Part], told: Sequence[Mapping[int, StepLogprobs]]) -> dict[int, StepLogprobs]:
+    """Return the log-probabilities that parts tell by row, those of a chunk's pieces one after the other."""
     found: dict[int, list[StepLogprobs]] = {}
-    for part, result in zip(parts, results, strict=True):
-        for own, scores in result.prompt_logprobs.items():
+    for part, scored in zip(parts, told, strict=True):
+        for own, scores in scored.items():
             found.setdefault(int(part.rows_R[own]), []).append(scores)
     return {row: _joined(pieces) for row, pieces in found.items()}
 

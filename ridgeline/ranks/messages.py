@@ -6,7 +6,6 @@ Arrays travel as their dtype, shape and bytes. The rows of a plan are sent once 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -26,7 +25,6 @@ from ridgeline.core.plan import (
     StepPlan,
     StepResult,
 )
-from ridgeline.core.request import MAX_LOGPROBS
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +222,7 @@ class PlanSender:
     def message(self, plan: StepPlan, part: int = 0) -> SentPlan:
         rows = None if plan.rows is self._rows.get(part) else _sent_rows(plan.rows)
         self._rows[part] = plan.rows
-        expected = None if plan.expected is None else {slot: _sent_form(form) for slot, form in plan.expected.items()}
+        expected = None if plan.expected is None else dict(plan.expected)
         deltas = tuple(map(_sent_delta, plan.deltas))
         return SentPlan(
             plan.id, part, rows, plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after
@@ -287,16 +285,8 @@ def _rows(sent: SentRows) -> Rows:
 
 def _sent_delta(delta: Delta) -> Assigned | BlocksSet | Released:
     if isinstance(delta, Assign):
-        return Assigned(_sent_form(delta))
+        return Assigned(delta)
     return BlocksSet(delta) if isinstance(delta, SetBlocks) else Released(delta)
-
-
-def _sent_form(form: Assign) -> Assign:
-    """Return a form that a reader takes for a user's. Beams report more logprobs than a user may ask for; how many a
-    step reports stands in its rows."""
-    if (form.params.logprobs or 0) <= MAX_LOGPROBS:
-        return form
-    return replace(form, params=replace(form.params, logprobs=MAX_LOGPROBS))
 
 
 def sent_masks(plan_id: int, masks: Mapping[int, np.ndarray]) -> SentMasks:

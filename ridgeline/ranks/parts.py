@@ -224,9 +224,14 @@ def _marks_of(marks_R: np.ndarray, cut: Cut) -> np.ndarray:
 def _spans_of(plan: StepPlan, cut: Cut) -> tuple[Span, ...]:
     if not plan.spans:
         return ()
-    tokens = {span.row: span.token_ids for span in plan.spans}
+    spans = {span.row: span for span in plan.spans}
     of_rows = enumerate(zip(cut.rows_R.tolist(), cut.starts_R.tolist(), cut.ends_R.tolist(), strict=True))
-    return tuple(Span(own, tokens[row][start:end]) for own, (row, start, end) in of_rows if row in tokens)
+    return tuple(_piece_of(spans[row], own, start, end) for own, (row, start, end) in of_rows if row in spans)
+
+
+def _piece_of(span: Span, row: int, start: int, end: int) -> Span:
+    embeds = None if span.embeds is None else span.embeds[start:end]
+    return Span(row, span.token_ids[start:end], embeds or None)
 
 
 def _expected_of(plan: StepPlan, cut: Cut) -> Mapping[int, Assign] | None:

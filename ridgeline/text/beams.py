@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from ridgeline.core.errors import InvalidRequest
@@ -63,8 +64,8 @@ class _BeamStep(SamplingParams):
     """One step of one beam: a request for one token, of which only the logprobs of the likeliest tokens are used."""
 
     @property
-    def max_logprobs(self) -> int:
-        return MAX_CANDIDATES
+    def is_bounded(self) -> bool:
+        return False
 
 
 class Beam(NamedTuple):
@@ -112,10 +113,11 @@ class BeamSearch:
         width, penalty = self._params.beam_width, self._params.length_penalty
         length = len(self.running[0].tokens) + 1
         grown = chain.from_iterable(
-            (Beam((*beam.tokens, token), beam.logprob + logprob) for token, logprob in likeliest.items())
+            ((beam.logprob + logprob, beam, token) for token, logprob in likeliest.items())
             for beam, likeliest in zip(self.running, logprobs, strict=True)
         )
-        best = heapq.nlargest(self._candidates, grown, key=lambda beam: beam.logprob)
+        chosen = heapq.nlargest(self._candidates, grown, key=itemgetter(0))  # most are never written out
+        best = [Beam((*beam.tokens, token), logprob) for logprob, beam, token in chosen]
         at_end = length >= self._max_tokens
         ends = [at_end or beam.tokens[-1] in self._stop_ids for beam in best]
         now = [

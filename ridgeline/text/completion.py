@@ -6,6 +6,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import Request, TokenEvent, TokenLogprobs
 from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
+from ridgeline.text.repetition import Repetition
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -26,9 +27,12 @@ class Completion:
         self.parent = parent
         self._tokenizer = tokenizer if request.params.detokenize else None
         self._detokenizer = (
-            Detokenizer(self._tokenizer, request.params, request.prompt_token_ids, shown) if self._tokenizer else None
+            Detokenizer(self._tokenizer, request.params, request.prompt_tokens, shown) if self._tokenizer else None
         )
-        if request.params.logprobs is not None:
+        repetition = request.params.repetition_detection
+        self._repetition = Repetition(repetition) if repetition is not None and repetition.max_pattern_size else None
+        self._repeats_at: int | None = None  # tokens of the output when it was found to repeat itself
+        if request.params.num_logprobs is not None:
             output.logprobs, output.cumulative_logprob = [], 0.0
 
     def take(self, event: TokenEvent) -> str:
@@ -45,7 +49,9 @@ class Completion:
             self._add_prompt_logprobs(event.prompt_logprobs)
         if event.token_id >= 0:
             self._add_logprobs(event)
-            text = self.take_token(event.token_id, is_stop=event.finish_reason == "stop")
+            text = self.take_token(
+                event.token_id, is_stop=event.finish_reason == "stop", ends=event.finish_reason is not None
+            )
         if event.finish_reason is not None and not output.finished:
             if self.request.params.prompt_logprobs is not None and self.parent.prompt_logprobs is None:
                 self.parent.prompt_logprobs = [None] * len(self.request.prompt_token_ids)  # nothing was to be scored
@@ -59,19 +65,25 @@ class Completion:
                 output.finish_reason, output.stop_reason = "stop", self._detokenizer.stopped
         return text
 
-    def take_token(self, token_id: int, *, is_stop: bool = False) -> str:
-        """Account for a token that has no event. It may complete a stop string, which ends the completion."""
+    def take_token(self, token_id: int, *, is_stop: bool = False, ends: bool = False) -> str:
+        """Account for a token that has no event. It may complete a stop string or a repetition, which end the
+        completion. `ends` says that it is the last in any case."""
         output, detokenizer = self.output, self._detokenizer
         output.token_ids.append(token_id)
-        if detokenizer is None:
-            return ""
-        try:
-            text = detokenizer.push(token_id, is_stop=is_stop)
-        except InvalidRequest as error:
-            return self._fail(error)
+        repeats = self._repetition is not None and self._repetition.take(token_id) and not ends
+        text = ""
+        if detokenizer is not None:
+            try:
+                text = detokenizer.push(token_id, is_stop=is_stop)
+            except InvalidRequest as error:
+                return self._fail(error)
+            if detokenizer.stopped is not None:
+                output.finish_reason, output.stop_reason = "stop", detokenizer.stopped
+        if repeats and not output.finished and len(output.token_ids) >= max(self.request.params.min_tokens, 1):
+            self._repeats_at = len(output.token_ids)
+            output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
+            text += detokenizer.finish() if detokenizer is not None else ""
         output.text += text
-        if detokenizer.stopped is not None:
-            output.finish_reason, output.stop_reason = "stop", detokenizer.stopped
         return text
 
     def _fail(self, error: InvalidRequest) -> str:
@@ -80,14 +92,17 @@ class Completion:
 
     @property
     def abort_at(self) -> int | None:
-        """The number of output tokens to keep if a stop string was found, because the engine does not know of it
-        yet."""
+        """The number of output tokens to keep if a stop string or a repetition was found, because the engine does not
+        know of it yet."""
+        if self._repeats_at is not None:
+            return self._repeats_at
         return self._detokenizer.at_token if self._detokenizer else None
 
     def _add_logprobs(self, event: TokenEvent) -> None:
         output = self.output
         if event.logprobs is not None and output.logprobs is not None:
-            output.logprobs.append(self._by_id(event.token_id, event.logprobs))
+            named = self.request.params.logprob_token_ids is not None
+            output.logprobs.append(self._by_id(event.token_id, event.logprobs, named=named))
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + event.logprobs.logprob
 
     def _add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
@@ -100,15 +115,16 @@ class Completion:
         start = len(known)
         known.extend(self._by_id(prompt[start + i], entry) for i, entry in enumerate(entries))
 
-    def _by_id(self, token_id: int, entry: TokenLogprobs) -> TokenIdLogprobs:
-        ranks = range(1, len(entry.top_ids) + 1)
+    def _by_id(self, token_id: int, entry: TokenLogprobs, *, named: bool = False) -> TokenIdLogprobs:
+        """Return an entry as callers get it. Tokens that the request named have no ranks."""
         found = {
-            top: Logprob(logprob, rank, self._text_of(top))
-            for top, logprob, rank in zip(entry.top_ids, entry.top_logprobs, ranks, strict=True)
+            top: Logprob(logprob, None if named else rank, self._text_of(top))
+            for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
         }
-        if token_id not in found:
-            found[token_id] = Logprob(entry.logprob, entry.rank, self._text_of(token_id))
-        return found
+        chosen = {token_id: Logprob(entry.logprob, entry.rank, self._text_of(token_id))}
+        if named:
+            return chosen | {top: each for top, each in found.items() if top != token_id}
+        return found if token_id in found else found | chosen
 
     def _text_of(self, token_id: int) -> str | None:
         return self._tokenizer.decode([token_id], skip_special_tokens=False) if self._tokenizer else None

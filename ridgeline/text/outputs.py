@@ -22,9 +22,10 @@ TokenIdLogprobs = dict[int, Logprob]
 
 @dataclass
 class CompletionOutput:
-    """One completion. `finish_reason` is None while it runs, then "stop", "length", "abort" or "error".
+    """One completion. `finish_reason` is None while it runs, then "stop", "length", "repetition", "abort" or "error".
 
-    `stop_reason` is the stop string or stop token id that ended it, and None after end-of-sequence or length. `score`
+    `stop_reason` is the stop string or stop token id that ended it, "repetition_detected" after a repetition, and None
+    after end-of-sequence or length. `score`
     is what beam search ranked it by.
     """
 

@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.request import MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
+from ridgeline.core.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
+
+# Logprobs that a request may have reported in all, if it asks for more than MAX_LOGPROBS for a token. Each takes some
+# hundred bytes.
+MOST_REPORTED = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """The limits of the engine and the model on every request."""
+    """The limits of the engine and the model on every request. `max_logprobs` is -1 if all of the vocabulary may be
+    reported. `embeds_width` is that of vectors that prompts may be made of; 0: they may not."""
 
     max_model_len: int
     vocab_size: int
     eos_ids: frozenset[int]
     max_logprobs: int = MAX_LOGPROBS
+    embeds_width: int = 0
 
 
 def make_requests(
@@ -33,18 +40,22 @@ def make_requests(
     priority: int = 0,
     cache_salt: str = "",
     thinking: Thinking | None = None,
+    embeds: Embeds | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
 
     `seed` is used if the parameters name none. Raise InvalidRequest if the parameters do not fit this model.
     """
+    if embeds is not None:
+        check_width(embeds.width, limits)
     _check_ids(params, limits)
-    _check_logprobs(params, limits)
+    params = _counted(params, limits)
     if params.num_drawn > params.n and params.logprobs is None:
         params = params.replace(logprobs=0)  # needed for the choice among completions
     negative = params.negative_prompt or ()
     room = limits.max_model_len - max(len(prompt_token_ids), len(negative))  # the output follows both
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    _check_reported(params, len(prompt_token_ids), max_tokens)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, but seeds do not
     return [
         Request(
@@ -58,6 +69,7 @@ def make_requests(
             priority=priority,
             cache_salt=cache_salt,
             thinking=thinking,
+            embeds=embeds,
         )
         for i in range(params.num_drawn)
     ]
@@ -107,13 +119,58 @@ def derive_seed(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
 
 
-def _check_logprobs(params: SamplingParams, limits: RequestLimits) -> None:
-    if params.max_logprobs > MAX_LOGPROBS:
-        return  # a beam's own, which nobody sees
+def check_width(width: int, limits: RequestLimits) -> None:
+    """Raise InvalidRequest for a prompt's vectors that this model does not take."""
+    if not limits.embeds_width:
+        raise InvalidRequest(
+            "prompt_embeds are not taken here; the operator starts it with --enable-prompt-embeds.",
+            param="prompt_embeds",
+        )
+    if width != limits.embeds_width:
+        raise InvalidRequest(
+            f"prompt_embeds has vectors of {width} numbers, and the model's have {limits.embeds_width}; give those.",
+            param="prompt_embeds",
+        )
+
+
+def most_logprobs(limits: RequestLimits) -> int:
+    """Return the most tokens whose logprobs may be reported in one place."""
+    most = limits.max_logprobs
+    return limits.vocab_size if most == EVERY_LOGPROB else min(most, limits.vocab_size)
+
+
+def _counted(params: SamplingParams, limits: RequestLimits) -> SamplingParams:
+    """Return the parameters with the vocabulary's size for a count of logprobs that means all of it. Raise
+    InvalidRequest for a count above the operator's bound."""
+    if not params.is_bounded:
+        return params
+    counts: dict[str, int] = {}
     for param, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if (asked or 0) > limits.max_logprobs:
+        every = asked == EVERY_LOGPROB
+        count = limits.vocab_size if every else asked or 0
+        if count > limits.max_logprobs != EVERY_LOGPROB:
+            meant = f", which asks for all {count} tokens" if every else ""
             raise InvalidRequest(
-                f"{param} is {asked}, and at most {limits.max_logprobs} may be asked for here (max_logprobs).",
+                f"{param} is {asked}{meant}, and at most {limits.max_logprobs} may be asked for here (max_logprobs).",
+                param=param,
+            )
+        if (asked is not None and count != asked) or count > limits.vocab_size:
+            counts[param] = min(count, limits.vocab_size)
+    return params.replace(**counts) if counts else params
+
+
+def _check_reported(params: SamplingParams, prompt: int, output: int) -> None:
+    """Raise InvalidRequest for more logprobs than memory should be spent on. The context bounds up to MAX_LOGPROBS
+    for each token."""
+    for param, count, places in (
+        ("logprobs", params.logprobs or 0, output * params.num_drawn),
+        ("prompt_logprobs", params.prompt_logprobs or 0, max(prompt - params.prompt_logprobs_start, 0)),
+    ):
+        if params.is_bounded and count > MAX_LOGPROBS and count * places > MOST_REPORTED:
+            less = "max_tokens or n" if param == "logprobs" else "the prompt, from prompt_logprobs_start on"
+            raise InvalidRequest(
+                f"{param} of {count} tokens in {places} places are more than {MOST_REPORTED}; ask for fewer, or "
+                f"shorten {less}.",
                 param=param,
             )
 
@@ -122,6 +179,7 @@ def _check_ids(params: SamplingParams, limits: RequestLimits) -> None:
     named: tuple[tuple[str, Collection[int]], ...] = (
         ("logit_bias", params.logit_bias or {}),
         ("stop_token_ids", params.stop_token_ids or ()),
+        ("logprob_token_ids", params.logprob_token_ids or ()),
         ("allowed_token_ids", params.allowed_token_ids or ()),
         ("negative_prompt", [] if isinstance(params.negative_prompt, str) else params.negative_prompt or ()),
         *(("bad_words", word) for word in params.bad_words or () if not isinstance(word, str)),

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.pooling import PoolingSpec, Task
 from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, Thinking, TokenLogprobs
 
@@ -61,6 +62,7 @@ class Submit(Message, frozen=True, tag="submit"):
     whole: bool = False
     second_text: int = 0
     thinking: Thinking | None = None
+    embeds: Embeds | None = None
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -113,6 +115,7 @@ class EngineFacts(Message, frozen=True):
     life: int = 1
     cache_dtype: str = ""  # of keys and values, where that is another than dtype
     max_logprobs: int = MAX_LOGPROBS
+    embeds_width: int = 0
     gpu_memory_utilization: float = 0.0
     kv_cache_memory_bytes: int = 0
     kv_cache_tokens: int = 0

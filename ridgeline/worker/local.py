@@ -71,6 +71,7 @@ class Expected:
     def __init__(self, sampled: Sampled) -> None:
         self._sampled = sampled
         self._logprobs = _download(sampled.logprobs) if sampled.logprobs else None
+        self._apart = {row: _download(scores) for row, scores in sampled.apart.items()}
         self._prompts = {row: _download(scores) for row, scores in sampled.forwarded.prompt_logprobs.items()}
         self._done = _mark(sampled.outcome.packed.device)
 
@@ -88,6 +89,7 @@ class Expected:
             emitted_R=(tokens_R1[:, 0] >= 0).astype(np.int32),
             finish_R=packed[finish_at:].view(np.int8)[:rows],
             logprobs=_arrived(self._logprobs) if self._logprobs else None,
+            apart={row: _arrived(scores) for row, scores in self._apart.items()},
             prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
             elapsed=watch.seconds(),
             stamps=watch.notes(),

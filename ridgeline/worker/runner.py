@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Feature, Rows, StepPlan
+from ridgeline.core.plan import Feature, Rows, StepPlan, reports_apart
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.worker.embeds import given_rows
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
@@ -72,6 +74,7 @@ class Sampled:
     outcome: Outcome
     letter: Letter
     logprobs: DeviceLogprobs | None
+    apart: dict[int, DeviceLogprobs]
 
 
 class Runner:
@@ -126,7 +129,8 @@ class Runner:
         hand the hidden states on instead."""
         self.relay.settle(plan.after)
         self.prepare(plan)
-        graph = self._graphs.find(plan) if self._graphs is not None else None
+        given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
+        graph = self._graphs.find(plan) if self._graphs is not None and given is None else None
         if graph is not None:
             graph.inputs.load(plan)
             inputs = graph.inputs
@@ -137,8 +141,9 @@ class Runner:
         if graph is not None:
             scores = graph.forward()
         else:
-            scored = bool(plan.rows.features & Feature.PROMPT_LOGPROBS)
-            scores = self.segments.forward(inputs, HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, scored))
+            whole = bool(plan.rows.features & Feature.PROMPT_LOGPROBS) or given is not None
+            lengths = HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, whole)
+            scores = self.segments.forward(inputs, lengths, given)
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
         if self.pools:
@@ -203,10 +208,29 @@ class Runner:
             self.pipe.tell(outcome.token_R[: len(plan.rows)].clone())
         letter = self.segments.mailbox.expect(outcome.packed)
         logprobs = None
+        apart: dict[int, DeviceLogprobs] = {}
         if features & Feature.LOGPROBS:
             token_R = outcome.token_R[: len(plan.rows)].long().clamp(min=0)
             logprobs = vocabulary.score(reported_RU, token_R, plan.rows.num_logprobs)
-        return Sampled(forwarded, outcome, letter, logprobs)
+            apart = self._score_apart(plan, reported_RU, token_R) if features & Feature.APART else apart
+        return Sampled(forwarded, outcome, letter, logprobs, apart)
+
+    def _score_apart(self, plan: StepPlan, scores_RU: Tensor, token_R: Tensor) -> dict[int, DeviceLogprobs]:
+        """Score the rows whose logprobs have no place beside those of others, one by one."""
+        found = {}
+        for row in plan.rows.num_logits_R.nonzero()[0].tolist():
+            params = self.slots.forms[int(plan.rows.slots_R[row])].params
+            if not reports_apart(params):
+                continue
+            one_1U, token_1 = scores_RU[row : row + 1], token_R[row : row + 1]
+            found[row] = self.segments.vocabulary.score(
+                one_1U, token_1, (params.logprobs or 0) if params.logprob_token_ids is None else 0
+            )
+            if params.logprob_token_ids is not None:
+                ids_1L = upload(np.array([params.logprob_token_ids], np.int64), self.device)
+                named = self.segments.vocabulary.named(one_1U, ids_1L)
+                found[row] = replace(found[row], top_ids_RL=ids_1L, top_logprobs_RL=named)
+        return found
 
     def _check_generations(self, plan: StepPlan) -> None:
         rows = plan.rows

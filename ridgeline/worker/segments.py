@@ -25,7 +25,7 @@ from torch import Tensor
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.layers.decoder import Decoder, GivenRows, Hidden
 from ridgeline.layers.experts import Experts
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
@@ -46,12 +46,12 @@ class HostLengths:
     """The lengths of a step's rows as far as the host knows them, for ops that size their work on the host. Inside a
     graph there are none.
 
-    scored: prompts are scored, for which all tokens must be here.
+    whole: all tokens must be here, because prompts are scored or came as vectors.
     """
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
-    scored: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,10 @@ class Segments:
         """Return inputs for a step of this shape. cascade: they name the rows that share their first blocks."""
         return DeviceInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
 
-    def forward(self, inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
-        """Run the network and score every row's last token."""
+    def forward(
+        self, inputs: DeviceInputs, lengths: HostLengths | None = None, given: GivenRows | None = None
+    ) -> Scores:
+        """Run the network and score every row's last token. given: vectors of tokens that came as such."""
         slots = self.slots
         share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
@@ -176,7 +178,7 @@ class Segments:
                 hidden = self.decoder(token_ids_T, positions_T, self.states)
             return Scores(active_R, kv_len_R, self.decoder.own_logits(share.last(hidden, inputs.num_rows)), hidden)
         before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
-        hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM)
+        hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM, given)
         if self.decoder.spec.pooling is not None:
             self._lengthen(inputs, kv_len_R, active_R)
             return Scores(active_R, kv_len_R, hidden.x_TM.new_empty(0), hidden)
@@ -215,7 +217,7 @@ class Segments:
 
     def _share(self, inputs: DeviceInputs, lengths: HostLengths | None, divide_from: int) -> Share | None:
         """Return this rank's share of a step whose tokens are worth dividing, else None."""
-        if lengths is None or lengths.scored or int(lengths.num_tokens_R.sum()) < divide_from:
+        if lengths is None or lengths.whole or int(lengths.num_tokens_R.sum()) < divide_from:
             return None
         share = Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
         return share if share.count_N.all() else None

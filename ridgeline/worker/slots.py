@@ -137,7 +137,8 @@ class Slots:
 
     def _count_tokens(self, form: Assign) -> None:
         seen_V, count_V = self.sampling.prompt_seen_SV[form.slot], self.sampling.output_count_SV[form.slot]
-        seen_V.zero_().index_fill_(0, upload(np.array(form.prompt, np.int64), self.device), True)
+        prompt = () if form.embedded else form.prompt
+        seen_V.zero_().index_fill_(0, upload(np.array(prompt, np.int64), self.device), True)
         count_V.zero_()
         if form.output:
             ids_counts = np.stack(np.unique(np.array(form.output, np.int64), return_counts=True))

@@ -14,7 +14,7 @@ Legend:
     R  rows, or positions of a prompt
     U  tokens of this rank's part of the vocabulary, padding included
     V  vocabulary
-    L  likeliest tokens reported
+    L  tokens reported beside the chosen one
     F  guided rows
     N  ranks
     X  numbers that a rank tells of a row
@@ -131,6 +131,16 @@ class Vocabulary:
         above_R1 = (x_RU > chosen_R1).sum(-1, keepdim=True, dtype=torch.int32)
         rank_R = self._axis.all_gather(above_R1).sum(-1) + 1
         return DeviceLogprobs((chosen_R1 - total_R1)[:, 0], rank_R, top_ids_RL, top_RL - total_R1)
+
+    def named(self, scores_RU: Tensor, ids_RL: Tensor) -> Tensor:
+        """Return the log-probabilities of each row's own tokens, which may lie with any rank: float32 [R, L]."""
+        x_RU = scores_RU[:, : self.count].float()
+        held_RL = (ids_RL >= self.first) & (ids_RL < self.first + self.count)
+        value_RL = x_RU.new_full(ids_RL.shape, -torch.inf)
+        if self.count:
+            value_RL = x_RU.gather(1, (ids_RL - self.first).clamp(0, self.count - 1)).where(held_RL, -torch.inf)
+        told_RNX = self._axis.all_gather(torch.cat((_mass(x_RU), value_RL), 1)).unflatten(1, (self._axis.size, -1))
+        return told_RNX[..., 2:].amax(1) - _log_total(told_RNX)
 
     def _likeliest(self, x_RU: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
         """Return the part's likeliest tokens, filled up with none: values, and the bits of ids."""

@@ -94,7 +94,7 @@ async def open_api_server(socket: Path, config: ServeConfig | None = None) -> As
 def engine_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Path of the socket of an engine that all tests share; who kills engines starts one of his own."""
     socket = tmp_path_factory.mktemp("engine") / "socket"
-    process = start_engine(socket)
+    process = start_engine(socket, enable_prompt_embeds=True, max_logprobs=-1)
     yield socket
     stop_engine(process)
 

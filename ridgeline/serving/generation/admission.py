@@ -11,6 +11,7 @@ from ridgeline.serving.errors import BadRequest, Overloaded, TooLong, Unavailabl
 from ridgeline.transport.messages import EngineFacts
 
 RETRY_AFTER = 1  # seconds
+MOST_EMBEDDED = 1 << 30  # bytes of open requests' prompts that came as vectors
 
 
 @dataclass
@@ -18,7 +19,8 @@ class Admission:
     """The bounds on requests that are open at once, running or waiting.
 
     `max_requests` and `max_tokens` are the bounds of this API server (0: no bound); of N API servers each gets its
-    share. `rejected_requests` and `rejected_tokens` count what these bounds turned away. The tokens of a request are
+    share. `open_bytes` are those of prompts that came as vectors, which the queue's tokens do not
+    bound. `rejected_requests` and `rejected_tokens` count what these bounds turned away. The tokens of a request are
     its prompt and all that it may write, counted twice where it is guided.
     """
 
@@ -27,6 +29,7 @@ class Admission:
     draining: bool = False
     open_requests: int = 0
     open_tokens: int = 0
+    open_bytes: int = 0
     rejected_requests: int = 0
     rejected_tokens: int = 0
 
@@ -71,6 +74,15 @@ class Admission:
                 f"{self.max_tokens}; try again later.",
                 retry_after=RETRY_AFTER,
             )
+        size = embedded_bytes(requests)
+        if size and self.open_bytes + size > MOST_EMBEDDED:
+            self.rejected_tokens += 1
+            raise Overloaded(
+                f"the open requests have {self.open_bytes} bytes of prompt_embeds and this one {size}, of at most "
+                f"{MOST_EMBEDDED}; try again later.",
+                retry_after=RETRY_AFTER,
+            )
+        self.open_bytes += size
         self.open_requests += len(requests)
         self.open_tokens += tokens
 
@@ -90,6 +102,12 @@ class Admission:
                 param="max_tokens",
             )
 
-    def leave(self, count: int, tokens: int) -> None:
+    def leave(self, count: int, tokens: int, size: int = 0) -> None:
         self.open_requests -= count
         self.open_tokens -= tokens
+        self.open_bytes -= size
+
+
+def embedded_bytes(requests: Sequence[Request]) -> int:
+    """Return the bytes of prompts that came as vectors."""
+    return sum(len(request.embeds.data) for request in requests if request.embeds is not None)

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import TracebackType
 
-from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import MAX_LOGPROBS, SamplingParams
 from ridgeline.serving.errors import EngineFailed, TimedOut
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run, Service
 from ridgeline.text.beams import Beam, BeamSearch
@@ -17,10 +15,7 @@ from ridgeline.text.outputs import RequestOutput
 
 
 class BeamRun(Run):
-    """A run whose completions are the sequences that a search found, the best first.
-
-    Raise InvalidRequest for a search that looks at more tokens of a beam than a request may have reported.
-    """
+    """A run whose completions are the sequences that a search found, the best first."""
 
     def __init__(self, service: Service, asked: GenerationRequest, seed: int) -> None:
         super().__init__(service, asked, seed)
@@ -29,14 +24,7 @@ class BeamRun(Run):
         stops = frozenset(beams.stop_token_ids) | (frozenset() if beams.ignore_eos else limits.eos_ids)
         room = limits.max_model_len - len(asked.prompt_token_ids)
         self._search = BeamSearch(beams, stops, min(beams.max_tokens, room))
-        candidates = self._search.step_params.logprobs or 0
-        if candidates > MAX_LOGPROBS:
-            raise InvalidRequest(
-                f"n is {beams.beam_width}, and so many beams with {len(stops)} tokens that end a text look at "
-                f"{candidates} tokens at a time, of at most {MAX_LOGPROBS}; use a smaller n.",
-                param="n",
-            )
-        self._step = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=candidates)
+        self._step = self._search.step_params
         self._cached = 0
 
     async def __aenter__(self) -> Run:

@@ -201,6 +201,7 @@ class EngineClient:
             whole=request.whole,
             second_text=request.second_text,
             thinking=request.thinking,
+            embeds=request.embeds,
         )
         self._send_soon(message)
         return ticket

@@ -17,10 +17,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from ridgeline.core.embeds import Embeds
 from ridgeline.core.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
-from ridgeline.serving.generation.admission import Admission
+from ridgeline.serving.generation.admission import Admission, embedded_bytes
 from ridgeline.serving.generation.engine_client import RequestTicket
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.text.beams import BeamSearchParams
@@ -30,8 +31,8 @@ from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
-# logprobs of at most so many prompt tokens become text within the event loop, and those of more in a thread
-SCORED_INLINE = 64
+# So many logprobs become text within the event loop, and more in a thread
+SCORED_INLINE = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class GenerationRequest:
 
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
-    tokens are skipped, because its reader needs them. `thinking` is as in `core.request.Request`.
+    tokens are skipped, because its reader needs them. `thinking` and `embeds` are as in `core.request.Request`.
     """
 
     id: str
@@ -55,6 +56,7 @@ class GenerationRequest:
     queue_timeout: float = 0.0
     shown: frozenset[int] = frozenset()
     thinking: Thinking | None = None
+    embeds: Embeds | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Service:
             vocab_size=facts.vocab_size,
             eos_ids=eos_ids,
             max_logprobs=facts.max_logprobs,
+            embeds_width=facts.embeds_width,
         )
 
     def run(self, asked: GenerationRequest) -> Run:
@@ -135,7 +138,7 @@ class Run:
         self.arrived = now = time.monotonic()
         self._deadline = now + asked.timeout if asked.timeout > 0 else None
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
-        self._admitted = 0
+        self._admitted = self._embedded = 0
         self.drawn_tokens = 0
         self.reasoning_tokens = 0  # counted by whoever reads the text
 
@@ -151,6 +154,7 @@ class Run:
             priority=BACKGROUND if service.background else asked.priority,
             cache_salt=asked.cache_salt,
             thinking=asked.thinking,
+            embeds=asked.embeds,
         )
         self._completions = [
             Completion(request, output, self.result, service.tokenizer, asked.shown)
@@ -158,6 +162,7 @@ class Run:
         ]
         service.admission.admit(requests, service.facts())
         self._admitted = sum(request.cache_tokens for request in requests)
+        self._embedded = embedded_bytes(requests)
         try:
             for index, request in enumerate(requests):
                 ticket = await service.client.submit(request, asked.grammar, name=asked.id, index=index)
@@ -174,7 +179,7 @@ class Run:
         for output in self.drawn:
             if not output.finished:
                 output.finish_reason = "abort"
-        self._service.admission.leave(len(self._completions), self._admitted)
+        self._service.admission.leave(len(self._completions), self._admitted, self._embedded)
         if self._service.on_end is not None:
             self._service.on_end(self, error)
 
@@ -257,7 +262,7 @@ class Run:
             item = inbox.popleft()
             if isinstance(item, int):
                 text.append(completion.take_token(item))
-            elif len(item.prompt_logprobs or ()) <= SCORED_INLINE:
+            elif _logprobs_in(item) <= SCORED_INLINE:
                 text.append(self._take_event(item, completion))
             else:
                 text.append(await asyncio.to_thread(self._take_event, item, completion))
@@ -295,3 +300,10 @@ class Run:
             return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
         param = "bad_words" if self.asked.params.allowed_token_ids is None else "allowed_token_ids"
         return BadRequest("allowed_token_ids and bad_words leave no token to choose from; loosen them.", param=param)
+
+
+def _logprobs_in(event: Event) -> int:
+    """Return about how many logprobs an event brings."""
+    prompt = event.prompt_logprobs or ()
+    own = 0 if event.logprobs is None else len(event.logprobs.top_ids)
+    return own + (len(prompt) * (1 + len(prompt[0].top_ids)) if prompt else 0)

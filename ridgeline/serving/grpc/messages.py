@@ -77,6 +77,8 @@ def _shared_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
         negative = fields.pop("negative_prompt_ids").ids
         check_count(negative, MOST_TOKENS, "negative_prompt")
         fields["negative_prompt"] = list(negative)
+    if "repetition_detection" in fields:
+        fields["repetition_detection"] = _plain(request.sampling.repetition_detection)
     if "logit_bias" in fields:  # JSON's keys are strings
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in fields["logit_bias"].items()}
     for name in ("priority", "cache_salt"):
@@ -120,7 +122,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, (str, int, float, pb.TokenIds)):
+    if isinstance(value, (str, int, float, Message)):
         return value
     return dict(value) if hasattr(value, "items") else list(value)
 
@@ -149,7 +151,10 @@ def piece_message(piece: Piece, run: Run) -> pb.Piece:
     message = pb.Piece(index=output.index, text=piece.text, token_ids=piece.token_ids)
     if output.logprobs is not None and piece.token_ids:
         new = output.logprobs[-len(piece.token_ids) :]
-        message.logprobs.extend(_positions(piece.token_ids, new, run.asked.params.logprobs or 0))
+        params = run.asked.params
+        message.logprobs.extend(
+            _positions(piece.token_ids, new, params.num_logprobs or 0, named=params.logprob_token_ids)
+        )
     return message
 
 
@@ -187,11 +192,11 @@ def _breakdown(entry: dict[str, Any]) -> pb.Breakdown:
 
 
 def _positions(
-    token_ids: Iterable[int], entries: Iterable[TokenIdLogprobs], most: int
+    token_ids: Iterable[int], entries: Iterable[TokenIdLogprobs], most: int, named: list[int] | None = None
 ) -> Iterable[pb.PositionLogprobs]:
     for token_id, entry in zip(token_ids, entries, strict=True):
         # in order; the token that stands there comes last if it is none of the likeliest
-        likeliest = list(entry)[:most]
+        likeliest = list(entry)[:most] if named is None else named
         yield pb.PositionLogprobs(chosen=_logprob(token_id, entry), top=[_logprob(other, entry) for other in likeliest])
 
 

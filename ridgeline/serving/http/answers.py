@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Logprobs = dict[str, dict[str, Any]]  # by token id: logprob, rank, decoded_token
-Finish = Literal["stop", "length"]
-ChatFinish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "repetition"]
+ChatFinish = Literal["stop", "length", "tool_calls", "repetition"]
 
 
 class Answer(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Iterable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,9 +16,10 @@ from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.calls import Said
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import json_response, read_body, request_id, while_connected
+from ridgeline.serving.http.exchange import INLINE_ENTRIES, json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.bounded_json import off_loop
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.requests.validation import chat_request, check_model
@@ -94,7 +96,11 @@ class Chat:
                 if index not in greeted:
                     greeted.add(index)
                     await self._greet(write, tally, run, index)
-                choice = self._delta(piece, said)
+                if self._body.logprobs:  # which may list the whole vocabulary
+                    size = shapes.piece_entries(run, piece)
+                    choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, piece, said))
+                else:
+                    choice = self._delta(piece, said)
                 if choice is not None:
                     await self._write(write, tally, [choice])
         last: dict[str, Any] = {"ridgeline": shapes.breakdowns([run])} if self._breakdown else {}
@@ -192,7 +198,8 @@ class Chat:
         start = self._told_logprobs[output.index]
         end = self._told_logprobs[output.index] = len(output.logprobs)
         ids = output.token_ids[start:end]
-        top, by_id = self._body.top_logprobs or 0, bool(self._body.return_tokens_as_token_ids)
+        body = self._body
+        top, by_id = -1 if body.logprob_token_ids else body.top_logprobs or 0, bool(body.return_tokens_as_token_ids)
         return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], top, by_id=by_id)
 
     def _envelope(self, kind: str) -> dict[str, Any]:

@@ -121,7 +121,8 @@ class Completions:
             pieces = _once_scored(run) if run.asked.params.prompt_logprobs is not None else run
             async for piece in shapes.spaced(pieces, self._body.stream_interval):
                 so_far = told[piece.output.index]
-                size = shapes.entries([run]) if self._body.echo and not so_far.begun else len(piece.token_ids)
+                echoes = self._body.echo and not so_far.begun
+                size = shapes.entries([run]) if echoes else shapes.piece_entries(run, piece)
                 choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
                 tally.add(run, piece)
                 if choice is not None:
@@ -151,7 +152,7 @@ class Completions:
         if body.return_token_ids:
             choice["token_ids"] = token_ids
             if first:
-                choice["prompt_token_ids"] = run.asked.prompt_token_ids
+                choice["prompt_token_ids"] = shapes.prompt_ids(run.asked)
         return choice
 
     def _choice(self, run: Run, output: CompletionOutput, prompt: int) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class Completions:
             choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
         if body.return_token_ids:
             choice["token_ids"] = [] if self._nothing_new else output.token_ids
-            choice["prompt_token_ids"] = result.prompt_token_ids
+            choice["prompt_token_ids"] = shapes.prompt_ids(run.asked)
         return choice
 
     def _bare_choice(
@@ -195,7 +196,8 @@ class Completions:
             entries += output.logprobs[start:]
         texts = shapes.token_texts(self._api.tokenizer, ids)
         by_id = bool(self._body.return_tokens_as_token_ids)
-        found = shapes.completion_logprobs(ids, entries, self._body.logprobs or 0, texts, told.offset, by_id=by_id)
+        top = -1 if self._body.logprob_token_ids else self._body.logprobs or 0
+        found = shapes.completion_logprobs(ids, entries, top, texts, told.offset, by_id=by_id)
         told.offset += sum(map(len, texts))
         return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.serving.errors import EngineFailed
-from ridgeline.serving.generation.service import Piece, Run
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.observed.breakdown import breakdown
 from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
@@ -79,8 +79,18 @@ def entries(runs: Sequence[Run]) -> int:
     for run in runs:
         params = run.asked.params
         found += len(run.asked.prompt_token_ids) * (1 + (params.prompt_logprobs or 0)) * params.n
-        found += run.drawn_tokens * (1 + (params.logprobs or 0))
+        found += run.drawn_tokens * (1 + (params.num_logprobs or 0))
     return found
+
+
+def prompt_ids(asked: GenerationRequest) -> list[int] | None:
+    """Return the tokens of a prompt; None for one that came as vectors."""
+    return asked.prompt_token_ids if asked.embeds is None else None
+
+
+def piece_entries(run: Run, piece: Piece) -> int:
+    """Return about how many entries a chunk has: its tokens, each as often as logprobs list others beside it."""
+    return len(piece.token_ids) * (1 + (run.asked.params.num_logprobs or 0))
 
 
 def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
@@ -97,7 +107,7 @@ def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) 
 def finish_reason(output: CompletionOutput) -> str | None:
     """Return the finish reason in OpenAI's words. Raise EngineFailed for an end that is none of them, because half an
     answer is no answer."""
-    if output.finish_reason in (None, "stop", "length"):
+    if output.finish_reason in (None, "stop", "length", "repetition"):
         return output.finish_reason
     raise EngineFailed(output.error or "the request was ended before it was complete; try again.")
 

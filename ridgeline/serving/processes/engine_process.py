@@ -20,6 +20,7 @@ import msgspec
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
+from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import DeviceLost, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.serving.grammars.masks import Busy, Grammars
@@ -296,6 +297,7 @@ def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int
         enable_prefix_caching=config.enable_prefix_caching,
         cache_dtype=",".join(layout.kv_dtypes),
         max_logprobs=options.max_logprobs,
+        embeds_width=embeds_width(options.enable_prompt_embeds, model.spec),
         gpu_memory_utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=assembly.memory.kv_cache,
         kv_cache_tokens=assembly.memory.tokens,
@@ -334,6 +336,7 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
         lookahead=2 if mask is None and submit.thinking is None else 1,
         token_mask=mask,
         thinking=submit.thinking,
+        embeds=submit.embeds,
         arrival=submit.arrival,
         task=submit.task,
         whole=submit.whole,

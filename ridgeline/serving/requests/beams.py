@@ -8,7 +8,7 @@ from typing import Any
 from ridgeline.core.request import SamplingParams
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import GenerationBody
-from ridgeline.text.beams import BeamSearchParams
+from ridgeline.text.beams import MAX_BEAMS, BeamSearchParams
 
 # Fields of a body that also mean something to a beam search. It looks at all tokens, so a temperature changes nothing.
 KEPT = ("n", "ignore_eos", "stop_token_ids", "skip_special_tokens", "temperature", "seed", "max_tokens", "detokenize")
@@ -22,6 +22,8 @@ def beams_of(body: GenerationBody, max_tokens: int | None) -> BeamSearchParams |
         if body.length_penalty not in (None, 1.0):
             raise BadRequest("length_penalty needs use_beam_search to be true.", param="length_penalty")
         return None
+    if (body.n or 1) > MAX_BEAMS:
+        raise BadRequest(f"n is {body.n}, and a search has at most {MAX_BEAMS} beams; use fewer.", param="n")
     return BeamSearchParams(
         beam_width=body.n or 1,
         max_tokens=2**31 - 1 if max_tokens is None else max_tokens,

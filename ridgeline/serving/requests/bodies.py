@@ -24,8 +24,9 @@ from ridgeline.core.request import (
     MAX_BAD_WORDS,
     MAX_GUIDANCE,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_N,
+    MAX_NAMED,
+    MAX_PATTERN,
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
 )
@@ -48,7 +49,7 @@ WHOLE, REAL = re.compile(r"[+-]?[0-9]+(\.0*)?"), re.compile(r"[+-]?([0-9]+\.?[0-
 def _check_prompt(prompt: object) -> object:
     """Check that the prompt is text, tokens, or a list of either. A union's error would speak of each of its members,
     so the check is written out."""
-    if isinstance(prompt, str):
+    if prompt is None or isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list) or not prompt:
         raise ValueError("a prompt is text, a list of token ids, or a list of such prompts")
@@ -125,7 +126,10 @@ Positive = Annotated[float, LAX, WithJsonSchema({"type": "number", "exclusiveMin
 Name = Annotated[str, Field(max_length=MOST_NAME)]
 BadText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_STOP_LENGTH)]
-TopLogprobs = Annotated[int, Field(ge=-1, le=MAX_LOGPROBS), LAX_INT]  # -1 is the whole vocabulary
+TopLogprobs = Annotated[int, Field(ge=-1, lt=2**31), LAX_INT]  # -1 is the whole vocabulary
+
+
+PromptEmbeds = str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_PROMPTS)]
 
 
 class Body(BaseModel):
@@ -196,6 +200,14 @@ class StructuredOutputs(Body):
     coerce_one_of: bool | None = None
 
 
+class RepetitionBody(Body):
+    """The end of an output that repeats itself, as `RepetitionDetectionParams`."""
+
+    max_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN), LAX_INT] | None = None
+    min_pattern_size: Annotated[int, Field(ge=0, le=MAX_PATTERN), LAX_INT] | None = None
+    min_count: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+
+
 class SampledBody(Body):
     """The fields that every kind of generation takes, whatever its API: the model, and how tokens are drawn."""
 
@@ -235,6 +247,8 @@ class GenerationBody(SampledBody):
     detokenize: bool | None = None
     prompt_logprobs: TopLogprobs | None = None
     prompt_logprobs_start: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
+    repetition_detection: RepetitionBody | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
@@ -250,9 +264,11 @@ class GenerationBody(SampledBody):
 
 
 class CompletionBody(GenerationBody):
-    """The body of POST /v1/completions."""
+    """The body of POST /v1/completions. `prompt_embeds` holds prompts as vectors: base64 of safetensors files. They
+    come before those of `prompt`, which may then be missing or empty."""
 
-    prompt: Prompt
+    prompt: Prompt = None
+    prompt_embeds: PromptEmbeds | None = None
     max_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
     logprobs: TopLogprobs | None = None
     suffix: str | None = None
@@ -296,7 +312,7 @@ class ChatBody(TemplateBody, GenerationBody):
     parallel_tool_calls: bool | None = None
     return_prompt_text: bool | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None  # -1: there is no bound
 
 
 class TokenizeBody(Body):

@@ -2,8 +2,8 @@
 answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
 
 A field that nobody knows is refused, because most are misspelled: `temprature` alone would leave the temperature at its
-default without a word. OpenAI refuses it too. vLLM ignores it with a line in its log, which `--unknown-fields ignore`
-does here.
+default without a word. OpenAI refuses it too. vLLM ignores it, and says so at the log's level debug alone;
+`--unknown-fields ignore` does that here, and names the field in a header.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ REFUSED: dict[str, Refusal] = {
     "verbosity": Refusal("verbosity is not supported; ask for it in a message.", ("medium",)),
     "web_search_options": Refusal("web search is not supported; leave web_search_options out."),
     "moderation": Refusal("moderation is not supported; leave it out."),
-    "prompt_embeds": Refusal("prompt_embeds is not supported; send prompt."),
-    "logprob_token_ids": Refusal("logprob_token_ids is not supported; use top_logprobs, or logprobs."),
-    "repetition_detection": Refusal("repetition_detection is not supported; use a repetition or frequency penalty."),
     "logits_processors": Refusal("logits_processors is not supported; leave it out."),
     "watermarking": Refusal("watermarking is not supported; leave it out."),
     "vllm_xargs": Refusal("vllm_xargs is not supported: there are no extensions that would read it."),

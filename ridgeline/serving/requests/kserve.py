@@ -27,7 +27,8 @@ from ridgeline.text.outputs import CompletionOutput
 MOST_RANK = 8  # dimensions of a tensor
 # Parameters are scalars, so these fields may come as text that is JSON.
 AS_JSON = frozenset(
-    {"stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs", "response_format"}
+    {"stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids", "repetition_detection"}
+    | {"structured_outputs", "response_format"}
 )
 # The protocol says these elsewhere or, in the case of `timeout`, in another way.
 NOT_FIELDS = frozenset({"model", "prompt", "stream", "timeout"})

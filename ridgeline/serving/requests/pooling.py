@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ridgeline.core.pooling import PoolingParams, Task
+from ridgeline.core.pooling import TOKENWISE, PoolingParams, Task
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
@@ -20,6 +20,9 @@ from ridgeline.serving.requests.validation import CHARS_PER_TOKEN, INLINE_CHARS,
 from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
 
 MOST_INPUTS = 2048  # texts, or lists of tokens, in one request; OpenAI takes as many
+MOST_CHARACTERS = 1 << 25  # of all texts of a request; that of a pair that all share counts in each
+MOST_NUMBERS = 1 << 24  # of all vectors in an answer
+AT_ONCE = 1 << 18  # characters that a thread is asked to encode before others have their turn
 
 _T = TypeVar("_T")
 
@@ -189,6 +192,13 @@ async def encoded_all(
     """Return the tokens of texts, or of pairs of them, made in a thread if they are long. Raise TooLong, before any
     work, for texts that could never fit."""
     context = api.service.facts().max_model_len
+    sizes = [sum(map(len, text)) for text in texts]
+    if sum(sizes) > MOST_CHARACTERS:
+        raise TooLong(
+            f"the texts have {sum(sizes)} characters in all, in pairs each side counted each time, of at most "
+            f"{MOST_CHARACTERS}; send fewer at once.",
+            param="input",
+        )
     for text in texts:
         length = sum(map(len, text))
         if params.truncate_prompt_tokens is None and length > context * CHARS_PER_TOKEN:
@@ -198,12 +208,21 @@ async def encoded_all(
                 param="input",
             )
 
-    def work() -> list[Encoded]:
-        return [encode_one(*text) for text in texts]
+    def work(some: Sequence[tuple[str, ...]]) -> list[Encoded]:
+        return [encode_one(*text) for text in some]
 
-    return (
-        work() if sum(len(part) for text in texts for part in text) <= INLINE_CHARS else await asyncio.to_thread(work)
-    )
+    if sum(sizes) <= INLINE_CHARS:
+        return work(texts)
+    found: list[Encoded] = []
+    waiting: list[tuple[str, ...]] = []
+    length = 0
+    for text, size in zip(texts, sizes, strict=True):
+        if waiting and length + size > AT_ONCE:
+            found += await asyncio.to_thread(work, waiting)
+            waiting, length = [], 0
+        waiting.append(text)
+        length += size
+    return found + await asyncio.to_thread(work, waiting)
 
 
 def asked(
@@ -213,7 +232,16 @@ def asked(
     most = api.config.max_queue_requests
     if len(prompts) > most > 0:
         raise BadRequest(f"there are {len(prompts)} inputs, of at most {most} requests at once.", param="input")
-    vocabulary = api.service.facts().vocab_size
+    facts = api.service.facts()
+    vocabulary, spec = facts.vocab_size, facts.pooling
+    if spec is not None and (params.task or spec.task) in TOKENWISE:
+        numbers = sum(len(prompt.ids) for prompt in prompts) * (params.dimensions or spec.width)
+        if numbers > MOST_NUMBERS:
+            raise TooLong(
+                f"the answer would have {numbers} numbers, one vector for each token, of at most {MOST_NUMBERS}; send "
+                "fewer inputs at once.",
+                param="input",
+            )
     for prompt in prompts:
         if not prompt.ids:
             raise BadRequest("an input is empty; give at least one token.", param="input")

@@ -49,9 +49,10 @@ def readable(api: ApiServer, body: ChatBody, asked: GenerationRequest) -> Genera
     """
     tokenizer, forms = api.tokenizer, api.forms
     if reads_calls(body) or forms.reasoning is not None:
-        tags = forms.tags + (forms.forced.tags if forces_calls(body) else ())
+        tags = forms.tags + (forms.forced(schemas_of(with_allowed_tools(body))).tags if forces_calls(body) else ())
         asked = replace(asked, shown=tokenizer.special_ids.intersection(tokenizer.added.get(tag, -1) for tag in tags))
     form, budget = forms.reasoning, body.thinking_token_budget
+    budget = None if budget == -1 else budget
     if budget is not None and form is None:
         raise BadRequest(
             "thinking_token_budget needs to know how the model reasons; start the server with --reasoning-parser.",

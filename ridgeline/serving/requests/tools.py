@@ -12,6 +12,7 @@ from ridgeline.serving.grammars import schemas
 from ridgeline.serving.grammars.grammar import MOST_DEPTH, WHITESPACE
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.refusals import depth_above, shortened
+from ridgeline.text.parsers.arguments import Argument, arguments_of
 from ridgeline.text.parsers.choose import Forms
 from ridgeline.text.parsers.forms import Frame
 from ridgeline.text.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ MOST_CALLS = 16  # forced calls at once
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MARK = re.compile(r"(\$[A-Z]+)")
 INDEX = "/[0-9]{1,2}/"
+ANY_TEXT = r"(.|\n)*"
 
 
 def forces_calls(body: ChatBody) -> bool:
@@ -87,7 +89,7 @@ def calls_grammar(body: ChatBody, tokenizer: Tokenizer, forms: Forms) -> Grammar
         raise BadRequest("tool_choice is required, and there are no tools; give some.", param="tool_choice")
     if body.structured_outputs is not None or (body.response_format and body.response_format.type != "text"):
         raise BadRequest("a forced tool call has a form of its own; leave other structure out.", param="tool_choice")
-    form, added = forms.forced, tokenizer.added
+    form, added = forms.forced(schemas_of(body)), tokenizer.added
     frame = form.newer[1] if form.newer is not None and form.newer[0] in added else form.frame
     assert frame is not None
     tokens = {tag: added[tag] for tag in form.tags if tag in added}
@@ -103,9 +105,46 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
     for i, (name, schema) in enumerate(functions.items()):
         meant = {"$NAME": json.dumps(name), "$QUOTED": json.dumps(json.dumps(name)), "$ARGS": f"a{i}", "$INDEX": INDEX}
         parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
-        usable = schemas.bounded(schemas.known(schema)) | {"x-guidance": WHITESPACE}
-        lines += [f"f{i}: {' '.join(parts)}", f"a{i}: %json {json.dumps(usable)}"]
+        lines.append(f"f{i}: {' '.join(parts)}")
+        found = arguments_of(schema, frame.value_end) if frame.argument else None
+        lines += [_json(f"a{i}", schema)] if found is None else _one_by_one(f"a{i}", found, frame, tokens)
     return "\n".join(lines)
+
+
+def _json(rule: str, schema: Mapping[str, Any]) -> str:
+    usable = schemas.bounded(schemas.known(schema)) | {"x-guidance": WHITESPACE}
+    return f"{rule}: %json {json.dumps(usable)}"
+
+
+def _one_by_one(rule: str, listed: list[Argument], frame: Frame, tokens: Mapping[str, int]) -> list[str]:
+    """Return the rules of arguments in their order, of which some may be missing. The first that is there has no
+    separator before it, so there are two rules for the rest behind each place: with one and without."""
+    lines, separator = [f"{rule}: {rule}_n0"], _spelled(frame.separator, tokens)
+    for k, argument in enumerate(listed):
+        one, missing = f"{rule}_{k}", "" if argument.required else f" | {rule}_n{k + 1}"
+        lines += [
+            *_argument(one, argument, frame, tokens),
+            f"{rule}_n{k}: {one} {rule}_s{k + 1}{missing}",
+            f"{rule}_s{k}: {separator} {one} {rule}_s{k + 1}{missing and f' | {rule}_s{k + 1}'}",
+        ]
+    return [*lines, f'{rule}_n{len(listed)}: ""', f'{rule}_s{len(listed)}: ""']
+
+
+def _argument(rule: str, argument: Argument, frame: Frame, tokens: Mapping[str, int]) -> list[str]:
+    before, _, behind = frame.argument.replace("$KEY", argument.name).partition("$VALUE")
+    begin, end = _spelled(before, tokens), _spelled(behind, tokens)
+    if argument.text:
+        tag = frame.value_end or ""
+        rest = _spelled(behind.partition(tag)[2], tokens)
+        if tag in tokens:
+            other = f"/{ANY_TEXT}/ & ~/{ANY_TEXT}{re.escape(tag).replace('/', chr(92) + '/')}{ANY_TEXT}/"
+            return [f"{rule}: {begin} {rule.upper()} <[{tokens[tag]}]> {rest}", f"{rule.upper()}: {other}"]
+        return [f"{rule}: {begin} {rule}_v {rest}", f"{rule}_v[lazy]: /{ANY_TEXT}/ {json.dumps(tag)}"]
+    if argument.choices or argument.truth:
+        choices = argument.choices or ("True", "False")
+        spelled = " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+        return [f"{rule}: {begin} ({spelled}) {end}"]
+    return [f"{rule}: {begin} {rule}_v {end}", _json(f"{rule}_v", argument.schema or {})]
 
 
 def _spelled(text: str, tokens: Mapping[str, int]) -> str:

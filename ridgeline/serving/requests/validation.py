@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.embeds import PLACEHOLDER, Embeds
+from ridgeline.core.request import EVERY_LOGPROB, SamplingParams
 from ridgeline.core.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
@@ -21,6 +23,7 @@ from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
 from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
@@ -29,7 +32,7 @@ from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
-from ridgeline.text.requests import with_spelled_words
+from ridgeline.text.requests import most_logprobs, with_spelled_words
 from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
@@ -38,6 +41,7 @@ INLINE_CHARS = 4096  # longer texts are tokenized in a thread, because the event
 CHARS_PER_TOKEN = 128  # more than any token has: a text longer than this times the context cannot fit
 DEFAULT_MAX_TOKENS = 16  # a completion's default, as with OpenAI; a chat may fill the context
 
+MOST_EMBEDDED = 1 << 28  # characters of prompts as vectors in all completions of a request
 MOST_SPELLED = 8192  # token ids in all bad words together
 MOST_SENT = 1 << 24  # token ids of rules in all completions of a request, each of which takes its own to the engine
 # Fields that a body and SamplingParams both have.
@@ -92,25 +96,60 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
     top = _top(api, body.logprobs, "logprobs")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
     prompt_logprobs = _highest(_top(api, body.prompt_logprobs, "prompt_logprobs"), body.echo and top)
-    params = _params(api, body, max_tokens=max_tokens, logprobs=top, prompt_logprobs=prompt_logprobs)
-    one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-    prompts = [body.prompt] if one else body.prompt
-    most, count = api.config.max_queue_requests, len(prompts) * params.num_drawn
+    named = bool(body.logprob_token_ids)  # takes the place of the likeliest ones, as in vLLM
+    params = _params(api, body, max_tokens=max_tokens, logprobs=None if named else top, prompt_logprobs=prompt_logprobs)
+    prompts, one = _listed(body)
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    one = one and len(prompts) + len(given) == 1
+    most, count = api.config.max_queue_requests, (len(prompts) + len(given)) * params.num_drawn
     if count > most > 0:
         raise BadRequest(f"prompts times n (or best_of) are {count}, of at most {most}.", param="prompt")
     params = await _ruled(api, params, count)
+    embeds = await _embedded(api, body, given, params.num_drawn)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     special, wanted = body.add_special_tokens is not False, body.max_tokens or 1
     encoded = await _encode_prompts(api, body, texts, special)
     beams = beams_of(body, max_tokens)
+    names = (request_id if one else f"{request_id}-{index}" for index in range(len(embeds) + len(prompts)))
     asked = []
+    for vectors in embeds:
+        places = [PLACEHOLDER] * len(vectors)
+        bare = _request(api, body, next(names), None, places, params, grammar, "prompt_embeds", wanted)
+        asked.append(replace(bare, embeds=vectors))
     spelled: Sequence[str | None] = texts or [None] * len(prompts)
-    for index, (text, ids) in enumerate(zip(spelled, encoded or prompts, strict=True)):
-        name = request_id if one else f"{request_id}-{index}"
+    for text, ids in zip(spelled, encoded or prompts, strict=True):
         if body.truncate_prompt_tokens is not None:
             ids = await asyncio.to_thread(_truncated, api, body, ids, text if special else None, wanted)
-        asked.append(_request(api, body, name, text, ids, params, grammar, "prompt", wanted, beams))
+        asked.append(_request(api, body, next(names), text, ids, params, grammar, "prompt", wanted, beams))
     return asked
+
+
+def _listed(body: CompletionBody) -> tuple[list[Any], bool]:
+    """Return the prompts that came as text or tokens, and True if they are not a list of prompts."""
+    prompt = body.prompt
+    if not prompt and body.prompt_embeds:
+        return [], True
+    if prompt is None:
+        raise BadRequest("prompt is required.", param="prompt")
+    one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return [prompt] if one else prompt, one
+
+
+async def _embedded(api: ApiServer, body: CompletionBody, given: list[str], drawn: int) -> list[Embeds]:
+    """Return the prompts that came as vectors, read in a thread. Raise BadRequest, TooLong or InvalidRequest."""
+    if not given:
+        return []
+    for name in ("echo", "suffix", "truncate_prompt_tokens", "prompt_logprobs", "use_beam_search", "guidance_scale"):
+        if getattr(body, name) not in (None, False):
+            raise BadRequest(f"{name} needs a prompt of tokens, not prompt_embeds; leave it out.", param=name)
+    limits, size = api.service.limits(), sum(map(len, given)) * drawn
+    if size > MOST_EMBEDDED:
+        raise TooLong(
+            f"prompt_embeds, times n (or best_of), are {size} characters, of at most {MOST_EMBEDDED}; ask for less at "
+            "once.",
+            param="prompt_embeds",
+        )
+    return [await asyncio.to_thread(read_embeds, text, limits) for text in given]
 
 
 async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str], special: bool) -> list[list[int]]:
@@ -157,12 +196,13 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     _check_chat(body)
     _check_counts(api, body)
     grammar = await grammar_of(api, body)
+    named = bool(body.logprob_token_ids)  # takes the place of top_logprobs, as in vLLM
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
         api,
         body,
         max_tokens=api.defaults.max_tokens if most is None else most,
-        logprobs=_top(api, body.top_logprobs or 0, "top_logprobs") if body.logprobs else None,
+        logprobs=_top(api, body.top_logprobs or 0, "top_logprobs") if body.logprobs and not named else None,
         prompt_logprobs=_top(api, body.prompt_logprobs, "prompt_logprobs"),
     )
     params = await _ruled(api, params, params.num_drawn)
@@ -257,6 +297,8 @@ def _check_length(api: ApiServer, text: str, param: str) -> None:
 def _check_completion(body: CompletionBody) -> None:
     if body.suffix and (body.echo or body.truncate_prompt_tokens is not None or not _is_text(body.prompt)):
         raise BadRequest("suffix goes with a prompt of text, without echo and truncate_prompt_tokens.", param="suffix")
+    if body.logprob_token_ids and body.logprobs is None:
+        raise BadRequest("logprob_token_ids needs logprobs; give any number.", param="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo:
         raise BadRequest("max_tokens is 0, which asks for nothing; use at least 1, or echo.", param="max_tokens")
     if body.stream and body.prompt_logprobs is not None:
@@ -267,6 +309,8 @@ def _check_completion(body: CompletionBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if body.logprob_token_ids and not body.logprobs:
+        raise BadRequest("logprob_token_ids needs logprobs to be true.", param="logprob_token_ids")
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed; set stream to false.", param="prompt_logprobs")
     _check_stream(body)
@@ -302,6 +346,10 @@ def _params(
     """Return the sampling parameters over the model's own defaults. Raise InvalidRequest for a value out of range."""
     if body.stop and body.detokenize is False:
         raise BadRequest("stop needs detokenize to be true; use stop_token_ids.", param="stop")
+    if body.logprob_token_ids and body.use_beam_search:
+        raise BadRequest(
+            "logprob_token_ids cannot be had with beam search; leave one of them out.", param="logprob_token_ids"
+        )
     given: dict[str, Any] = dict(api.defaults.sampling)
     given |= {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.seed == -1:  # vLLM's word for none
@@ -310,6 +358,10 @@ def _params(
         given = beam_fields(body)
     elif body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
+    if body.logprob_token_ids:
+        given["logprob_token_ids"] = body.logprob_token_ids
+    if body.repetition_detection is not None:
+        given["repetition_detection"] = body.repetition_detection.model_dump(exclude_none=True)
     return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
@@ -343,17 +395,20 @@ def _token_id(key: str) -> int:
 
 
 def _is_text(prompt: Any) -> bool:
-    return isinstance(prompt, str) or isinstance(prompt[0], str)
+    return isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], str))
 
 
 def _top(api: ApiServer, count: int | None, param: str) -> int | None:
     """Return a count of logprobs, of which -1 is the whole vocabulary."""
-    if count != -1:
-        return count
-    size, most = api.service.facts().vocab_size, api.service.limits().max_logprobs
-    if size > most:
+    if count is None:
+        return None
+    limits = api.service.limits()
+    size, most = limits.vocab_size, most_logprobs(limits)
+    if count == EVERY_LOGPROB and size > most:
         raise BadRequest(f"{param} is -1, which asks for all {size} tokens; at most {most} may be had.", param=param)
-    return size
+    if count > max(most, 0) and most < size:
+        raise BadRequest(f"{param} is {count}, and at most {most} may be had (--max-logprobs).", param=param)
+    return size if count == EVERY_LOGPROB else min(count, size)
 
 
 def _highest(*counts: int | bool | None) -> int | None:

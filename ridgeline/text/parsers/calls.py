@@ -101,9 +101,10 @@ class CallParser(Scanner):
 
         Arguments are given as they come where the name stands before them, and otherwise when the object has ended.
         """
-        read, span = 0, JsonSpan()
+        read, looked, span = 0, 0, JsonSpan()
         while True:
-            head = HEAD.match(self._text)
+            fresh = "{" in self._text[looked:]  # a head ends at one; a long name is not looked at again and again
+            head, looked = HEAD.match(self._text) if fresh else None, len(self._text)
             name = decoded(head[1]) if head else None
             if head and isinstance(name, str):
                 self.cut(head.end())

@@ -35,10 +35,12 @@ class Forms:
         """True if one parser reads the whole answer."""
         return self.tools is HARMONY or (self.reasoning is not None and self.reasoning.channels)
 
-    @property
-    def forced(self) -> ToolForm:
-        """The form in which calls are forced."""
-        return self.tools if self.tools is not None and self.tools.frame is not None else HERMES
+    def forced(self, tools: Tools) -> ToolForm:
+        """Return the form in which calls of these functions are forced."""
+        form = self.tools
+        if form is None or form.frame is None or not all(map(form.frame.says, tools.values())):
+            return HERMES
+        return form
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ class Forms:
         forced, most: as in `AnswerReader`.
         added: the tokens that the tokenizer knows as a whole.
         """
-        form = (self.forced if forced else self.tools) if calls else None
+        form = (self.forced(tools) if forced else self.tools) if calls else None
         new_id = {} if form is None else {"new_id": form.new_id}
         if self.channels:
             head = prompt.rpartition(START)[2]

@@ -5,9 +5,11 @@ A form is one file in `tools/` or `reasoning/` with a `FORM`, and one line in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from ridgeline.text.parsers.arguments import arguments_of
 from ridgeline.text.parsers.calls import CallParser, Tools
 from ridgeline.text.parsers.reader import call_id
 
@@ -18,12 +20,27 @@ class Frame:
 
     call: a call's text. In it stand $NAME (the bare name), $QUOTED (the name as JSON), $ARGS (the arguments as JSON)
         and $INDEX (any number).
+    argument: the text of one argument, of those that $ARGS are then, with `separator` between them. In it stand $KEY
+        (the bare name) and $VALUE. "": $ARGS are one JSON object.
+    python: values are literals of Python. Otherwise strings stand as they are.
     """
 
     call: str
+    argument: str = ""
+    separator: str = ""
+    python: bool = False
     start: str = ""
     between: str = "\n"
     end: str = ""
+
+    @property
+    def value_end(self) -> str | None:
+        """The tag behind an argument's text; None where values are literals."""
+        return None if self.python else self.argument.partition("$VALUE")[2].strip()
+
+    def says(self, schema: Mapping[str, Any]) -> bool:
+        """Return True if arguments by this schema can be forced in this form."""
+        return not self.argument or arguments_of(schema, self.value_end) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +63,7 @@ class ToolForm(Form):
     parser: makes the parser, for the tools that a request offers.
     tags: texts that the parser needs to see, even where they are special tokens of the model.
     opens: those of the tags that can only begin calls. They end reasoning that the model forgot to end.
-    frame: the text of forced calls, if a grammar can say it. Forced calls of other forms are written as Hermes does.
+    frame: the text of forced calls. Those that it cannot say are written as Hermes does (`Frame.says`).
     newer: a tag and the frame that models with this tag were taught instead.
     new_id: makes the ids of calls whose text names none.
     """

@@ -163,9 +163,10 @@ class Scanner:
 
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Take and return a run of characters, such as a name. The pattern is a class of characters, repeated."""
+        end = 0
         while True:
-            found = pattern.match(self._text)
-            end = found.end() if found else 0
+            found = pattern.match(self._text, end)  # what was looked at is not looked at again
+            end = found.end() if found else end
             if end < len(self._text) or self._ended:
                 return self.cut(end)
             yield

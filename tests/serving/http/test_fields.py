@@ -51,6 +51,7 @@ SAMPLED: dict[str, Any] = {
     "model": {"model": MODEL},
     "response_format": {"response_format": {"type": "json_object"}},
     "structured_outputs": {"structured_outputs": {"choice": ["a", "b"]}},
+    "repetition_detection": {"repetition_detection": {"max_pattern_size": 2, "min_count": 3}},
 }
 NAMES = """temperature top_p top_k presence_penalty frequency_penalty repetition_penalty seed priority logit_bias
 cache_salt request_id model stream ignore_eos skip_special_tokens include_stop_str_in_output structured_outputs"""
@@ -58,12 +59,15 @@ PLAIN = {name: SAMPLED[name] for name in NAMES.split()}  # what every API has
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 VALUES: dict[str, dict[str, Any]] = {
-    "completions": SAMPLED | {"prompt": {"prompt": [1, 2]}, "logprobs": {"logprobs": 2}, "suffix": {"suffix": ""}},
+    "completions": SAMPLED
+    | {"prompt": {"prompt": [1, 2]}, "logprobs": {"logprobs": 2}, "suffix": {"suffix": ""}}
+    | {"logprob_token_ids": {"logprobs": 0, "logprob_token_ids": [5, 6]}},
     "chat": {name: fields for name, fields in SAMPLED.items() if name != "best_of"}
     | {name: {name: False} for name in ("parallel_tool_calls", "include_reasoning", "add_generation_prompt")}
     | {
         "logprobs": {"logprobs": True},
         "top_logprobs": {"logprobs": True, "top_logprobs": 2},
+        "logprob_token_ids": {"logprobs": True, "logprob_token_ids": [5, 6]},
         "messages": {"messages": [USER, {"role": "assistant", "content": "a"}, USER]},
         "tools": {"tools": [TOOL]},
         "tool_choice": {"tools": [TOOL], "tool_choice": "none"},
@@ -105,7 +109,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
 }
 # These need an operator's flag, or a model that reasons; their own tests have them.
-ELSEWHERE = {"chat_template", "thinking_token_budget", "thinking", "previous_response_id"}
+ELSEWHERE = {"chat_template", "thinking_token_budget", "thinking", "previous_response_id", "prompt_embeds"}
 
 
 def post(server: Server, route: str, **fields: Any) -> httpx.Response:
@@ -265,7 +269,7 @@ def test_beams_are_those_of_the_offline_search(server: Server) -> None:
     assert [choice["text"] for choice in told["choices"]] == [each.text for each in found.outputs]
     assert told["usage"]["completion_tokens"] == 18
     assert len(post(server, "chat", **asked).json()["choices"]) == 3
-    for wrong in ({"top_p": 0.5}, {"stop": ["x"]}, {"logprobs": 1}, {"n": 20}):
+    for wrong in ({"top_p": 0.5}, {"stop": ["x"]}, {"logprobs": 1}, {"n": 65}):
         [name] = wrong
         assert post(server, "completions", **(asked | wrong)).json()["error"]["param"] == name
     assert post(server, "completions", length_penalty=2).json()["error"]["param"] == "length_penalty"
@@ -291,7 +295,7 @@ def test_an_answer_has_nulls_and_the_bodys_request_id(server: Server) -> None:
     assert answer.json()["prompt_token_ids"] is None
     assert post(server, "chat", request_id="a\r\nb").json()["error"]["param"] == "request_id"
     assert post(server, "completions").json()["choices"][0]["prompt_token_ids"] is None
-    for asked in ({"logprobs": -1}, {"prompt_logprobs": -1}):  # 20 is the most, and the vocabulary is larger
+    for asked in ({"logprobs": -2}, {"prompt_logprobs": -2}):
         [name] = asked
         assert post(server, "completions", **asked).json()["error"]["param"] == name
     assert post(server, "completions", suffix="the end.").json()["error"]["param"] == "suffix"

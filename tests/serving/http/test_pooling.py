@@ -20,6 +20,7 @@ from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.serving.http import answers
 from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.serving.requests import pooling
 from ridgeline.transport.zmq import EngineSocket
 from tests import pooled_models
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
@@ -103,6 +104,25 @@ def test_embeddings_are_the_offline_ones(embeds: Server, vectors: dict[str, list
     one = embeds.client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="float", dimensions=8)
     want = np.array(vectors[TEXTS[0]][:8])
     assert one.data[0].embedding == pytest.approx(want / np.linalg.norm(want), abs=NEAR)
+
+
+def test_answers_and_texts_have_bounds_in_all(
+    embeds: Server, ranks: Server, vectors: dict[str, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query counts in each of its pairs, and a vector of each token is more than one of each text."""
+    monkeypatch.setattr(pooling, "AT_ONCE", 8)
+    monkeypatch.setattr(pooling, "INLINE_CHARS", 0)
+    data = post(embeds, "/v1/embeddings", input=TEXTS).json()["data"]  # encoded in several turns
+    assert [each["embedding"] for each in data] == [pytest.approx(vectors[text], abs=NEAR) for text in TEXTS]
+    width = len(vectors[TEXTS[0]])
+    monkeypatch.setattr(pooling, "MOST_NUMBERS", 12 * width)
+    assert post(embeds, "/pooling", input=TEXTS[:2], task="token_embed").status_code == 200
+    refused(post(embeds, "/pooling", input=TEXTS, task="token_embed"), "input", "vector for each token")
+    assert post(embeds, "/pooling", input=TEXTS, task="token_embed", dimensions=8).status_code == 200
+    monkeypatch.setattr(pooling, "MOST_CHARACTERS", 100)
+    assert post(ranks, "/rerank", query="a" * 20, documents=["b"] * 4).status_code == 200
+    refused(post(ranks, "/rerank", query="a" * 20, documents=["b"] * 5), "input", "105 characters")
+    refused(post(ranks, "/score", text_1="a" * 101, text_2="b", truncate_prompt_tokens=4), "input", "characters")
 
 
 def test_inputs_may_be_token_ids(embeds: Server, vectors: dict[str, list[float]]) -> None:

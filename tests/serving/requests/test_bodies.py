@@ -33,8 +33,8 @@ WHOLE = {
     "top_k": (-1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "max_tokens": (1, 2**31 - 1),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
+    "logprobs": (-1, 2**31 - 1),  # -1 is the whole vocabulary
+    "prompt_logprobs": (-1, 2**31 - 1),
     "prompt_logprobs_start": (0, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
 }
@@ -93,9 +93,7 @@ def test_the_document_shows_the_ranges(model: type[CompletionBody | ChatBody]) -
     bounded = {"n", "best_of", "top_k", "prompt_logprobs", "prompt_logprobs_start", "seed"}
     for name in bounded:
         range_ = shown(name)
-        assert (range_["minimum"], range_.get("maximum", range_.get("exclusiveMaximum", 0) - 1)) == (
-            (-1, 20) if name == "prompt_logprobs" else WHOLE[name]  # -1 is the whole vocabulary
-        )
+        assert (range_["minimum"], range_.get("maximum", range_.get("exclusiveMaximum", 0) - 1)) == WHOLE[name]
     assert shown("max_tokens") == {"minimum": 0 if model is CompletionBody else 1}
     assert shown("min_tokens") == {"minimum": 0}
     assert shown("priority") == {"minimum": -(2**31), "exclusiveMaximum": 2**31}
@@ -170,7 +168,7 @@ def test_what_is_left_out_is_as_in_vllm() -> None:
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "guidance_scale": 1.0}
     penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     none = ("best_of", "logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids", "logprobs")
-    none += ("prompt_logprobs", "seed", "negative_prompt")
+    none += ("logprob_token_ids", "repetition_detection", "prompt_logprobs", "seed", "negative_prompt")
     numbers = {"n": 1, "max_tokens": 16, "min_tokens": 0, "prompt_logprobs_start": 0}
     flags = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True, "detokenize": True}
     assert asdict(SamplingParams()) == neutral | penalties | dict.fromkeys(none) | numbers | flags

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.xml import XmlParser, XmlTags
 
 
@@ -30,4 +30,8 @@ FORM = ToolForm(
     known_by=(("<arg_key>", "<arg_value>"),),
     tags=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     opens=("<tool_call>",),
+    frame=Frame(
+        call="<tool_call>$NAME\n$ARGS</tool_call>",
+        argument="<arg_key>$KEY</arg_key>\n<arg_value>$VALUE</arg_value>\n",
+    ),
 )

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.xml import XmlParser, XmlTags
 
 
@@ -32,4 +32,11 @@ FORM = ToolForm(
     known_by=(("<minimax:tool_call>",),),
     tags=("<minimax:tool_call>", "</minimax:tool_call>"),
     opens=("<minimax:tool_call>",),
+    frame=Frame(
+        start="<minimax:tool_call>\n",
+        call="<invoke name=$QUOTED>\n$ARGS</invoke>\n",
+        argument='<parameter name="$KEY">$VALUE</parameter>\n',
+        between="",
+        end="</minimax:tool_call>",
+    ),
 )

@@ -7,7 +7,7 @@ weather(city="Oslo", days=2)
 
 from __future__ import annotations
 
-from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags
 from ridgeline.text.parsers.tools.pythonic import PythonicParser
 
@@ -33,4 +33,12 @@ FORM = ToolForm(
     known_by=((OPEN,),),
     tags=(OPEN, CLOSE),
     opens=(OPEN,),
+    frame=Frame(
+        start="<function_calls>\n",
+        call="$NAME($ARGS)",
+        argument="$KEY=$VALUE",
+        separator=", ",
+        python=True,
+        end="\n</function_calls>",
+    ),
 )

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from ridgeline.text.parsers.calls import CallParser
-from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -129,4 +129,7 @@ FORM = ToolForm(
     known_by=(("[func_name1(params_name1=",), ("[func_name1(param1=",)),
     tags=(START, END),
     opens=(START,),
+    frame=Frame(
+        start="[", call="$NAME($ARGS)", argument="$KEY=$VALUE", separator=", ", python=True, between=", ", end="]"
+    ),
 )

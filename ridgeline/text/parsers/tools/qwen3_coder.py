@@ -11,7 +11,7 @@ Oslo
 
 from __future__ import annotations
 
-from ridgeline.text.parsers.forms import ToolForm
+from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.xml import XmlParser, XmlTags
 
 
@@ -36,4 +36,8 @@ FORM = ToolForm(
     known_by=(("<function=", "<parameter="),),
     tags=("<tool_call>", "</tool_call>"),
     opens=("<tool_call>",),
+    frame=Frame(
+        call="<tool_call>\n<function=$NAME>\n$ARGS</function>\n</tool_call>",
+        argument="<parameter=$KEY>\n$VALUE\n</parameter>\n",
+    ),
 )
