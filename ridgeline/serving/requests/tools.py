@@ -103,7 +103,8 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
     for i, (name, schema) in enumerate(functions.items()):
         meant = {"$NAME": json.dumps(name), "$QUOTED": json.dumps(json.dumps(name)), "$ARGS": f"a{i}", "$INDEX": INDEX}
         parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
-        usable = schemas.bounded(schemas.known(schema)) | {"x-guidance": WHITESPACE}
+        # No function takes an argument that it does not name, and a weak model would go on making up names.
+        usable = schemas.bounded(schemas.known(schemas.closed_where_plain(schema))) | {"x-guidance": WHITESPACE}
         lines += [f"f{i}: {' '.join(parts)}", f"a{i}: %json {json.dumps(usable)}"]
     return "\n".join(lines)
 
