@@ -34,7 +34,7 @@ from ridgeline.transport.messages import Grammar
 SECONDS, MEMORY = 5.0, 256 << 20  # of one check, as the server's own limits
 LONGEST = 1500  # bytes of a walk
 CLOSERS = b'"}],'
-USUAL = b'abcdefghijklmnopqrstuvwxyz0123456789:{[. -_/tn'
+USUAL = b"abcdefghijklmnopqrstuvwxyz0123456789:{[. -_/tn"
 
 
 @dataclass
@@ -190,7 +190,7 @@ def main() -> None:
     counts = run(cases, asked.walks, asked.seconds, check)
     print(json.dumps(dict(sorted(counts.numbers.items())), indent=1))
     for reason, times in counts.reasons.most_common(25):
-        print(f"refused {times:5} × {reason}")
+        print(f"refused {times:5} times: {reason}")
     for line in counts.wrong:
         print("WRONG", line)
 

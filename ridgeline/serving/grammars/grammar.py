@@ -99,7 +99,7 @@ def _forms(grammar: Grammar) -> Iterator[Grammar]:
         schema = schemas.known(json.loads(grammar.text))
         texts = [json.dumps(each, ensure_ascii=False) for each in (schemas.bounded(schema), schema)]
         fitting = [Grammar(kind="json", text=text) for text in texts if len(text) <= MOST_USABLE]
-        if fitting:  # what the client wrote could be used no sooner, and the reason would be about words that do not matter
+        if fitting:  # the client's own words could be used no sooner, and would be refused for what does not matter
             yield from fitting
             return
     yield grammar

@@ -1,4 +1,4 @@
-"""What the tests of clients ask for: answers that hold to a form, since the embedded model writes code and not prose."""
+"""What the tests of clients ask for: answers that hold to a form, since the embedded model writes code, not prose."""
 
 from __future__ import annotations
 
