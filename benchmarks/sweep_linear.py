@@ -10,7 +10,7 @@ Shapes: gla is a layer of gated linear attention with 4 heads of 256 by 512, ret
 by 256, kda one of Kimi Linear with 32 heads of 128 by 128, rwkv one of RWKV-4 with 4096 channels.
 
 A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s of the op's least work. Errors are relative to
-1 + |result|. sweeping_runs.py says how it is done.
+|result| + the root mean square of all results. sweeping_runs.py says how it is done.
 
 Legend: see kernels/linear_attention/op.py
 """
@@ -153,6 +153,13 @@ class Linear(Sweep):
             return super().check(job, arguments)
         finally:
             self._compared = False
+
+    def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+        return self.error_of_sums(got, want)
+
+    def time(self, job: Job, calls: list[Any], least: float) -> float:
+        """Time it on copies of the states, which every launch replaces."""
+        return super().time(job, [with_own_states(given) for given in calls], least)
 
     def interpreted(self, job: Job) -> Any:
         return (job.case, job.op) if job.op in ("check", "step") else None

@@ -124,6 +124,16 @@ class Sweep(ABC):
         """Return how far off a result is; NaN is wrong too."""
         return max(float(((g.double() - w).abs() / (1 + w.abs())).max()) for g, w in zip(got, want, strict=True))
 
+    @staticmethod
+    def error_of_sums(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+        """Return how far off a result is, relative to its size plus the root mean square of all: for long sums, which
+        are small where large terms cancel."""
+        errors = [0.0]
+        for g, w in zip(got, want, strict=True):
+            scale = w.double().pow(2).mean().sqrt() if w.numel() else 1.0
+            errors.append(float(((g.double() - w).abs() / (scale + w.abs())).max()) if w.numel() else 0.0)
+        return max(errors)
+
     def defined(self, job: Job, arguments: Any, result: Any) -> Any:
         """Return the part of a result that has a meaning, in memory that the next launch does not write to."""
         return result

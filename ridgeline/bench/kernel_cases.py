@@ -37,6 +37,8 @@ from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling import parts
 from ridgeline.kernels.sampling.cost import best_of_parts_cost, sample_cost
+from ridgeline.kernels.token_gate import op as token_gate
+from ridgeline.kernels.token_gate.cost import token_gate_cost
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ REAL: Mapping[str, Sequence[Any]] = {
     ],
     "activation": [activation.Case(t, 28_672, "silu") for t in (1, 64, 256, 8192)],
     "output_gate": [output_gate.Case(t, 4096, 2048) for t in (1, 64, 256, 8192)],
+    "token_gate": [token_gate.Case(t, 2048) for t in (1, 64, 256, 8192)],
     "gated_norm": [gated_norm.Case(t, 128, 128, heads=32) for t in (1, 64, 256, 8192)],
     "paged_attention": [
         attention.Case(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
@@ -130,6 +133,8 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
     for c in cases("output_gate", output_gate.CASES):
         yield Subject(output_gate.OUTPUT_GATE, f"{c.tokens}x{c.width}", c.inputs, _output_gate(c), slack=16 * 16)
+    for c in cases("token_gate", token_gate.CASES):
+        yield Subject(token_gate.TOKEN_GATE, f"{c.tokens}x{c.width}", c.inputs, _token_gate(c), slack=16 * 16)
     for c in cases("gated_norm", gated_norm.CASES):
         yield Subject(gated_norm.GATED_NORM, f"{c.tokens}x{c.heads or 1}x{c.width}", c.inputs, _gated_norm(c))
     for c in cases("paged_attention", attention.CASES):
@@ -190,6 +195,10 @@ def _gated_norm(c: gated_norm.Case) -> Callable[[int], Cost]:
 
 def _output_gate(c: output_gate.Case) -> Callable[[int], Cost]:
     return lambda item: output_gate_cost(c.tokens, c.width, itemsize=item)
+
+
+def _token_gate(c: token_gate.Case) -> Callable[[int], Cost]:
+    return lambda item: token_gate_cost(c.tokens, c.width, itemsize=item)
 
 
 def _activation(c: activation.Case) -> Callable[[int], Cost]:

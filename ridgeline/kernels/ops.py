@@ -33,7 +33,8 @@ from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
 from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
 from ridgeline.kernels.ssd.op import SSD
-from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST
+from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS
+from ridgeline.kernels.token_gate.op import TOKEN_GATE
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 from ridgeline.kernels.wkv.op import WKV
 
@@ -72,6 +73,7 @@ class Ops:
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
     output_gate = OUTPUT_GATE
+    token_gate = TOKEN_GATE
     causal_conv = CAUSAL_CONV
     gated_delta = GATED_DELTA
     gated_norm = GATED_NORM
@@ -87,6 +89,7 @@ class Ops:
     mask_logits = MASK_LOGITS
     score_tokens = SCORE_TOKENS
     step_inputs = STEP_INPUTS
+    step_turns = STEP_TURNS
     step_advance = STEP_ADVANCE
     step_post = STEP_POST
 

@@ -301,4 +301,9 @@ class Experts(nn.Module):
         if self.shared is None:
             return None
         y_TM, _ = self.shared(None, n_TM, None)
-        return y_TM if self.shared_gate is None else y_TM * torch.sigmoid(self.shared_gate(n_TM))
+        if self.shared_gate is None:
+            return y_TM
+        weight_1M = self.shared_gate.weight
+        if weight_1M is None:  # it has another form
+            return y_TM * torch.sigmoid(self.shared_gate(n_TM))
+        return self.ops.token_gate(y_TM, n_TM, weight_1M)

@@ -19,6 +19,7 @@ from ridgeline.kernels.output_gate.cost import output_gate_cost
 from ridgeline.kernels.packed_attention.cost import packed_attention_cost
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.route.cost import route_cost
+from ridgeline.kernels.token_gate.cost import token_gate_cost
 from ridgeline.perf.precision import Precision, kv_itemsize
 
 Priced = tuple[str, Cost]
@@ -178,7 +179,7 @@ def experts(
     if spec.shared is not None:
         yield from mlp(spec.shared, width, None, tokens, p, of="shared.")
     if spec.shared_gate:
-        yield "shared_gate", product_cost("shared_gate", products["shared_gate"], tokens, p)
+        yield "shared_gate", token_gate_cost(tokens, width, itemsize=p.item)
     for name in ("latent_in", "latent_out"):
         if name in products:
             yield name, product_cost(name, products[name], tokens, p)

@@ -262,7 +262,7 @@ class Names:
         mbarrier = SimpleNamespace(
             init=lambda b, count: (setattr(b, "count", count), setattr(b, "left", count)),
             expect=lambda b, bytes: (b.update(0, bytes), b.update(1, 0)),
-            wait=lambda b, parity: b.wait(int(parity)),
+            wait=lambda b, parity, pred=True: b.wait(int(parity)) if pred else None,
             arrive=lambda b, count=1, pred=True: b.update(count, 0) if pred else None,
             MBarrierLayout=lambda: None,
         )

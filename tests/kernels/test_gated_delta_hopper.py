@@ -64,9 +64,9 @@ def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case,
 
 def test_long_rows_of_few_heads_are_divided_on_hopper() -> None:
     shape = (128, 128, torch.bfloat16, (9, 0), 132, 232_448)
-    assert choose(1, 65_536, 8, *shape, hopper=True).segment > 0
-    assert choose(1, 1024, 8, *shape, hopper=True).segment == 0
-    assert choose(1, 65_536, 32, *shape, hopper=True) == choose(1, 8192, 32, *shape, hopper=True)
-    assert choose(1, 65_536, 32, *shape, hopper=True).hopper
-    assert not choose(1, 65_536, 32, 128, 128, torch.float32, (9, 0), 132, 232_448, hopper=True).hopper
-    assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, (8, 0), 132, 166_912, hopper=True).hopper
+    assert choose(1, 65_536, 8, *shape).segment > 0
+    assert choose(1, 1024, 8, *shape).segment == 0
+    assert choose(1, 65_536, 32, *shape) == choose(1, 8192, 32, *shape)
+    assert choose(1, 65_536, 32, *shape).hopper
+    assert not choose(1, 65_536, 32, 128, 128, torch.float32, (9, 0), 132, 232_448).hopper
+    assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, (8, 0), 132, 166_912).hopper

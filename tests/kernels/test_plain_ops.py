@@ -24,6 +24,7 @@ from ridgeline.kernels.op import Op
 from ridgeline.kernels.ops import OPS
 from ridgeline.kernels.output_gate import op as output_gate
 from ridgeline.kernels.rotary import op as rotary
+from ridgeline.kernels.token_gate import op as token_gate
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -86,6 +87,10 @@ def exact_output_gate(x: Tensor, gate: Tensor) -> Tensor:
     return x / (1 + torch.exp(-gate))
 
 
+def exact_token_gate(y: Tensor, n: Tensor, weight: Tensor) -> Tensor:
+    return y / (1 + torch.exp(-(n @ weight.T)))
+
+
 class Subject(NamedTuple):
     op: Op
     case: Any
@@ -110,6 +115,7 @@ SUBJECTS = [
         for case in activation.CASES
     ),
     *(Subject(output_gate.OUTPUT_GATE, case, case.inputs, exact_output_gate, 16 * 16) for case in output_gate.CASES),
+    *(Subject(token_gate.TOKEN_GATE, case, case.inputs, exact_token_gate, 16 * 16) for case in token_gate.CASES),
 ]
 
 IMPLEMENTED = [

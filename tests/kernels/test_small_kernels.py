@@ -18,6 +18,7 @@ from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.output_gate import op as output_gate
 from ridgeline.kernels.rotary import op as rotary
+from ridgeline.kernels.token_gate import op as token_gate
 
 pytest.importorskip("triton")
 
@@ -159,6 +160,16 @@ def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated
 @pytest.mark.parametrize("case", output_gate.CASES, ids=str)
 def test_output_gates(case: output_gate.Case, dtype: torch.dtype, device: str) -> None:
     op, inputs = output_gate.OUTPUT_GATE, case.inputs(dtype, torch.device(device))
+    poisoned((case.tokens, case.width), device=device, dtype=dtype)
+    run = op.choose(Platform.of(torch.device(device)), "triton")
+    assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", token_gate.CASES, ids=str)
+def test_token_gates(case: token_gate.Case, dtype: torch.dtype, device: str) -> None:
+    op, inputs = token_gate.TOKEN_GATE, case.inputs(dtype, torch.device(device))
     poisoned((case.tokens, case.width), device=device, dtype=dtype)
     run = op.choose(Platform.of(torch.device(device)), "triton")
     assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, STEP_POST, Case, StepInputs
+from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS, Case, StepInputs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]
@@ -118,6 +118,35 @@ def test_slots_advance_row_by_row(name: str, case: Case, penalties: bool, device
     assert out_finish_R.tolist() == want_finish
     for field, table in want.items():
         assert torch.equal(tables[field].cpu(), table), field
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
+@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_TURNS.implementations)])
+def test_rows_find_the_blocks_of_their_states(name: str, case: Case, device: str, marked: bool) -> None:
+    _, arguments = case.inputs(torch.device(device))
+    slots_R, start_R1, tables_ASC, size = arguments[0], arguments[1], arguments[6], arguments[7]
+    inputs = STEP_INPUTS.reference(*arguments)
+    counts = start_R1.diff().tolist()
+    marks = [(3 * row + 1) % (count + 1) if marked else 0 for row, count in enumerate(counts)]
+    marks_R = torch.tensor(marks, dtype=torch.int32, device=device) if marked else None
+    for group, table_SC in enumerate(tables_ASC):
+        given = (slots_R, start_R1, inputs.kv_len_R, inputs.last_R, inputs.places_AT[group], marks_R, table_SC, size)
+        found = [x.tolist() for x in chosen(STEP_TURNS, name, device)(*given)]
+        table = table_SC.tolist()
+        for row, (slot, count, length, active) in enumerate(
+            zip(slots_R.tolist(), counts, inputs.kv_len_R.tolist(), inputs.active_R.tolist(), strict=True)
+        ):
+            before, runs = length - count, bool(active and count)
+            mark = marks[row] if runs else 0
+            want = (
+                table[slot][max(before - 1, 0) // size],
+                table[slot][(length - 1) // size] if runs else 0,
+                before <= 0,
+                mark,
+                table[slot][(before + mark - 1) // size] if mark else 0,
+            )
+            assert tuple(column[row] for column in found) == want, row
 
 
 def test_the_cases_see_every_way_to_finish() -> None:

@@ -28,11 +28,12 @@ CHUNK = 32  # tokens; a chunk reads up to W - 1 more
 def _causal_conv(
     x_ptr, weight_ptr, bias_ptr, tails_ptr, y_ptr, start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr,
     first_ptr, length_ptr, row_ptr, x_token, tails_block,
-    X: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, TAIL: tl.constexpr,
+    X: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr,
+    TAIL: tl.constexpr,
     SINGLE: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK channels of a chunk, token by token. SINGLE: every row has one token, and row r is chunk r. AHEAD:
-    the tokens that are asked for at once. TAIL: a power of two that is at least W - 1."""
+    the tokens that are asked for at once. WIDTH, TAIL: powers of two that are at least W and W - 1."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -54,8 +55,11 @@ def _causal_conv(
     kept = before * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # how much of a tail there is
     weights = ()  # type: Any
     held = ()  # type: Any  # the inputs in front of a token, oldest first
+    of_weight = tl.arange(0, WIDTH)[None, :]
+    in_weights = in_x[:, None] & (of_weight < W)
+    together = tl.load(weight_ptr + channel[:, None] * W + of_weight, mask=in_weights, other=0)  # in wide loads
     for i in tl.static_range(W):
-        weight = tl.load(weight_ptr + channel * W + i, mask=in_x, other=0).to(tl.float32)
+        weight = tl.sum(tl.where(of_weight == i, together, 0).to(tl.float32), 1)
         weights = weights + (weight,)  # noqa: RUF005 (the form that Triton knows)
     source_ptr = x_ptr + tl.cast(first, tl.int64) * x_token + channel
     for i in tl.static_range(before):
@@ -141,7 +145,8 @@ def causal_conv(
         x_TX, weight_XW, bias_X, tails_NwX, y_TX, turns.start_R1, turns.reads_R, turns.writes_R,
         turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, first_C, length_C, row_C,
         x_TX.stride(0), tails_NwX.stride(0),
-        X=channels, W=width, BLOCK=cut.block, AHEAD=cut.ahead, TAIL=triton.next_power_of_2(width - 1),
+        X=channels, W=width, BLOCK=cut.block, AHEAD=cut.ahead, WIDTH=triton.next_power_of_2(width),
+        TAIL=triton.next_power_of_2(width - 1),
         SINGLE=single, BIAS=bias_X is not None, SILU=activation == "silu", num_warps=cut.warps,
         **launch_options(x_TX.device),
     )  # fmt: skip
@@ -155,7 +160,7 @@ def _aot(single: bool) -> AotKernel:
     types |= {} if single else dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     types |= {"x_token": "i32:16", "tails_block": "i32:16"}
     cut = choose(8192, single)
-    constants: dict[str, Any] = {"X": 8192, "W": 4, "BLOCK": cut.block, "AHEAD": cut.ahead, "TAIL": 4}
+    constants: dict[str, Any] = {"X": 8192, "W": 4, "BLOCK": cut.block, "AHEAD": cut.ahead, "WIDTH": 4, "TAIL": 4}
     absent = ("bias_ptr", *(("first_ptr", "length_ptr", "row_ptr") if single else ()))
     constants |= {"SINGLE": single, "BIAS": False, "SILU": True} | dict.fromkeys(absent)
     return AotKernel(_causal_conv, types, constants, num_warps=cut.warps, hot=True, archs=ONE_OF_EACH)

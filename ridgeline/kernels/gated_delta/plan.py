@@ -8,7 +8,6 @@ import torch
 
 from ridgeline.kernels.gated_delta import triton_prepare
 
-HOPPER = False  # whether hopper_chunks.py is chosen by itself: it has not run on a GPU yet
 LEAST_SEGMENT = 512  # tokens; shorter ones spend their time on the states that they begin and end with
 
 
@@ -17,7 +16,7 @@ class Plan(NamedTuple):
 
     columns, warps: the columns of a state that a program of triton_chunks.py has, and its warps.
     stages: the chunks that are in shared memory at once.
-    hopper: the kernel is that of hopper_chunks.py, which has four warps for 64 columns and eight for 128.
+    hopper: the kernel is that of hopper_chunks.py, where four warps multiply for 64 columns and eight for 128.
     segment: the tokens of a segment, a multiple of a chunk's; 0: a row is not divided.
     part, prepare_warps, registers: the blocks that triton_prepare.py inverts as a batch, its warps, and the limit of
         each thread's registers; 0: there is none.
@@ -43,7 +42,6 @@ def choose(
     capability: tuple[int, int],
     multiprocessors: int,
     shared: int,
-    hopper: bool = HOPPER,
 ) -> Plan:
     """Return the plan for so many rows and tokens, on a GPU with so many bytes of shared memory for a program.
 
@@ -51,7 +49,7 @@ def choose(
     """
     stages = 3 if shared > 200_000 else 2 if shared > 140_000 else 1  # a stage of a cut has 56 or 64 KiB
     tiles = -(-values // 64)
-    if hopper and capability == (9, 0) and keys == 128 and values % 64 == 0 and dtype != torch.float32 and stages == 3:
+    if capability == (9, 0) and keys == 128 and values % 64 == 0 and dtype != torch.float32 and stages == 3:
         programs = rows * value_heads * tiles
         segment = -(-tokens * programs // rows // multiprocessors // 64) * 64 if 4 * programs <= multiprocessors else 0
         worth = segment and tokens >= 4 * max(segment, LEAST_SEGMENT)

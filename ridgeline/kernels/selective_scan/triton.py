@@ -1,5 +1,6 @@
-"""The selective scan on a GPU: rows of one token by `triton_walk.py`, longer ones by `triton_scan.py`. The legend is
-that of op.py.
+"""The selective scan on a GPU, by `triton_walk.py`: rows of one token each in one cut, any others in another.
+
+Legend: that of op.py
 """
 
 from __future__ import annotations
@@ -7,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.selective_scan.triton_scan import Tile, scan
-from ridgeline.kernels.selective_scan.triton_walk import Walk, walk
+from ridgeline.kernels.selective_scan.triton_walk import LONG, SHORT, Walk, walk
 from ridgeline.kernels.turns import Turns
 
 
@@ -23,14 +23,10 @@ def selective_scan(
     z_TX: Tensor | None,
     states_NXS: Tensor,
     turns: Turns,
-    cut: Tile | Walk | None = None,
+    cut: Walk | None = None,
 ) -> Tensor:
     y_TX = torch.empty(x_TX.shape, dtype=x_TX.dtype, device=x_TX.device)
     given = (x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, states_NXS, turns, y_TX)
-    one = cut if isinstance(cut, Walk) else None
-    if turns.tokens_each == 1:
-        walk(*given, "each", one)
-        return y_TX
-    walk(*given, "single", one)
-    scan(*given, cut if isinstance(cut, Tile) else Tile())
+    each = turns.tokens_each == 1
+    walk(*given, "each" if each else "all", cut or (SHORT if each else LONG))
     return y_TX

@@ -89,6 +89,46 @@ def step_inputs(
     )
 
 
+class StepTurns(NamedTuple):
+    """What `kernels.turns.Turns` calls by the same names: marks_R int32, fresh_R bool, the others int64."""
+
+    reads_R: Tensor
+    writes_R: Tensor
+    fresh_R: Tensor
+    marks_R: Tensor
+    marked_R: Tensor
+
+
+def step_turns(
+    slots_R: Tensor,
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    last_R: Tensor,
+    place_T: Tensor,
+    marks_R: Tensor | None,
+    block_table_SC: Tensor,
+    block_size: int,
+) -> StepTurns:
+    """Return the blocks of a group's states that the rows read and write.
+
+    A row reads the block of the last token before the step, and writes that of its own last token; the state at its
+    mark goes to the block of the token at the mark. Rows that the device has stopped, and rows without tokens, write to
+    the null block and have no marks.
+
+    kv_len_R, last_R, place_T: those of `step_inputs`, place_T of this group.
+    marks_R: int32, or None if no row has a mark.
+    """
+    before_R = kv_len_R - start_R1.diff()  # below 1 for stopped rows
+    slots_R = slots_R.long()
+    writes_R = torch.where(kv_len_R > 0, place_T[last_R] // block_size, NULL_BLOCK)
+    reads_R = block_table_SC[slots_R, (before_R - 1).clamp(min=0) // block_size].long()
+    wanted_R = torch.zeros_like(slots_R, dtype=torch.int32) if marks_R is None else marks_R
+    marks_R = torch.where(writes_R != NULL_BLOCK, wanted_R, 0)
+    column_R = (before_R + marks_R - 1).clamp(min=0) // block_size
+    marked_R = torch.where(marks_R > 0, block_table_SC[slots_R, column_R].long(), NULL_BLOCK)
+    return StepTurns(reads_R, writes_R, before_R <= 0, marks_R, marked_R)
+
+
 def step_advance(
     token_R: Tensor,
     samples_R: Tensor,
@@ -223,6 +263,14 @@ STEP_INPUTS = Op(
     (
         Implementation("triton", "ridgeline.kernels.step.triton:step_inputs", on_gpu),
         Implementation("torch", "ridgeline.kernels.step.op:step_inputs"),
+    ),
+)
+STEP_TURNS = Op(
+    "step_turns",
+    step_turns,
+    (
+        Implementation("triton", "ridgeline.kernels.step.triton:step_turns", on_gpu),
+        Implementation("torch", "ridgeline.kernels.step.op:step_turns"),
     ),
 )
 STEP_ADVANCE = Op(

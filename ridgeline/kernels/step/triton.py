@@ -1,4 +1,5 @@
-"""A step's bookkeeping, in one launch before the network and two behind it. The legend is that of op.py."""
+"""A step's bookkeeping, in one launch before the network, one more for each group of recurrent states, and two behind
+it. The legend is that of op.py."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.step.op import HEADER, StepInputs
+from ridgeline.kernels.step.op import HEADER, StepInputs, StepTurns
 
 TOGETHER = 4  # rows that a program advances
+TURNS = 32  # rows whose states a program looks up
 
 
 # Arguments that are packed into one buffer begin at any multiple of 4 bytes: one compilation serves all alignments.
 _PACKED_INPUTS = ["slots_ptr", "start_ptr", "override_ptr", "token_ids_ptr", "positions_ptr", "places_ptr", "last_ptr"]
+_PACKED_TURNS = ["slots_ptr", "start_ptr", "last_ptr", "place_ptr", "marks_ptr", "writes_ptr", "marked_ptr"]
 _PACKED_OUTCOME = ["token_ptr", "samples_ptr", "slots_ptr", "out_token_ptr", "out_finish_ptr"]
 
 
@@ -98,6 +101,60 @@ def step_inputs(
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
     return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T)
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_TURNS)
+def _step_turns(
+    slots_ptr, start_ptr, kv_len_ptr, last_ptr, place_ptr, marks_ptr, table_ptr,
+    reads_ptr, writes_ptr, fresh_ptr, kept_ptr, marked_ptr, num_rows, stride_slot,
+    P: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute `step_turns`, ROWS rows per program."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    mask = row < num_rows
+    slot = tl.load(slots_ptr + row, mask=mask, other=0).to(tl.int64)
+    count = tl.load(start_ptr + row + 1, mask=mask, other=0) - tl.load(start_ptr + row, mask=mask, other=0)
+    kv_len = tl.load(kv_len_ptr + row, mask=mask, other=0)
+    last = tl.load(last_ptr + row, mask=mask, other=0)
+    before = kv_len - count
+    writes = tl.load(place_ptr + last, mask=mask & (kv_len > 0), other=0) // P
+    reads = tl.load(table_ptr + slot * stride_slot + tl.maximum(before - 1, 0) // P, mask=mask, other=0)
+    mark = tl.zeros((ROWS,), tl.int32)
+    if marks_ptr is not None:
+        mark = tl.load(marks_ptr + row, mask=mask & (writes != 0), other=0)
+    column = tl.maximum(before + mark - 1, 0) // P
+    marked = tl.load(table_ptr + slot * stride_slot + column, mask=mask & (mark > 0), other=0)
+    tl.store(reads_ptr + row, reads.to(tl.int64), mask=mask)
+    tl.store(writes_ptr + row, writes, mask=mask)
+    tl.store(fresh_ptr + row, before <= 0, mask=mask)
+    tl.store(kept_ptr + row, mark, mask=mask)
+    tl.store(marked_ptr + row, marked.to(tl.int64), mask=mask)
+
+
+def step_turns(
+    slots_R: Tensor,
+    start_R1: Tensor,
+    kv_len_R: Tensor,
+    last_R: Tensor,
+    place_T: Tensor,
+    marks_R: Tensor | None,
+    block_table_SC: Tensor,
+    block_size: int,
+) -> StepTurns:
+    """Compute `op.step_turns`; the null block is block 0."""
+    rows, device = len(slots_R), slots_R.device
+    reads_R, writes_R, marked_R = torch.empty(3, rows, dtype=torch.int64, device=device)
+    fresh_R = torch.empty(rows, dtype=torch.bool, device=device)
+    kept_R = torch.empty(rows, dtype=torch.int32, device=device)
+    _step_turns[(triton.cdiv(rows, TURNS),)](
+        slots_R, start_R1, kv_len_R, last_R, place_T, marks_R, block_table_SC,
+        reads_R, writes_R, fresh_R, kept_R, marked_R, rows, block_table_SC.stride(0),
+        P=block_size, ROWS=TURNS, num_warps=1, **launch_options(device),
+    )  # fmt: skip
+    return StepTurns(reads_R, writes_R, fresh_R, kept_R, marked_R)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)
@@ -200,6 +257,14 @@ def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
     return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True, archs=ONE_OF_EACH)
 
 
+def _aot_turns() -> AotKernel:
+    kinds = {"slots_ptr": "*i32", "start_ptr": "*i32", "kv_len_ptr": "*i64", "last_ptr": "*i64", "place_ptr": "*i64"}
+    kinds |= {"table_ptr": "*i32", "reads_ptr": "*i64", "writes_ptr": "*i64", "fresh_ptr": "*i1", "kept_ptr": "*i32"}
+    kinds |= {"marked_ptr": "*i64", "num_rows": "i32", "stride_slot": "i32:16"}
+    constants = {"marks_ptr": None, "P": 64, "ROWS": TURNS}
+    return AotKernel(_step_turns, kinds, constants, num_warps=1, hot=True, archs=ONE_OF_EACH)
+
+
 def _aot_advance(*, count: bool) -> AotKernel:
     kinds = {
         "token_ptr": "*i64", "samples_ptr": "*i1", "slots_ptr": "*i32", "new_len_ptr": "*i64", "active_ptr": "*i1",
@@ -227,4 +292,5 @@ AOT = (
     _aot_advance(count=False),
     _aot_advance(count=True),
     _aot_post(),
+    _aot_turns(),
 )

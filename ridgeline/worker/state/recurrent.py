@@ -16,7 +16,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.ops import Ops
@@ -33,7 +32,7 @@ class Recurrent:
     def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
         own = memory.layout.groups[group]
         assert isinstance(own.spec, RecurrentSpec)
-        self._block_size = memory.layout.block_size
+        self._block_size, self._ops = memory.layout.block_size, ops
         self.layers = [self._layer(memory, group, index, own.spec, dtype) for index in range(len(own.layers))]
 
     def _layer(
@@ -47,26 +46,11 @@ class Recurrent:
         return RecurrentLayer(self, tuple(parts))
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
-        size = self._block_size
-        before_R = rows.kv_len_R - rows.start_R1.diff()  # tokens before the step; below 1 for stopped rows
-        column_R = (before_R - 1).clamp(min=0) // size
-        writes_R = torch.where(rows.kv_len_R > 0, place_T[rows.last_R] // size, NULL_BLOCK)
-        slots_R = rows.slots_R.long()
-        reads_R = block_table_SC[slots_R, column_R].long()
-        wanted_R = torch.zeros_like(rows.slots_R) if rows.marks_R is None else rows.marks_R
-        marks_R = torch.where(writes_R != NULL_BLOCK, wanted_R, 0)  # a row that the device has stopped has none
-        mark_column_R = (before_R + marks_R - 1).clamp(min=0) // size
-        marked_R = torch.where(marks_R > 0, block_table_SC[slots_R, mark_column_R].long(), NULL_BLOCK)
-        self.turns = Turns(
-            start_R1=rows.start_R1,
-            reads_R=reads_R,
-            writes_R=writes_R,
-            fresh_R=before_R <= 0,
-            marks_R=marks_R,
-            marked_R=marked_R,
-            num_tokens=rows.num_tokens,
-            tokens_each=rows.tokens_each,
-        )
+        found = self._ops.step_turns(
+            rows.slots_R, rows.start_R1, rows.kv_len_R, rows.last_R, place_T, rows.marks_R, block_table_SC,
+            self._block_size,
+        )  # fmt: skip
+        self.turns = Turns(rows.start_R1, *found, num_tokens=rows.num_tokens, tokens_each=rows.tokens_each)
 
     def layer(self, index: int) -> RecurrentLayer:
         return self.layers[index]
