@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test thorough gpu check setup format proto clean
+.PHONY: demo test thorough clients gpu check setup format proto clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
@@ -17,6 +17,18 @@ test: $(VENV)/.installed-test
 # The cases that `make test` leaves out: it takes some of each kind, these are the rest.
 thorough: $(VENV)/.installed-test
 	$(BIN)/pytest -m thorough
+
+# Clients of others against our server (docs/clients.md). They want an older openai than the tests are pinned to, so they
+# live in an environment of their own; of the pinned versions it has torch's alone.
+CLIENTS := build/clients
+clients: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/pytest -m clients
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	grep '^torch==' constraints.txt >$(CLIENTS)/constraints.txt
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check -c $(CLIENTS)/constraints.txt -e '.[test,clients]'
+	@touch $@
 
 # On a machine with a GPU. Most of the time kernels are compiled, so eight files at a time; what measures runs alone.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)

@@ -1,4 +1,4 @@
-"""Write docs/api-fields.md: every field of OpenAI's and vLLM's bodies, with what the server does with it.
+"""Write docs/api-fields.md: every field of OpenAI's, Anthropic's and vLLM's bodies, with what the server does with it.
 
 python -m benchmarks.api_fields
 """
@@ -11,10 +11,22 @@ from pydantic import BaseModel
 
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
 from ridgeline.serving.requests.fields import APIS, known_names, state
+from ridgeline.serving.requests.messages import MessagesBody
+from ridgeline.serving.requests.responses import ResponsesBody
 
 PAGE = Path(__file__).parents[1] / "docs" / "api-fields.md"
-BODIES: dict[str, type[BaseModel]] = {"completions": CompletionBody, "chat": ChatBody}
-TITLES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+BODIES: dict[str, type[BaseModel]] = {
+    "completions": CompletionBody,
+    "chat": ChatBody,
+    "responses": ResponsesBody,
+    "messages": MessagesBody,
+}
+TITLES = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
 HEAD = """# Fields of requests
 
 Written by `python -m benchmarks.api_fields` from the lists that the server itself reads by

@@ -25,6 +25,7 @@ from ridgeline.cli import (
     plan,
     profile,
     quantize,
+    run_batch,
     serve,
     train,
 )
@@ -50,6 +51,7 @@ app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)
 app.command("quantize")(quantize.quantize)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
+app.command("run-batch", cls=run_batch.RunBatchCommand)(run_batch.run_batch)
 app.command("migrate")(migrate.migrate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(comm.app, name="comm")

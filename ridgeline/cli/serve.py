@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
@@ -44,6 +44,7 @@ SERVE_HELP = {
     "queue_timeout": "Seconds that a request may wait for its first token (0: no limit).",
     "max_queue_requests": "Most requests open at once, running or waiting (0: no limit); further ones get 429.",
     "max_queue_tokens": "Most tokens of all open requests, in their prompts and possible outputs (0: no limit).",
+    "max_stored_responses": "Answers of /v1/responses that are kept for clients that ask for them again; 0 keeps none.",
     "stream_buffer": "Tokens that a client may be behind in reading before its request is cut.",
     "step_timeout": "Seconds without a finished step, while requests run, after which /health says so.",
     "max_body_bytes": "Longest body of a request.",
@@ -69,6 +70,11 @@ SERVE_HELP = {
     "tool_call_parser": "Form of the model's tool calls: auto (by its chat template), none, or a name such as hermes.",
     "reasoning_parser": "Form of the model's reasoning: auto (by its chat template), none, or a name such as qwen3.",
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
+    "model_repository": "Folder of models described by config.pbtxt, as Triton's, in place of MODEL.",
+    "batch_dir": "Folder of files and batches (/v1/files, /v1/batches), which are off without it.",
+    "batch_in_flight": "Requests of batches that run at once, behind all others (0: 64, on a CPU 4).",
+    "batch_file_bytes": "Longest file that may be uploaded.",
+    "batch_dir_bytes": "Bytes that all files together may have.",
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
     "access_log": "Log each request.",
@@ -89,10 +95,12 @@ LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, No
 
 class ServeCommand(TyperCommand):
     """The verb with vLLM's ways to write its command line. What has no effect is told, and what we have not is
-    refused."""
+    refused. `more` are a verb's own flags."""
+
+    more: ClassVar[Mapping[str, Takes]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found = translate(args, {**own_flags(), "help": Takes.NOTHING})
+        found = translate(args, {**own_flags(), **self.more, "help": Takes.NOTHING})
         for line in found.lines:
             if line.state is not State.REFUSED:
                 print(f"ridgeline: {line.flag}: {line.text}", file=sys.stderr)
@@ -115,7 +123,7 @@ def own_flags() -> dict[str, Takes]:
     return {name: takes for name, takes in found.items() if name != "model"}
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command(…, given: dict)` one option per setting. `given` gets those that the user set."""
     engine = {name: text for name, text in ENGINE_HELP.items() if name not in ("model", *SERVE_HELP)}
 
@@ -135,7 +143,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-@_with_options
+@with_options
 def serve(
     model: str = typer.Argument(
         None, help="Model folder or Hugging Face hub id; the embedded model when none is given."
@@ -157,6 +165,9 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     Raise InvalidConfig or ModelLoadError.
     """
     msgspec = _server_package("msgspec")
+    names: tuple[str, ...] = ()
+    if settings.get("model_repository") is not None:
+        settings, names = from_repository(settings)
     engine, own = of_engine_and_server(settings)
     resolved = LLMConfig(**engine)  # complains about settings that no engine could use
     try:
@@ -176,8 +187,26 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     folder = resolve_model(model, resolved.revision, resolved.download_dir)
     if resolved.tokenizer is not None:  # all processes read the folder that was found once
         serve_config = replace(serve_config, engine=engine | {"tokenizer": str(resolve_tokenizer(folder, resolved))})
-    names = serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
+    names = names or serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
     return Supervisor(serve_config, folder, names)
+
+
+def from_repository(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the settings with those of a repository's engine, and the names of its models for OpenAI's clients."""
+    from ridgeline.serving.repository.folder import read_repository
+
+    for name in ("model", "served_model_name"):
+        if settings.get(name):
+            raise InvalidConfig(f"{name} cannot be had with model_repository, which names its models; leave one out.")
+    folder = str(settings["model_repository"])
+    found = read_repository(Path(folder))
+    for name in found.engine:
+        if name not in ENGINE_FIELDS and name.replace("_", "-") not in FLAGS:
+            raise InvalidConfig(f"{folder}: model.json sets {name!r}, which is no setting of the engine.")
+    kept, lines = of_keywords(found.engine, frozenset(ENGINE_FIELDS))
+    for line in (*lines, *(f"config.pbtxt: {told} has no effect" for told in found.ignored)):
+        print(f"ridgeline: {folder}: {line}", file=sys.stderr)
+    return {**kept, **settings}, found.names
 
 
 def of_engine_and_server(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

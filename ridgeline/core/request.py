@@ -16,6 +16,7 @@ from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.pooling import SECOND_TEXT, Task
 
+BACKGROUND = 2**31  # the priority of work that nobody waits for, beyond what clients may ask for
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
@@ -368,7 +369,7 @@ class Request:
     lookahead: 2: the next plan may be made before the last token is known. 1: only the next sampling needs the last
         result. 0: the next plan needs it.
     cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
-    priority: smaller numbers run first (with the priority policy only).
+    priority: smaller numbers run first (with the priority policy only). BACKGROUND gives way with every policy.
     task: what a model that pools makes of the prompt; None: the request generates. `max_total_tokens` is then the
         length of the prompt.
     whole: all of the prompt runs in one step, and none of it is taken from the cache.
@@ -395,6 +396,11 @@ class Request:
     whole: bool = False
     second_text: int = 0
     embeds: Embeds | None = None
+
+    @property
+    def background(self) -> bool:
+        """True if nobody waits for this request, so that it gives way to all others."""
+        return self.priority >= BACKGROUND
 
     @property
     def input_ids(self) -> list[int]:

@@ -26,6 +26,7 @@ class ServeConfig:
     request_timeout: the seconds that a request may take in all (0: no bound).
     queue_timeout: the seconds that a request may wait for its first token (0: no bound).
     max_queue_requests, max_queue_tokens: bounds on all open requests of all API servers together (0: no bound).
+    max_stored_responses: how many answers of /v1/responses are kept for clients that ask for them again (0: none).
     stream_buffer: how many tokens a reader may be behind.
     step_timeout: the seconds without a finished step, while requests run, after which the server reports that it is
         ill.
@@ -52,6 +53,11 @@ class ServeConfig:
         "none" does not look for any.
     reasoning_parser: the form in which the model sets its reasoning apart, likewise.
     otlp_endpoint: where traces are sent (OpenTelemetry, gRPC).
+    batch_dir: the folder of files and batches, which outlives the server (None: there are none).
+    batch_in_flight: how many requests of batches run at once, behind all others (0: 64 on a GPU and 4 on a CPU, where
+        each makes a step longer).
+    batch_file_bytes, batch_dir_bytes: bounds on a file, and on all files together.
+    model_repository: a folder with models described by config.pbtxt, as Triton's, in place of a model.
     log_json: write logs as JSON.
     access_log: write a line for each request.
     request_breakdown: responses say where their time went.
@@ -73,6 +79,7 @@ class ServeConfig:
     queue_timeout: float = 0.0
     max_queue_requests: int = 4096
     max_queue_tokens: int = 0
+    max_stored_responses: int = 4096
     stream_buffer: int = 1024
     step_timeout: float = 60.0
     max_body_bytes: int = 32 << 20
@@ -98,6 +105,11 @@ class ServeConfig:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     otlp_endpoint: str | None = None
+    batch_dir: str | None = None
+    batch_in_flight: int = 0
+    batch_file_bytes: int = 200 << 20
+    batch_dir_bytes: int = 64 << 30
+    model_repository: str | None = None
     log_level: str = "info"
     log_json: bool = False
     access_log: bool = True
@@ -112,10 +124,14 @@ class ServeConfig:
             ("data_parallel_size", 1),
             ("stream_buffer", 1),
             ("max_body_bytes", 1),
+            ("batch_in_flight", 0),
+            ("batch_file_bytes", 1),
+            ("batch_dir_bytes", 1),
         ):
             if getattr(self, name) < low:
                 raise InvalidConfig(f"{name} must be at least {low}, got {getattr(self, name)!r}.")
-        for name in ("shutdown_timeout", "request_timeout", "queue_timeout", "max_queue_requests", "max_queue_tokens"):
+        queue = ("queue_timeout", "max_queue_requests", "max_queue_tokens")
+        for name in ("shutdown_timeout", "request_timeout", *queue, "max_stored_responses"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
         for name in ("step_timeout", "grammar_timeout"):
@@ -146,6 +162,8 @@ class ServeConfig:
             raise InvalidConfig(f"root_path begins with / and ends without one, as in /llm, got {self.root_path!r}.")
         if self.root_path == "/v1":
             raise InvalidConfig("root_path is /v1, which the routes have already; leave it out.")
+        if self.batch_dir == "":
+            raise InvalidConfig("batch_dir must be the path of a folder; leave it out to take no batches.")
         if self.uds == "":
             raise InvalidConfig("uds must be the path of a socket; leave it out to listen on host and port.")
         if self.default_chat_template_kwargs and (taken := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import NamedTuple
 
@@ -96,6 +98,11 @@ class Draft:
     @property
     def empty(self) -> bool:
         return not self._seqs and not self.standing.seqs
+
+    @property
+    def seqs(self) -> Iterator[Sequence]:
+        """The sequences that have rows so far."""
+        return chain(self.standing.seqs, self._seqs)
 
     @property
     def columns(self) -> list[int]:

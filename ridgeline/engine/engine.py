@@ -116,6 +116,10 @@ class Engine:
         self._reach.clear()
         self.scheduler.cache.forget_all()
 
+    def forget_prefixes(self) -> None:
+        """Let no later request find anything in the prefix cache. Those that run keep what they have found."""
+        self.scheduler.cache.forget_prefixes()
+
     def shutdown(self) -> None:
         self._worker.shutdown()
 

@@ -42,10 +42,10 @@ class ItlBound:
 
         start: tokens of the first prompt that are cached already: attention to them takes time too.
         """
-        if self.target is None or len(kv_len_R) == 0 or most <= LEAST:
+        if self.target is None or most <= LEAST:
             return most
         rows = len(kv_len_R)
-        allowed = max(self.target, DECODE_STEPS * self._seconds(kv_len_R, start, 0))
+        allowed = max(self.target, DECODE_STEPS * self._seconds(kv_len_R, start, 0)) if rows else self.target
         if self._seconds(kv_len_R, start, most) <= allowed:
             return most
         low, high = LEAST, most

@@ -244,19 +244,31 @@ class Scheduler:
         Nobody new is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
         under_way = deque(sorted(self.running.prefilling, key=lambda s: s.order))
-        waiting = self._waiting.head()
-        first = under_way[0] if under_way else waiting
-        if first is not None and self._itl.target is not None:  # else its arguments need not be made
-            start = int(self.slots.kv_len[first.slot]) if first.slot != NO_SLOT else 0
-            draft.budget = self._itl.prompt_tokens(self.slots.kv_len[draft.columns], start, draft.budget)
+        waiting, cut = self._waiting.head(), self._itl.target is not None
+        decodes = cut and any(not seq.request.background for seq in draft.seqs)  # somebody who waits for a token
         while draft.budget > 0 and (under_way or waiting is not None):
-            if waiting is not None and not (under_way and under_way[0].order < waiting.order):
-                admitted = not self._waits(draft, waiting) and self._admit(waiting)
-                if admitted and not self._add_chunk(draft, waiting):
+            starts = waiting is not None and not (under_way and under_way[0].order < waiting.order)
+            seq = waiting if starts and waiting is not None else under_way[0]
+            if cut and (decodes or (seq.request.background and not seq.request.whole)):
+                cut = False
+                self._bound(draft, seq)
+            elif starts:
+                admitted = not self._waits(draft, seq) and self._admit(seq)
+                if admitted and not self._add_chunk(draft, seq):
                     return
                 waiting = self._waiting.head() if admitted else None
             elif not self._add_chunk(draft, under_way.popleft()):
                 return
+
+    def _bound(self, draft: Draft, seq: Sequence) -> None:
+        """Take from the budget what would make the step too long for others.
+
+        They are those who decode. A prompt in the background is cut for those who may come as well, and nothing is cut
+        for who decodes in the background, because nobody waits for his tokens.
+        """
+        start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
+        spent = sum(end - start for _, start, end in draft.chunks)
+        draft.budget = self._itl.prompt_tokens(self.slots.kv_len[draft.columns], start, draft.budget + spent) - spent
 
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""

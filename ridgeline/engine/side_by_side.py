@@ -87,6 +87,10 @@ class Engines(Engine):
         for engine in self.engines:
             engine.rehearse()
 
+    def forget_prefixes(self) -> None:
+        for engine in self.engines:
+            engine.forget_prefixes()
+
 
 class Schedulers(Scheduler):
     """The schedulers of several engines, as far as they are looked at together. It schedules nothing itself."""

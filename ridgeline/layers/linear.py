@@ -128,8 +128,7 @@ class Linear(nn.Module):
             y_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
         else:
             y_TI, s_TI = norm(x_TI, residual_TI)
-        y_TO = self(y_TI)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
+        return self._gated(y_TI, gate), s_TI
 
     def normed_for(
         self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
@@ -155,5 +154,7 @@ class Linear(nn.Module):
         return self._gated(n_TI, gate), s_TI
 
     def _gated(self, n_TI: Tensor, gate: str | None) -> Tensor:
+        if gate and isinstance(self.matrix, PlainWeight) and self.over.size == 1:
+            return self.ops.norm_linear(n_TI, None, None, 0.0, self.matrix.weight_OI, self.bias, gate)[0]
         y_TO = self(n_TI)
         return self.ops.gated_activation(y_TO, gate) if gate else y_TO

@@ -19,7 +19,10 @@ from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
+from ridgeline.serving.kept.kept import Kept
 from ridgeline.serving.observed.watchdog import Watchdog
+from ridgeline.serving.repository.folder import served_models
+from ridgeline.serving.repository.models import ServedModel
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
@@ -30,7 +33,8 @@ from ridgeline.weights.modules import read_prompts
 @dataclass
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
-    model's. `forms` are those of its tool calls and its reasoning."""
+    model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
+    `served` the models that KServe's clients see."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -44,12 +48,15 @@ class ApiServer:
     started: float = field(default_factory=time.time)
     watchdog: Watchdog = field(default_factory=Watchdog)
     forms: Forms = field(default_factory=Forms)
+    kept: Kept = field(default_factory=Kept)
+    served: Mapping[str, ServedModel] = field(default_factory=dict)
 
     @classmethod
     def build(
-        cls, config: ServeConfig, folder: Path, names: tuple[str, ...], paths: Sequence[str], name: str
+        cls, config: ServeConfig, folder: Path, names: tuple[str, ...], paths: Sequence[str], name: str, place: int = 1
     ) -> ApiServer:
-        """Return an API server for the engines whose sockets have these paths. `name` is unlike any other API server's.
+        """Return an API server for the engines whose sockets have these paths. `name` is unlike any other API server's,
+        and `place` is its number among them.
 
         Raise RidgelineError if the model's texts cannot be used.
         """
@@ -77,6 +84,8 @@ class ApiServer:
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
             forms=forms,
+            kept=Kept(place, share, Path(paths[0]).parent, config.max_stored_responses),
+            served=served_models(config.model_repository, names),
         )
 
     @cached_property

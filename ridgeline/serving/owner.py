@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 
 _current: ContextVar[str] = ContextVar("owner", default="")
+_tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def take(key: str | None, peer: str | None) -> None:
@@ -14,9 +15,22 @@ def take(key: str | None, peer: str | None) -> None:
     `key` is the one that the client gave, if keys are asked for. It tells clients apart better than `peer`, the
     address, which clients may share or change.
     """
-    _current.set(sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16] if key else peer or "")
+    tenant = sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16] if key else ""
+    _tenant.set(tenant)
+    _current.set(tenant or peer or "")
 
 
 def current() -> str:
     """Return the owner, or "" if none was set."""
     return _current.get()
+
+
+def tenant() -> str:
+    """Return the owner as its key tells, or "" where no keys are asked for: all clients are then one tenant."""
+    return _tenant.get()
+
+
+def set_to(name: str) -> None:
+    """Set the owner to one that `current` returned before, and that a key told ("" where no keys are asked for)."""
+    _current.set(name)
+    _tenant.set(name)

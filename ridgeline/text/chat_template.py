@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ class ChatTemplate:
     def mentions(self, word: str) -> bool:
         """Return True if the word stands in any of the templates. A role that does not is unknown to them."""
         return any(word in source for source in self._templates.values())
+
+    @cached_property
+    def shows_later_systems(self) -> bool:
+        """True if a system message may also stand within a conversation. It is tried once, which takes a moment."""
+        turns = (("system", "a"), ("user", "b"), ("assistant", "c"), ("system", MARK), ("user", "d"))
+        try:
+            return MARK.strip() in self.render([{"role": role, "content": text} for role, text in turns])
+        except InvalidRequest:
+            return False
 
     def render(
         self,

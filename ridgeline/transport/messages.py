@@ -76,6 +76,10 @@ class Ask(Message, frozen=True, tag="ask"):
     """The question for a `Stats` now."""
 
 
+class Forget(Message, frozen=True, tag="forget"):
+    """The order to let no later request find anything in the prefix cache. A `Forgot` follows."""
+
+
 class Look(Message, frozen=True, tag="look"):
     """The question for a `Seen` now, about the request with this name or the newest ones."""
 
@@ -155,6 +159,10 @@ class Life(Message, frozen=True):
     finish_reason: str | None
     stats: RequestStats
     device: Headroom
+
+
+class Forgot(Message, frozen=True, tag="forgot"):
+    """The answer to a `Forget`."""
 
 
 class Seen(Message, frozen=True, tag="seen"):
@@ -259,8 +267,8 @@ class Stats(Message, frozen=True, tag="stats"):
     ranks: list[RankFigures] = []
 
 
-FromFace = Hello | Submit | Cancel | Ask | Look
-FromEngine = Welcome | Progress | Refused | Stats | Seen
+FromFace = Hello | Submit | Cancel | Ask | Look | Forget
+FromEngine = Welcome | Progress | Refused | Stats | Seen | Forgot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

@@ -61,9 +61,14 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "long_convolution",  # a reference, which no layer runs
         "w8a8_linear",  # its weight is packed once, with a model; benchmarks/cpu.py measures it
     }
-    assert missing - elsewhere == {"activation", "step_inputs", "step_advance", "step_post", "attention_schedule"}, (
-        "an op without cases here is never measured"
-    )
+    assert missing - elsewhere == {
+        "activation",
+        "step_inputs",
+        "step_turns",
+        "step_advance",
+        "step_post",
+        "attention_schedule",
+    }, "an op without cases here is never measured"
 
 
 def test_an_implementation_that_is_wrong_or_fails_has_no_speed() -> None:

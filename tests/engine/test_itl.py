@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan import Feature, RowKind, Rows, StepPlan
+from ridgeline.core.request import BACKGROUND
 from ridgeline.defaults import choose_itl_target
 from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound
 from ridgeline.perf.hardware import find
@@ -79,10 +81,8 @@ def test_the_model_is_asked_about_steps_that_could_run(kv_len: list[int]) -> Non
     assert len(prompts) > 2
 
 
-def test_without_a_target_or_without_rows_that_decode_nothing_is_bounded() -> None:
-    model = Linear(1.0, 1.0, 1.0)
-    assert ItlBound(None, model).prompt_tokens(np.ones(9), 0, 16_384) == 16_384
-    assert ItlBound(0.01, model).prompt_tokens(np.empty(0), 0, 16_384) == 16_384
+def test_without_a_target_nothing_is_bounded() -> None:
+    assert ItlBound(None, Linear(1.0, 1.0, 1.0)).prompt_tokens(np.ones(9), 0, 16_384) == 16_384
 
 
 @pytest.mark.parametrize("model", [None, Linear(0.002, 1e-5, 0)], ids=["no model", "a model that is too optimistic"])
@@ -149,3 +149,25 @@ def test_the_servers_target_follows_from_the_time_to_read_the_weights() -> None:
 def test_a_target_is_a_time(wrong: object) -> None:
     with pytest.raises(InvalidConfig, match="itl_target must be a number of milliseconds"):
         LLMConfig(itl_target=wrong)  # type: ignore[arg-type]
+
+
+def test_work_in_the_background_is_cut_for_others_and_cuts_nobody() -> None:
+    desk = Desk(pages=999, budget=4096)
+    desk.scheduler._itl = ItlBound(0.025, Linear(0.001, 1e-4, 0))
+    prompt = tuple(1 + n * n % 3 for n in range(500))
+    work = replace(make_request("work", prompt, max_tokens=50), priority=BACKGROUND)
+    more = replace(make_request("more", prompt[2:]), priority=BACKGROUND)
+    desk.add(work)
+    plan = desk.submit()
+    assert plan is not None
+    assert plan.num_tokens == 128, "others may come while it runs"
+    while not desk.got["work"]:
+        desk.deliver()
+        desk.submit()
+    desk.add(more, asked := make_request("asked", prompt[1:]))
+    plan = desk.submit()
+    assert plan is not None
+    assert plan.num_tokens >= 499, "who decodes in the background does not delay a prompt"
+    assert desk.rows_of("more") == 0, "and nothing of the background makes its step longer"
+    desk.finish()
+    assert desk.got == {each.id: desk.alone(each) for each in (work, more, asked)}

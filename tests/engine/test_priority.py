@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.core.request import Preemption, Request, RequestStats
+from ridgeline.core.request import BACKGROUND, Preemption, Request, RequestStats
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Status
 from tests.engine.desk import Desk, make_request
@@ -186,3 +186,37 @@ def test_prompts_under_way_and_waiting_ones_take_turns_by_their_place_alone() ->
     assert [[seq.id for seq in record.seqs] for record in desk.scheduler.in_flight] == [["last"], ["first"], ["first"]]
     desk.finish()
     assert desk.got == {request.id: desk.alone(request) for request in requests}
+
+
+def background(name: str, prompt: tuple[int, ...], **params: int) -> Request:
+    return ranked(name, prompt, BACKGROUND, **params)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_work_in_the_background_gives_its_slot_to_whoever_comes(policy: str) -> None:
+    desk = desk_of(policy, slots=2)
+    works = [background(f"work {n}", (*SHORT, n), max_tokens=30) for n in range(4)]
+    desk.add(*works)
+    desk.submit(), desk.deliver()
+    desk.add(asked := ranked("asked", SHORT, 2**31 - 1 if policy == "priority" else 0))
+    assert plans_until_token(desk, "asked") == 1
+    assert desk.scheduler.preemptions[Preemption.PRIORITY] == 1
+    desk.finish()
+    assert desk.got == {each.id: desk.alone(each) for each in (*works, asked)}
+
+
+def test_who_comes_first_is_served_first_within_each_kind() -> None:
+    desk = desk_of("fcfs", slots=1)
+    desk.add(
+        *(background(name, SHORT, max_tokens=2) for name in ("w1", "w2")), ranked("a", SHORT, 0), ranked("b", SHORT, 0)
+    )
+    ended: list[str] = []
+    desk.scheduler.on_finish = lambda request, stats: ended.append(request.id)
+    desk.finish()
+    assert ended == ["a", "b", "w1", "w2"]
+
+
+def test_without_work_in_the_background_nobody_is_looked_for_to_give_way() -> None:
+    desk = desk_of("fcfs", slots=1)
+    desk.add(ranked("a", SHORT, 0), ranked("b", SHORT, -5))
+    assert not desk.scheduler._policy.preempts

@@ -90,10 +90,14 @@ class Checkpoints:
     def counts(self) -> Counts:
         return Counts(**self._counts, kept=max(map(len, self._kept)))
 
-    def forget_all(self) -> None:
-        """Forget what prompts looked like, and start counting anew."""
+    def forget_prompts(self) -> None:
+        """Forget what prompts looked like."""
         self._known.clear()
         self._forks.clear()
+
+    def forget_all(self) -> None:
+        """Forget what prompts looked like, and start counting anew."""
+        self.forget_prompts()
         self._counts.clear()
 
     # ---- what is kept -----------------------------------------------------------------------------------------

@@ -258,9 +258,14 @@ class CacheManager:
         seq.blocks = [[] for _ in self.specs]
         seq.published, seq.checkpoint, seq.keeps_at = 0, None, 0
 
-    def forget_all(self) -> None:
-        """Let no later sequence find anything of what was."""
+    def forget_prefixes(self) -> None:
+        """Let no later sequence find anything of what was. Requests may run meanwhile."""
         self.published.unpublish({node_hash for _, _, node_hash in self.index.published()})
+        self.checkpoints.forget_prompts()
+
+    def forget_all(self) -> None:
+        """Let no later sequence find anything of what was, and start counting anew."""
+        self.forget_prefixes()
         self.checkpoints.forget_all()
         self.queried_tokens = self.hit_tokens = 0
         self.group_hits = [0] * len(self.specs)

@@ -1,13 +1,15 @@
-"""First come, first served."""
+"""First come, first served. Work in the background, which nobody waits for, gives way to all other."""
 
 from ridgeline.core.request import Request
 
 
 class FCFS:
-    preempts = False
+    def __init__(self) -> None:
+        self.preempts = False  # until there is work in the background
 
     def order(self, request: Request, arrival_index: int) -> tuple:
-        return (arrival_index,)
+        self.preempts |= request.background
+        return (request.background, arrival_index)
 
     def outranks(self, waiting: Request, running: Request) -> bool:
-        return False
+        return running.background and not waiting.background

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from ridgeline.kernels.attention.hopper_copies import PANEL, _news, _producer, _scheduler, _tiles
-from ridgeline.kernels.gluon_names import viewed
+from ridgeline.kernels.gluon_names import barriers, viewed
 
 
 @gluon.jit
@@ -273,15 +273,6 @@ def _consumer(
 
 
 @gluon.jit
-def _barriers(number: gl.constexpr, count: gl.constexpr):
-    """Return `number` barriers in shared memory, each of which waits for `count` arrivals."""
-    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(bars.index(i), count=count)
-    return bars
-
-
-@gluon.jit
 def prefill_kernel(
     q_desc, k_desc, v_desc, out_ptr, lse_ptr, sinks_ptr, table_ptr, count_ptr, ticket_ptr, units_at_once, blocks_ptr,
     scale_log2, out_stride, columns, k_block_rows, k_head_rows, v_block_rows, v_head_rows, nowhere,
@@ -300,9 +291,9 @@ def prefill_kernel(
     k = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     v = gl.allocate_shared_memory(dtype, [STAGES, KEYS, D], layout)
     news = gl.allocate_shared_memory(gl.int32, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full, q_empty = _barriers(2, 1), _barriers(2, CONSUMERS)
-    k_full, v_full, empty = _barriers(STAGES, 1), _barriers(STAGES, 1), _barriers(STAGES, CONSUMERS)
-    news_full, news_empty = _barriers(2, 1), _barriers(2, CONSUMERS + 1)
+    q_full, q_empty = barriers(2, 1), barriers(2, CONSUMERS)
+    k_full, v_full, empty = barriers(STAGES, 1), barriers(STAGES, 1), barriers(STAGES, CONSUMERS)
+    news_full, news_empty = barriers(2, 1), barriers(2, CONSUMERS + 1)
     fence_async_shared()
     if PDL:
         gdc_wait()

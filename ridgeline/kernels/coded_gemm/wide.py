@@ -44,7 +44,8 @@ from ridgeline.kernels.coded_gemm.op import Q4_K, W4
 from ridgeline.kernels.coded_gemm.places import in_places
 from ridgeline.kernels.coded_gemm.wide_load import _producer, _ring
 from ridgeline.kernels.coded_gemm.wide_products import _consumer
-from ridgeline.kernels.gemm.hopper import PANEL, _arrivals, _barriers, _descriptor, _descriptor_layout
+from ridgeline.kernels.gemm.hopper import PANEL, _arrivals, _descriptor, _descriptor_layout
+from ridgeline.kernels.gluon_names import barriers
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
 
@@ -79,7 +80,7 @@ def wide_kernel(
     other_low, other_high = _ring(DEPTH, 4 * MANY, UNIT * LOW), 0
     if HIGH:
         high, other_high = _ring(DEPTH, 4 * MANY, UNIT * HIGH), _ring(DEPTH, 4 * MANY, UNIT * HIGH)
-    full, empty = _barriers(STAGES), _barriers(STAGES, 2)
+    full, empty = barriers(STAGES), barriers(STAGES, 2)
     handed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(handed, count=1)

@@ -14,7 +14,8 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 from ridgeline.kernels.coded_gemm.fragments_asm import scaled_operands, subtracted
 from ridgeline.kernels.coded_gemm.fragments_kernel import _groups, _number
 from ridgeline.kernels.coded_gemm.wide_load import _ask, _begun, _fetch, _item, _next
-from ridgeline.kernels.gemm.hopper import PANEL, _store, _together, barrier
+from ridgeline.kernels.gemm.hopper import PANEL, _store, _together
+from ridgeline.kernels.gluon_names import barrier
 
 
 @gluon.jit

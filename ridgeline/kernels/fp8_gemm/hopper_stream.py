@@ -19,8 +19,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.hopper import _awaited, _barriers, _finished, _item, _together, _write, barrier
-from ridgeline.kernels.gluon_names import load_tile, viewed
+from ridgeline.kernels.gemm.hopper import _awaited, _finished, _item, _together, _write
+from ridgeline.kernels.gluon_names import barrier, barriers, load_tile, viewed
 
 PANEL = gl.constexpr(128)  # inputs in one swizzled row of shared memory, and inputs that share a scale in blocks
 
@@ -311,7 +311,7 @@ def stream_kernel(
     table = gl.allocate_shared_memory(
         gl.float32, [PARTS, GROUPS if GROUPS > 0 else 1, TOKENS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     )
-    full, empty = _barriers(STAGES), _barriers(STAGES)
+    full, empty = barriers(STAGES), barriers(STAGES)
     fence_async_shared()
     token_tiles = gl.cdiv(tokens, TOKENS)
     items = gl.cdiv(outputs, ROWS) * token_tiles * SPLIT

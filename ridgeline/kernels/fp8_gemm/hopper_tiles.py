@@ -34,8 +34,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.fp8_gemm.hopper_stream import PANEL
-from ridgeline.kernels.gemm.hopper import _barriers
-from ridgeline.kernels.gluon_names import load_tile, viewed
+from ridgeline.kernels.gluon_names import barriers, load_tile, viewed
 
 TOGETHER = gl.constexpr(2048)  # neighbouring tokens whose tiles go through the weights together
 
@@ -274,7 +273,7 @@ def tiles_kernel(
     layout: gl.constexpr = w_desc.layout
     x = gl.allocate_shared_memory(dtype, [STAGES, TOKENS, PANEL], layout)
     w = gl.allocate_shared_memory(dtype, [STAGES, 2 * HALF, PANEL], layout)
-    full, empty = _barriers(STAGES), _barriers(STAGES, 2)
+    full, empty = barriers(STAGES), barriers(STAGES, 2)
     fence_async_shared()
     items = gl.cdiv(tokens, TOKENS) * gl.cdiv(outputs, 2 * HALF // PARTS)
     blocks = gl.cdiv(inputs, PANEL)

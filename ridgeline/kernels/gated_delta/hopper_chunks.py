@@ -28,8 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK
 from ridgeline.kernels.gated_delta.triton_step import aot_types
-from ridgeline.kernels.gemm.hopper import _barriers, barrier
-from ridgeline.kernels.gluon_names import load_rows
+from ridgeline.kernels.gluon_names import barrier, barriers, load_rows
 
 ROWS, CARRIES, OUTPUTS = 0, 1, 2  # what a program runs: a row, a segment for its effect, a segment for its outputs
 
@@ -129,7 +128,8 @@ def _write(
             barrier()
             mbarrier.arrive(o_empty.index(slot), count=1)
             live = (begin + i < behind) & (column >= 0)
-            gl.store(o_ptr + begin.to(gl.int64) * (G * V) + (i * (G * V) + column), y, mask=live)
+            at = begin.to(gl.int64) * (G * V)  # type: ignore[attr-defined]
+            gl.store(o_ptr + at + (i * (G * V) + column), y, mask=live)
             step += 1
 
 
@@ -299,7 +299,7 @@ def gated_delta_hopper_chunks(
     factors = gl.allocate_shared_memory(gl.float32, [STAGES * 3, L], line)
     o_tiles = gl.allocate_shared_memory(dtype, [2 if OUT else 1, L, C], shared)
     tiles = (k_tile, q_tile, v_tile, solve_tile, within_tile, factors, o_tiles)
-    full, empty, o_full, o_empty = _barriers(STAGES), _barriers(STAGES), _barriers(2), _barriers(2)
+    full, empty, o_full, o_empty = barriers(STAGES), barriers(STAGES), barriers(2), barriers(2)
     fence_async_shared()
     key_head = head // (G // H)
     in_values = tile < V // C

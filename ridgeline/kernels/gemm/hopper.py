@@ -37,10 +37,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ridgeline.kernels.activation.triton import gated
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gemm.choose import Stream
-from ridgeline.kernels.gluon_names import load_tile, viewed
+from ridgeline.kernels.gluon_names import barrier, barriers, load_tile, viewed
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # for one partition's threads; it was renamed
 PANEL = gl.constexpr(64)  # columns in one swizzled panel of shared memory: 128 bytes of a 16-bit type
 
 
@@ -281,15 +280,6 @@ def _consumer(
             _store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 0, wide)
 
 
-@gluon.jit
-def _barriers(number: gl.constexpr, count: gl.constexpr = 1):
-    """Return `number` barriers in shared memory, each of which waits for `count` arrivals."""
-    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(bars.index(i), count=count)
-    return bars
-
-
 @gluon.jit(do_not_specialize=["tokens"])
 def stream_kernel(
     x_desc, w_desc, bias_ptr, y_ptr, sums_ptr, arrival_ptr, tokens, outputs, inputs,
@@ -310,7 +300,7 @@ def stream_kernel(
     layout: gl.constexpr = w_desc.layout
     w = gl.allocate_shared_memory(dtype, [STAGES * PARTS * PANELS, ROWS, PANEL], layout)
     x = gl.allocate_shared_memory(dtype, [STAGES * PANELS, TOKENS, PANEL], layout)
-    full, empty = _barriers(STAGES), _barriers(STAGES)
+    full, empty = barriers(STAGES), barriers(STAGES)
     fence_async_shared()
     token_tiles = gl.cdiv(tokens, TOKENS)
     items = gl.cdiv(outputs, ROWS) * token_tiles * SPLIT

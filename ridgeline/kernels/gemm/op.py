@@ -31,14 +31,14 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 def norm_linear(
     x_TI: Tensor,
     residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
+    norm_weight_I: Tensor | None,
     eps: float,
     weight_OI: Tensor,
     bias_O: Tensor | None,
     gate: str | None,
 ) -> tuple[Tensor, Tensor]:
     """Return (y, s). s = x + residual rounded to x's dtype, or s = x if there is no residual. y = rms_norm(s) · weightᵀ
-    + bias: [T, O].
+    + bias: [T, O]. Without a norm's weight there is no norm, and y = s · weightᵀ + bias.
 
     Everything from s to the rounding of y is in float32. An implementation may also round the normalised s and the
     gated pair.
@@ -47,12 +47,14 @@ def norm_linear(
         F].
     """
     s_TI = x_TI if residual_TI is None else x_TI + residual_TI
-    n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
+    n_TI = s_TI.float() if norm_weight_I is None else rms_norm(s_TI.float(), None, norm_weight_I, eps)[0]
     y_TO = linear(n_TI, weight_OI, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
 
 
-NormLinear = Callable[[Tensor, Tensor | None, Tensor, float, Tensor, Tensor | None, str | None], tuple[Tensor, Tensor]]
+NormLinear = Callable[
+    [Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor | None, str | None], tuple[Tensor, Tensor]
+]
 
 
 def in_three(
@@ -65,13 +67,16 @@ def in_three(
     def norm_linear(
         x_TI: Tensor,
         residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
+        norm_weight_I: Tensor | None,
         eps: float,
         weight_OI: Tensor,
         bias_O: Tensor | None,
         gate: str | None,
     ) -> tuple[Tensor, Tensor]:
-        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+        if norm_weight_I is None:
+            n_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
+        else:
+            n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
         y_TO = linear(n_TI, weight_OI, bias_O)
         return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
@@ -105,6 +110,7 @@ class NormCase:
 
     out_width: the columns of the result. The weight has twice as many rows if the op is gated.
     norm_float32: the norm's weight is float32, whatever the activations are.
+    norm: False: there is no norm.
     """
 
     tokens: int
@@ -115,10 +121,11 @@ class NormCase:
     gate: str | None = None
     eps: float = 1e-6
     norm_float32: bool = False
+    norm: bool = True
 
     def inputs(
         self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor | None, Tensor, float, Tensor, Tensor | None, str | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor | None, str | None]:
         """Return random inputs, with a norm weight around one."""
         generator = torch.Generator(device).manual_seed(seed)
         rows = self.out_width * (2 if self.gate else 1)
@@ -126,7 +133,7 @@ class NormCase:
         residual_TI = torch.randn(x_TI.shape, generator=generator, device=device).to(dtype) if self.residual else None
         norm_weight_I = 1 + 0.3 * torch.randn(self.in_width, generator=generator, device=device)
         norm_weight_I = norm_weight_I.to(torch.float32 if self.norm_float32 else dtype)
-        return x_TI, residual_TI, norm_weight_I, self.eps, weight_OI, bias_O, self.gate
+        return x_TI, residual_TI, norm_weight_I if self.norm else None, self.eps, weight_OI, bias_O, self.gate
 
 
 CASES = (
@@ -153,6 +160,9 @@ NORM_CASES = (
     NormCase(1, 1032, 40, norm_float32=True),
     NormCase(40, 512, 48, residual=False),
     NormCase(300, 64, 64, gate="silu"),
+    NormCase(1, 1024, 24, gate="silu", residual=False, norm=False),
+    NormCase(3, 96, 36, bias=True, gate="gelu", norm=False),
+    NormCase(40, 512, 48, gate="silu", residual=False, norm=False),
 )
 
 

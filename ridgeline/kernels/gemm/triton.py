@@ -51,7 +51,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 def norm_linear(
     x_TI: Tensor,
     residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
+    norm_weight_I: Tensor | None,
     eps: float,
     weight_OI: Tensor,
     bias_O: Tensor | None,
@@ -60,11 +60,15 @@ def norm_linear(
     """Compute `op.norm_linear`."""
     if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
         return torch_ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
-    plan = _plan(x_TI, weight_OI, norm=True, gated=gate is not None)
+    if norm_weight_I is None and residual_TI is not None:
+        x_TI, residual_TI = x_TI + residual_TI, None
+    plan = _plan(x_TI, weight_OI, norm=norm_weight_I is not None, gated=gate is not None)
     if isinstance(plan, RowsPlan) and _packed(x_TI) and _packed(residual_TI):
         return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
-    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    if plan is not None and not isinstance(plan, RowsPlan):
+    n_TI = s_TI = x_TI
+    if norm_weight_I is not None:
+        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI):
         return _launch(plan, n_TI, weight_OI, bias_O, gate), s_TI
     y_TO = linear(n_TI, weight_OI, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI

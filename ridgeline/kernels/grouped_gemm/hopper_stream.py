@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.hopper import _store, barrier
-from ridgeline.kernels.gluon_names import viewed
+from ridgeline.kernels.gemm.hopper import _store
+from ridgeline.kernels.gluon_names import barrier, barriers, viewed
 from ridgeline.kernels.grouped_gemm.hopper_codes import coded_products, lifted
 from ridgeline.kernels.grouped_gemm.hopper_load import gatherer, streamer
 from ridgeline.kernels.grouped_gemm.hopper_sums import products, promoted, rescaled
@@ -149,15 +149,6 @@ def _consumer(
         step += steps
         at += steps
         expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
-
-
-@gluon.jit
-def barriers(number: gl.constexpr, count: gl.constexpr):
-    """Return `number` barriers in shared memory, each of which waits for `count` arrivals."""
-    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(bars.index(i), count=count)
-    return bars
 
 
 @gluon.jit

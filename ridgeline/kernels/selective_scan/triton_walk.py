@@ -11,7 +11,7 @@ reading and writing the state. The legend is that of op.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal  # noqa: F401 (Any stands in comments)
 
 import torch
 import triton

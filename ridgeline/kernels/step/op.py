@@ -90,7 +90,7 @@ def step_inputs(
 
 
 class StepTurns(NamedTuple):
-    """What `kernels.turns.Turns` calls by the same names: marks_R int32, fresh_R bool, the others int64."""
+    """Fields of `kernels.turns.Turns` by the same names: marks_R is int32, fresh_R bool, the others int64."""
 
     reads_R: Tensor
     writes_R: Tensor

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from ridgeline.core.request import Request
 from ridgeline.serving import owner
@@ -21,6 +22,8 @@ from ridgeline.transport.messages import (
     Ended,
     EngineFacts,
     Event,
+    Forget,
+    Forgot,
     FromEngine,
     Grammar,
     Hello,
@@ -40,8 +43,12 @@ logger = logging.getLogger(__name__)
 GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
 RETRY_AFTER = 5  # seconds in which an engine that died is usually back
 SILENCE = 5.0  # seconds without a message from an idle engine, which sends one every second
+FORGETTING = 60.0  # seconds for the engine to forget its prefixes, between two steps
 EXPECTED_OUTPUT = 256  # tokens that a request is expected to write, where it may write more
 TYPICAL_WEIGHT = 512.0  # tokens of another API server's request, while this one has none to compare with
+
+
+_Answer = TypeVar("_Answer")
 
 
 class RequestTicket:
@@ -105,6 +112,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats | None]] = []
         self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order in which they were asked
+        self._forgetting: deque[asyncio.Future[None]] = deque()  # likewise
         self._up = asyncio.Event()
 
     @property
@@ -239,10 +247,16 @@ class EngineClient:
         future: asyncio.Future[list[Life]] = asyncio.get_running_loop().create_future()
         self._looking.append(future)
         self._send_soon(Look(name=name, limit=limit))
-        try:
-            return await asyncio.wait_for(future, timeout)
-        except TimeoutError:
-            raise Unavailable(f"the engine did not answer within {timeout:g} s.", retry_after=RETRY_AFTER) from None
+        return await _within(timeout, future)
+
+    async def forget(self, timeout: float = FORGETTING) -> None:
+        """Let no later request find anything in the prefix cache. Raise Unavailable if no engine answers in time."""
+        if self.facts is None:
+            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._forgetting.append(future)
+        self._send_soon(Forget())
+        await _within(timeout, future)
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
@@ -308,6 +322,10 @@ class EngineClient:
                 future = self._looking.popleft()
                 if not future.done():
                     future.set_result(message.lives)
+            case Forgot():
+                forgotten = self._forgetting.popleft()
+                if not forgotten.done():
+                    forgotten.set_result(None)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
@@ -355,12 +373,14 @@ class EngineClient:
             if not asked.done():
                 asked.set_result(self.stats)
         self._asked.clear()
-        for looking in self._looking:
-            if not looking.done():
-                looking.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
+        open_questions: list[asyncio.Future[Any]] = [*self._looking, *self._forgetting]
+        for waiting in open_questions:
+            if not waiting.done():
+                waiting.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
         self._looking.clear()
+        self._forgetting.clear()
 
-    def _send_soon(self, message: Submit | Cancel | Ask | Look) -> None:
+    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget) -> None:
         """Send messages in this order, without waiting.
 
         An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and
@@ -368,6 +388,13 @@ class EngineClient:
         """
         assert self._socket is not None
         self._socket.send(message).add_done_callback(_log_failure)
+
+
+async def _within(timeout: float, answer: asyncio.Future[_Answer]) -> _Answer:
+    try:
+        return await asyncio.wait_for(answer, timeout)
+    except TimeoutError:
+        raise Unavailable(f"the engine did not answer within {timeout:g} s.", retry_after=RETRY_AFTER) from None
 
 
 def weight_of(request: Request) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.core.pooling import PoolingParams, PoolingSpec
+from ridgeline.core.request import BACKGROUND
 from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut, TooLong
 from ridgeline.serving.generation.engine_client import RequestTicket
 from ridgeline.serving.generation.service import Service
@@ -58,8 +59,9 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
             "tokens. Please reduce the length of the input, or set truncate_prompt_tokens.",
             param="input",
         )
+    priority = BACKGROUND if service.background else asked.priority
     request = pooling_request(
-        asked.id, asked.prompt, asked.params, spec, priority=asked.priority, cache_salt=asked.cache_salt
+        asked.id, asked.prompt, asked.params, spec, priority=priority, cache_salt=asked.cache_salt
     )
     service.admission.admit([request], facts)
     ticket: RequestTicket | None = None

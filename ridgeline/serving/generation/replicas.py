@@ -99,6 +99,11 @@ class Replicas:
         """Return each engine's figures, as `ask`."""
         return list(await asyncio.gather(*(engine.ask(timeout) for engine in self.engines)))
 
+    async def forget(self) -> None:
+        """Let no later request find anything in the prefix caches, as `EngineClient.forget`."""
+        up = [engine for engine in self.engines if engine.facts is not None]  # the others have nothing
+        await asyncio.gather(*(engine.forget() for engine in up or self.engines))
+
     async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
         """Return where the time of the request with this name went, or of the newest requests if no name is given.
 

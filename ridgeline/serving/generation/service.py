@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ridgeline.core.embeds import Embeds
-from ridgeline.core.request import MASK_FAILED, SamplingParams, Thinking, TokenEvent
+from ridgeline.core.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission, embedded_bytes
@@ -74,7 +74,8 @@ class Service:
     """The service that runs requests for an API server.
 
     `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
-    `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams.
+    `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams. What runs
+    in the `background` gives way to all other requests.
     """
 
     beam_run: type[Run]
@@ -90,6 +91,7 @@ class Service:
     ) -> None:
         self.client, self.tokenizer, self.admission = client, tokenizer, admission
         self.on_end: Callable[[Run, BaseException | None], None] | None = None
+        self.background = False
         self._seed = seed
         self._eos_ids = eos_ids.union(tokenizer.eos_ids)
         self._count = 0
@@ -149,7 +151,7 @@ class Run:
             asked.params,
             service.limits(),
             seed=self._seed,
-            priority=asked.priority,
+            priority=BACKGROUND if service.background else asked.priority,
             cache_salt=asked.cache_salt,
             thinking=asked.thinking,
             embeds=asked.embeds,

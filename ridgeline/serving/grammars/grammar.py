@@ -98,7 +98,10 @@ def _forms(grammar: Grammar) -> Iterator[Grammar]:
     if grammar.kind == "json" and grammar.text:
         schema = schemas.known(json.loads(grammar.text))
         texts = [json.dumps(each, ensure_ascii=False) for each in (schemas.bounded(schema), schema)]
-        yield from (Grammar(kind="json", text=text) for text in texts if len(text) <= MOST_USABLE)
+        fitting = [Grammar(kind="json", text=text) for text in texts if len(text) <= MOST_USABLE]
+        if fitting:  # the client's own words could be used no sooner, and would be refused for what does not matter
+            yield from fitting
+            return
     yield grammar
 
 

@@ -27,6 +27,8 @@ MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "proper
 # A number with one of these is not "any".
 ASKED = {"allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "if", "maximum", "minimum"}
 ASKED |= {"multipleOf", "not", "oneOf", "$ref"}
+# With one of these a schema asks more of the same value.
+TWICE = {"$dynamicRef", "allOf", "dependencies", "dependentSchemas", "if", "not", "unevaluatedProperties"}
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -49,6 +51,21 @@ def closed(schema: Any) -> Any:
         return one | {"additionalProperties": False} if named else one
 
     return changed(schema, change)
+
+
+def closed_where_plain(schema: Any) -> Any:
+    """Return the schema with closed objects if it never asks two things of one object: what one part does not name,
+    another may."""
+    plain = True
+
+    def look(one: dict[str, Any]) -> dict[str, Any]:
+        nonlocal plain
+        both = "properties" in one and one.keys() & {"$ref", "anyOf", "oneOf"}
+        plain = plain and not both and not one.keys() & TWICE
+        return one
+
+    changed(schema, look)
+    return closed(schema) if plain else schema
 
 
 def changed(schema: Any, change: Change) -> Any:

@@ -293,3 +293,318 @@ class Reranked(Answer):
     model: str
     usage: PooledUsage
     results: list[RerankedDocument] = Field(description="the most relevant first")
+
+
+# ---- for operators ------------------------------------------------------------------------------------------------
+
+
+class ServerInfo(Answer):
+    version: str
+    names: list[str]
+    config: dict[str, Any] = Field(description="the server's settings, and the engine's as they were given")
+    engine: dict[str, Any] | None = Field(description="what the engine is; null before it has told")
+
+
+class Forgotten(Answer):
+    status: Literal["ok"]
+
+
+class Rendered(Answer):
+    """A request as the engine gets it, with the text of its prompt."""
+
+    request_id: str
+    model: str
+    prompt: str | None
+    token_ids: list[int]
+    features: None = Field(description="of images and sound, which there are none of")
+    sampling_params: dict[str, Any]
+    stream: bool
+    cache_salt: str | None
+    priority: int
+
+
+# ---- responses ----------------------------------------------------------------------------------------------------
+
+
+class IncompleteDetails(Answer):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(Answer):
+    code: str
+    message: str
+
+
+class InputTokensDetails(Answer):
+    cached_tokens: int
+    cache_write_tokens: Literal[0]
+
+
+class ResponseUsage(Answer):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+
+class ResponseReasoning(Answer):
+    effort: str | None
+    summary: None
+
+
+class ResponseAnswer(Answer):
+    """An answer of /v1/responses. Its items are messages, reasoning and calls of functions, as OpenAI has them."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ResponseReasoning
+    service_tier: Literal["default"]
+    store: bool = Field(description="it can be asked for again")
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(BaseModel):
+    """An event of a stream, named by its type, as OpenAI has it. The first and the last hold the response."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    sequence_number: int
+    response: ResponseAnswer | None = None
+
+
+class DeletedResponse(Answer):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ItemList(Answer):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class InputTokens(Answer):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+# ---- messages -----------------------------------------------------------------------------------------------------
+
+
+class OutputTokensDetails(Answer):
+    thinking_tokens: int
+
+
+class MessageUsage(Answer):
+    input_tokens: int
+    cache_creation_input_tokens: Literal[0]
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    service_tier: Literal["standard"]
+
+
+class MessageAnswer(Answer):
+    """An answer of /v1/messages. Its blocks are text, thinking and uses of tools, as Anthropic has them."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageEvent(BaseModel):
+    """An event of a stream, named by its type, as Anthropic has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+
+
+class MessageTokens(Answer):
+    input_tokens: int
+
+
+class AnthropicsError(Answer):
+    type: str
+    message: str
+
+
+class AnthropicsErrorAnswer(Answer):
+    type: Literal["error"]
+    error: AnthropicsError
+    request_id: str | None
+
+
+# ---- files and batches ----------------------------------------------------------------------------------------------
+
+
+class File(Answer):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+    status_details: None
+    expires_at: int | None
+
+
+class FileDeleted(Answer):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class Page(Answer):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileList(Page):
+    data: list[File]
+
+
+class BatchMistake(Answer):
+    code: str
+    message: str
+    line: int | None = Field(description="from 1")
+    param: str | None
+
+
+class BatchMistakes(Answer):
+    object: Literal["list"]
+    data: list[BatchMistake]
+
+
+class BatchCounts(Answer):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchUsage(Answer):
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+
+class Batch(Answer):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchMistakes | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(Page):
+    data: list[Batch]
+
+
+# ---- KServe ---------------------------------------------------------------------------------------------------------
+
+
+class KServeFailure(Answer):
+    error: str | Error = Field(description="a sentence; more of it where no route was reached")
+
+
+class KServeServer(Answer):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class KServeTensor(Answer):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class KServeModel(Answer):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[KServeTensor]
+    outputs: list[KServeTensor]
+
+
+class KServeReady(Answer):
+    name: str
+    ready: bool
+
+
+class KServeOutput(KServeTensor):
+    data: list[str] | list[int] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class KServeInferred(Answer):
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[KServeOutput]
+    parameters: dict[str, Any] | None = Field(None, description="why the text ended, and its usage")
+
+
+class KServeGenerated(BaseModel):
+    """The output by its tensor's name, and beside it why the text ended, and its usage."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="allow")
+
+    id: str | None = None
+    model_name: str
+    model_version: str

@@ -15,7 +15,18 @@ from starlette.responses import Response
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.http import chat, completions, models, pooling, tokenize
+from ridgeline.serving.http import (
+    batches,
+    chat,
+    completions,
+    kserve,
+    messages,
+    models,
+    pooling,
+    render,
+    responses,
+    tokenize,
+)
 from ridgeline.serving.http.describe import describe
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import ClientGone
@@ -32,7 +43,7 @@ def create_app(api: ApiServer) -> FastAPI:
         openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",  # without it there are no pages
     )
     app.state.unknown_fields = api.config.unknown_fields
-    for module in (chat, completions, models, pooling, tokenize):
+    for module in (chat, completions, responses, messages, models, pooling, render, tokenize, batches, kserve):
         app.include_router(module.router(api))
     for name in OPTIONAL:
         if find_spec(name) is not None:
@@ -49,4 +60,4 @@ async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)
-    return response_for(error)
+    return response_for(error, request.scope)

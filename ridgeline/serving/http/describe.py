@@ -8,8 +8,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
-from ridgeline.serving.http.answers import ErrorAnswer
+from ridgeline.serving.http.answers import ErrorAnswer, KServeFailure
 from ridgeline.serving.http.middleware import HEALTH, is_admin
+from ridgeline.serving.http.paths import MESSAGES, is_kserve, is_under
 
 _REF = "#/components/schemas/{model}"
 _REASONS = {
@@ -23,6 +24,7 @@ _REASONS = {
     422: "Another body had this Idempotency-Key",
     429: "The queue is full; see Retry-After",
     500: "The server failed",
+    507: "There is no room for another file",
     503: "No engine, or the server is ending; see Retry-After",
     504: "A timeout",
 }
@@ -32,32 +34,49 @@ _STREAM = (
     "With stream: server-sent events, each `data: ` and a {chunk} as JSON; at last `data: [DONE]`. A failure on the "
     'way is an event {{"error": …}}; lines that begin with a colon keep the connection alive.'
 )
+_NAMED = (
+    "With stream: server-sent events, each named by the type of its data, a {chunk} as JSON. A failure on the way is "
+    "an event, too."
+)
 _HEADERS = [
     ("X-Request-Id", "names the request in logs and in the answer's header; up to 128 letters, digits and any of ._:-"),
     ("Idempotency-Key", "sent again within a minute, the same request gets the same answer"),
 ]
 
 
-def answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+def answers(
+    model: type[BaseModel], *statuses: int, error: type[BaseModel] = ErrorAnswer
+) -> dict[int | str, dict[str, Any]]:
     """Return the `responses` of a route that answers with the model, or with an error of one of these statuses."""
-    return {200: {"model": model, "description": "The answer"}, **{status: _error(status) for status in statuses}}
+    failures: dict[int | str, dict[str, Any]] = {status: _error(status) | {"model": error} for status in statuses}
+    return {200: {"model": model, "description": "The answer"}, **failures}
 
 
 def described(
-    body: Any, summary: str, answer: type[BaseModel], *, chunk: type[BaseModel] | None = None
+    body: Any,
+    summary: str,
+    answer: type[BaseModel],
+    *,
+    chunk: type[BaseModel] | None = None,
+    named: bool = False,
+    listed: bool = False,
+    error: type[BaseModel] = ErrorAnswer,
 ) -> dict[str, Any]:
     """Return the keywords of a route whose body is this model. `chunk` is the model of a stream, if the route has
-    one."""
+    one, and `named` says that its events have names. `listed`: it answers with a list. `error` is the model of its
+    failures."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF)
     parts = schema.pop("$defs", {})
     if isinstance(body, type):
         parts, schema = parts | {body.__name__: schema}, {"$ref": _REF.format(model=body.__name__)}
-    responses = answers(answer, *_WITH_BODY, *(_GENERATION if chunk else ()))
+    responses = answers(answer, *_WITH_BODY, *(_GENERATION if chunk else ()), error=error)
+    if listed:
+        responses[200]["model"] = list[answer]  # type: ignore[valid-type]
     if chunk:
         made = chunk.model_json_schema(ref_template=_REF, mode="serialization")
         parts = parts | made.pop("$defs", {}) | {chunk.__name__: made}
         responses[200] |= {
-            "description": _STREAM.format(chunk=chunk.__name__),
+            "description": (_NAMED if named else _STREAM).format(chunk=chunk.__name__),
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         }
     parameters = [
@@ -89,6 +108,10 @@ def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
             for operation in operations.values():
                 schemas.update(operation.pop("x-parts", {}))
                 _complete(path, operation, with_keys)
+                if is_kserve(path):
+                    _rename_errors(operation["responses"])
+        schemas["KServeFailure"] = KServeFailure.model_json_schema(ref_template=_REF)
+        schemas["KServeFailure"].pop("$defs")
         app.openapi_schema = document
     return app.openapi_schema
 
@@ -99,22 +122,29 @@ def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
     if path in HEALTH:
         responses["503"] = {"description": "Not healthy; see Retry-After", "headers": _RETRY_AFTER}
         return
+    error = "AnthropicsErrorAnswer" if is_under(MESSAGES, path) else "ErrorAnswer"
     if with_keys:
         operation["security"] = [{"key": []}]
     if "requestBody" not in operation:
         responses.pop("422", None)
         if operation.get("parameters"):
-            responses |= {str(status): _shown(status) for status in (400, 404)}
+            responses |= {str(status): _shown(status, error) for status in (400, 404)}
     for status in (*_ALWAYS, *((403,) if is_admin(path) else ())):
-        responses[str(status)] = _shown(status)
+        responses[str(status)] = _shown(status, error)
+
+
+def _rename_errors(responses: dict[str, Any]) -> None:
+    """Let failures have KServe's shape."""
+    for response in responses.values():
+        for content in response.get("content", {}).values():
+            if content["schema"].get("$ref") == _REF.format(model="ErrorAnswer"):
+                content["schema"] = {"$ref": _REF.format(model="KServeFailure")}
 
 
 def _error(status: int) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": _REASONS[status], "model": ErrorAnswer}
+    described: dict[str, Any] = {"description": _REASONS[status]}
     return described | ({"headers": _RETRY_AFTER} if status in (429, 503) else {})
 
 
-def _shown(status: int) -> dict[str, Any]:
-    described = _error(status)
-    del described["model"]
-    return described | {"content": {"application/json": {"schema": {"$ref": _REF.format(model="ErrorAnswer")}}}}
+def _shown(status: int, error: str) -> dict[str, Any]:
+    return _error(status) | {"content": {"application/json": {"schema": {"$ref": _REF.format(model=error)}}}}

@@ -1,4 +1,5 @@
-"""Failures in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Failures in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, in Anthropic's for its routes, and in
+KServe's, {"error": message}, for its own."""
 
 from __future__ import annotations
 
@@ -8,11 +9,23 @@ from typing import Any
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.errors import BadRequest, RequestFailed, Unavailable
+from ridgeline.serving.http.paths import is_anthropics, is_kserve, route_path
 
 logger = logging.getLogger(__name__)
+
+ANTHROPICS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class RouteFailure(RequestFailed):
@@ -49,7 +62,25 @@ def error_body(failure: RequestFailed) -> dict[str, Any]:
     }
 
 
-def response_for(error: BaseException) -> Response:
+def anthropics_body(failure: RequestFailed, request_id: str | None) -> dict[str, Any]:
+    """Return what Anthropic's clients are told. They know the kind of a failure by its name."""
+    kind = ANTHROPICS.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": request_id}
+
+
+def kserve_error(failure: RequestFailed) -> dict[str, Any]:
+    return {"error": failure.message}
+
+
+def body_for(failure: RequestFailed, scope: Scope) -> dict[str, Any]:
+    """Return the body in the shape of the API that was asked."""
+    path = route_path(scope)
+    if is_anthropics(path):
+        return anthropics_body(failure, scope.get("state", {}).get("request_id"))
+    return kserve_error(failure) if is_kserve(path) else error_body(failure)
+
+
+def response_for(error: BaseException, scope: Scope) -> Response:
     """Return the response to a failure. Every 429 and 503 has a Retry-After."""
     failure = failure_of(error)
     headers = dict(failure.headers) if isinstance(failure, RouteFailure) else {}
@@ -58,5 +89,5 @@ def response_for(error: BaseException) -> Response:
         retry_after = 1
     if retry_after is not None:
         headers["retry-after"] = str(retry_after)
-    content = msgspec.json.encode(error_body(failure))
+    content = msgspec.json.encode(body_for(failure, scope))
     return Response(content, failure.status, headers, media_type="application/json")

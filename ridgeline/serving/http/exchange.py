@@ -53,15 +53,17 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
         return parse(models[choose(found)], found, lenient=lenient, ignored=ignored)
 
     body = await off_loop(len(data), INLINE_BYTES, read)
-    if ignored:
-        _tell(request, ignored)
+    tell_ignored(request, ignored)
     return body
 
 
-def _tell(request: Request, ignored: list[str]) -> None:
-    """Name the fields without effect in the answer's header, and each once in the log."""
+def tell_ignored(request: Request, ignored: list[str]) -> None:
+    """Name the fields without effect in the answer's header, beside those named before, and each once in the log."""
     shown = [name for name in ignored if SHOWN.fullmatch(name)][:MOST_SHOWN]
-    request.scope.setdefault("state", {})["ignored"] = ", ".join(shown)
+    if not shown:
+        return
+    state = request.scope.setdefault("state", {})
+    state["ignored"] = ", ".join(filter(None, [state.get("ignored"), *shown]))
     new = [name for name in shown if name not in _told]
     if new and len(_told) < MOST_TOLD:
         _told.update(new)

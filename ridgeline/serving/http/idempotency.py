@@ -136,7 +136,7 @@ def with_idempotency(app: ASGIApp) -> ASGIApp:
             return await app(scope, receive, send)
         if not 0 < len(key) <= LONGEST_KEY:
             failure = BadRequest(f"an Idempotency-Key has 1 to {LONGEST_KEY} characters, not {len(key)}.")
-            return await response_for(failure)(scope, receive, send)
+            return await response_for(failure, scope)(scope, receive, send)
         first = await receive()
         who = f"{headers.get('authorization', '')}\n{headers.get('x-api-key', '')}"
         body = first["body"]
@@ -149,7 +149,7 @@ def with_idempotency(app: ASGIApp) -> ASGIApp:
                 return await _lead(app, scope, _again(first, receive), send, memory, name, answer)
             if answer.digest != digest:
                 failure = KeyReused("this Idempotency-Key came with another body before; take a new one.")
-                return await response_for(failure)(scope, receive, send)
+                return await response_for(failure, scope)(scope, receive, send)
             if await _follow(answer, scope, receive, send):
                 return None
 
@@ -188,7 +188,7 @@ async def _follow(answer: Answer, scope: Scope, receive: Receive, send: Send) ->
     while True:
         if answer.forgotten and sent == 0:
             failure = NotKept("a request with this Idempotency-Key has run, and its answer was too long to be kept.")
-            await response_for(failure)(scope, receive, send)
+            await response_for(failure, scope)(scope, receive, send)
             return True
         if answer.broken and sent == 0:
             return False

@@ -31,13 +31,18 @@ from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import SANE_ID
 from ridgeline.serving.http.idempotency import with_idempotency
+from ridgeline.serving.http.paths import is_anthropics, is_under, route_path
 from ridgeline.serving.keys import allowed, bearer
 
 access = logging.getLogger("ridgeline.access")
 
-HEALTH = ("/health", "/health/live", "/health/ready", "/ping")  # open to everybody
-ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
+# open to everybody
+HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
+# these show what other clients do, or change what they get
+ADMIN = ("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache")
 WHILE_DRAINING = (*HEALTH, "/metrics")
+UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
+FORM_BYTES = 64 << 10  # of an upload besides the file
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
 
@@ -58,7 +63,8 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     """Wrap `app` in all layers. Routes find their id in `request.state.request_id`."""
     config = api.config
     layers = with_idempotency(with_operators_own(app, config.middleware))
-    layers = with_whole_body(layers, config.max_body_bytes)
+    uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
+    layers = with_whole_body(layers, config.max_body_bytes, uploads)
     layers = with_draining(layers, api.service.admission)
     layers = with_keys(layers, config.api_key, config.admin_key)
     if config.allowed_origins:
@@ -89,11 +95,7 @@ def under(prefix: str, scope: Scope) -> Scope:
     path = str(scope["path"])
     if not prefix:
         return scope
-    return {**scope, "root_path": prefix, "path": path if _is_under(prefix, path) else prefix + path}
-
-
-def _is_under(prefix: str, path: str) -> bool:
-    return path == prefix or path.startswith(prefix + "/")
+    return {**scope, "root_path": prefix, "path": path if is_under(prefix, path) else prefix + path}
 
 
 def with_operators_own(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
@@ -142,6 +144,8 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
                 status = message["status"]
                 answered = MutableHeaders(scope=message)
                 answered["x-request-id"] = state["request_id"]
+                if is_anthropics(route_path(scope)):
+                    answered["request-id"] = state["request_id"]
                 if state.get("ignored"):
                     answered["ridgeline-ignored"] = state["ignored"]
             await send(message)
@@ -199,51 +203,74 @@ def with_draining(app: ASGIApp, admission: Admission) -> ASGIApp:
     return run
 
 
-def with_whole_body(app: ASGIApp, limit: int) -> ASGIApp:
-    """Hand each route its body in one piece. Never read more than `limit` bytes of it."""
-    too_large = BodyTooLarge(f"the body is longer than {limit} bytes (--max-body-bytes); send less.")
+def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0) -> ASGIApp:
+    """Hand each route its body in one piece. Never read more than `limit` bytes of it.
+
+    Bodies of the routes in UPLOADS come in pieces, as they arrive, and may have `uploads` bytes, if that is not 0.
+    """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        upload = bool(uploads) and scope["method"] == "POST" and route_path(scope) in UPLOADS
+        most, flag = (uploads, "--batch-file-bytes") if upload else (limit, "--max-body-bytes")
+        too_large = BodyTooLarge(f"the body is longer than {most} bytes ({flag}); send less.")
         length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > limit:
+        if length.isdecimal() and int(length[:20]) > most:
             return await _refuse(too_large, scope, receive, send)
+        pieces = paced(receive, most, too_large)
+        if upload:
+            if "idempotency-key" in Headers(scope=scope):
+                failure = BadRequest("an upload takes no Idempotency-Key; leave it out.")
+                return await _refuse(failure, scope, receive, send)
+            return await app(scope, pieces, send)
         body, more = bytearray(), True
-        began = time.monotonic()
         while more:
-            left = began + BODY_TIMEOUT + len(body) / BODY_PACE - time.monotonic()
             try:
-                async with asyncio.timeout(min(left, BODY_TIMEOUT)):
-                    message = await receive()
-            except TimeoutError:
-                late = time.monotonic() - began
-                failure = TimedOut(f"the body was not complete in time: {len(body)} bytes came in {late:.0f} s.")
-                return await _refuse(failure, scope, receive, send, {"Connection": "close"})
+                message = await pieces()
+            except RequestFailed as failure:
+                headers = {"Connection": "close"} if isinstance(failure, TimedOut) else None
+                return await _refuse(failure, scope, receive, send, headers)
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > limit:
-                return await _refuse(too_large, scope, receive, send)
-        pieces: Iterator[Message] = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
         del body
 
-        async def whole() -> Message:
-            piece = next(pieces, None)
-            return await receive() if piece is None else piece
+        async def at_once() -> Message:
+            return whole.pop() if whole else await receive()
 
-        await app(scope, whole, send)
+        await app(scope, at_once, send)
 
     return run
 
 
-def route_path(scope: Scope) -> str:
-    """Return the path that routes are matched with, without the prefix that a proxy added."""
-    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
-    return path[len(prefix) :] if prefix and _is_under(prefix, path) else path
+def paced(receive: Receive, limit: int, too_large: BodyTooLarge) -> Receive:
+    """Return a `receive` for a body of at most `limit` bytes that must not come too slowly. It raises `too_large`, or
+    TimedOut."""
+    began, size, over = time.monotonic(), 0, False
+
+    async def pull() -> Message:
+        nonlocal size, over
+        if over:
+            return await receive()
+        left = began + BODY_TIMEOUT + size / BODY_PACE - time.monotonic()
+        try:
+            async with asyncio.timeout(min(left, BODY_TIMEOUT)):
+                message = await receive()
+        except TimeoutError:
+            late = time.monotonic() - began
+            raise TimedOut(f"the body was not complete in time: {size} bytes came in {late:.0f} s.") from None
+        size += len(message.get("body", b""))
+        over = not message.get("more_body", False)
+        if size > limit:
+            raise too_large
+        return message
+
+    return pull
 
 
 def is_admin(path: str) -> bool:
-    return any(path == admin or path.startswith(admin + "/") for admin in ADMIN)
+    return any(is_under(admin, path) for admin in ADMIN)
 
 
 def _keys_in(scope: Scope) -> Iterator[str]:
@@ -280,7 +307,7 @@ def _has_body(scope: Scope) -> bool:
 async def _refuse(
     failure: RequestFailed, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
 ) -> None:
-    response = response_for(failure)
+    response = response_for(failure, scope)
     response.headers.update(headers or {})
     if _has_body(scope):
         response.headers["connection"] = "close"  # otherwise the body that still comes would have to be awaited

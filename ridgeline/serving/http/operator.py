@@ -6,6 +6,7 @@ routes are behind keys where keys are set (http/middleware.py).
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -14,6 +15,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Unavailable
+from ridgeline.serving.http.answers import Forgotten, ServerInfo
+from ridgeline.serving.http.describe import answers as answered
 from ridgeline.serving.observed import metrics
 from ridgeline.serving.observed.breakdown import breakdowns
 from ridgeline.serving.observed.expert_figures import shown
@@ -27,6 +30,7 @@ SCRIPT, STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css": STYLE}
 SHOWN_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 SHOWN_REQUESTS = 12
+SECRET = ("api_key", "admin_key", "ssl_keyfile_password")
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (  # nothing from elsewhere, and no frames
@@ -43,7 +47,8 @@ class RequestNotFound(BadRequest):
 
 
 def router(api: ApiServer) -> APIRouter:
-    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
+    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /server_info, /dashboard and what that page
+    needs, and POST /reset_prefix_cache."""
     routes = APIRouter(tags=["operator"])
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
@@ -64,6 +69,19 @@ def router(api: ApiServer) -> APIRouter:
             )
         return found[0]
 
+    @routes.get("/server_info", summary="The server's settings, and what its engine is", responses=answered(ServerInfo))
+    async def server_info() -> dict[str, Any]:
+        return info(api)
+
+    @routes.post(
+        "/reset_prefix_cache",
+        summary="Let no later request find anything in the prefix cache",
+        responses=answered(Forgotten),
+    )
+    async def reset_prefix_cache() -> dict[str, str]:
+        await api.client.forget()
+        return {"status": "ok"}
+
     @routes.get("/dashboard", include_in_schema=False)
     async def page() -> Response:
         return _file(PAGE, "text/html; charset=utf-8")
@@ -81,6 +99,16 @@ async def page_of_metrics(api: ApiServer) -> bytes:
     """Return the text of /metrics, with the figures of now or, if the engine does not answer, the last ones known."""
     told = await api.client.ask_each()
     return metrics.render(*(snapshot(api, stats, index) for index, stats in enumerate(told)))
+
+
+def info(api: ApiServer) -> dict[str, Any]:
+    """Return the settings without what is secret, and the facts that the engine told."""
+    config = {name: value for name, value in asdict(api.config).items() if name not in SECRET}
+    facts = api.client.known
+    told = (
+        None if facts is None else {name: getattr(facts, name) for name in facts.__struct_fields__ if name != "pooling"}
+    )
+    return {"version": __version__, "names": list(api.names), "config": config, "engine": told}
 
 
 def snapshot(api: ApiServer, stats: Stats | None, engine: int = 0) -> metrics.Snapshot:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.serving.http.errors import error_body, failure_of, response_for
+from ridgeline.serving.http.errors import body_for, failure_of, response_for
 from ridgeline.serving.http.exchange import ClientGone, while_connected
 
 KEEP_ALIVE = 15.0  # seconds without data after which a comment shows proxies that the connection lives
@@ -33,7 +33,12 @@ class EventStream(Response):
 
     Headers go out with the first event. A failure before that is answered with a status of its own, so clients can try
     again. A later failure becomes an event and ends the stream. When the client leaves, `produce` is cancelled.
+
+    `end` is what comes last, and `quiet` what shows that the connection lives.
     """
+
+    end: ClassVar[bytes] = b"data: [DONE]\n\n"
+    quiet: ClassVar[bytes] = b": keep-alive\n\n"
 
     def __init__(self, produce: Callable[[Write], Awaitable[None]]) -> None:
         super().__init__()
@@ -50,9 +55,9 @@ class EventStream(Response):
             return
         except Exception as error:
             if not self._started:
-                await response_for(error)(scope, receive, send)
+                await response_for(error, scope)(scope, receive, send)
                 return
-            await self._put(b"data: " + _encode(error_body(failure_of(error))) + b"\n\n")
+            await self._put(self.failed(body_for(failure_of(error), scope)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self) -> None:
@@ -72,16 +77,25 @@ class EventStream(Response):
 
     async def _work(self) -> None:
         await self._produce(self._write)
-        await self._put(b"data: [DONE]\n\n")
+        if self.end:
+            await self._put(self.end)
 
     async def _keep_alive(self) -> None:
         if self._writing:  # the write waits for the client itself
             await asyncio.sleep(1.0)
         else:
-            await self._put(b": keep-alive\n\n")
+            await self._put(self.quiet)
+
+    def event(self, value: Any) -> bytes:
+        """Return the event for a value."""
+        return b"data: " + _encode(value) + b"\n\n"
+
+    def failed(self, body: dict[str, Any]) -> bytes:
+        """Return the event for a failure on the way, by the body that it would have had before."""
+        return self.event(body)
 
     async def _write(self, value: Any) -> None:
-        await self._put(b"data: " + _encode(value) + b"\n\n")
+        await self._put(self.event(value))
 
     async def _put(self, data: bytes) -> None:
         self._last, self._writing = time.monotonic(), True
@@ -90,3 +104,30 @@ class EventStream(Response):
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._writing = False
+
+
+class PlainEvents(EventStream):
+    """A stream that ends without a word."""
+
+    end: ClassVar[bytes] = b""
+
+
+def named_event(value: Any) -> bytes:
+    """Return an event that is named by the value's own type."""
+    return b"event: " + value["type"].encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
+class NamedEvents(PlainEvents):
+    """A stream whose events have names. Its last event says that it ends. Bytes are events as they go out."""
+
+    def event(self, value: Any) -> bytes:
+        return value if isinstance(value, bytes) else named_event(value)
+
+    def failed(self, body: dict[str, Any]) -> bytes:
+        return self.event(body if "type" in body else body["error"] | {"type": "error"})
+
+
+class MessageEvents(NamedEvents):
+    """Anthropic's streams."""
+
+    quiet: ClassVar[bytes] = named_event({"type": "ping"})

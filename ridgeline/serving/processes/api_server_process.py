@@ -45,12 +45,13 @@ LOOK = 0.05  # seconds between looks at the requests that still run
 class ApiServerSettings(msgspec.Struct, kw_only=True):
     """The settings of an API server.
 
-    `name` is unlike any other API server's, including earlier lives of this one. `sockets` are the paths of the
-    engines' sockets, `listener` the file descriptor of the listening socket, and `grpc_address` is "host:port". `app`
-    is the "module:function" that makes the app of an API server.
+    `name` is unlike any other API server's, including earlier lives of this one, and `place` is its number. `sockets`
+    are the paths of the engines' sockets, `listener` the file descriptor of the listening socket, and `grpc_address` is
+    "host:port". `app` is the "module:function" that makes the app of an API server.
     """
 
     name: str
+    place: int = 1
     config: ServeConfig
     folder: str
     names: tuple[str, ...]
@@ -73,8 +74,15 @@ async def serve(settings: ApiServerSettings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
-    api = ApiServer.build(config, Path(settings.folder), settings.names, settings.sockets, settings.name)
+    api = ApiServer.build(
+        config, Path(settings.folder), settings.names, settings.sockets, settings.name, settings.place
+    )
     server = Server(_uvicorn_config(wrap(_create_app(settings.app)(api), api), config))
+    async with api.kept.listening():
+        await _serve(api, server, settings, stop)
+
+
+async def _serve(api: ApiServer, server: Server, settings: ApiServerSettings, stop: asyncio.Event) -> None:
     listener = socket.socket(fileno=settings.listener)
     api.watchdog.start(asyncio.get_running_loop())
     engine = asyncio.create_task(api.client.run())
@@ -92,7 +100,7 @@ async def serve(settings: ApiServerSettings) -> None:
     for task in (engine, serving):
         if task.done():
             task.result()
-    await drain(api, config.shutdown_timeout)
+    await drain(api, api.config.shutdown_timeout)
     server.should_exit = True
     if grpc_server is not None:
         await grpc_server.stop(FLUSH)

@@ -35,6 +35,8 @@ from ridgeline.transport.messages import (
     Ended,
     EngineFacts,
     Event,
+    Forget,
+    Forgot,
     FromFace,
     Hello,
     Look,
@@ -153,6 +155,9 @@ class EngineHost:
                 self._socket.send(connection, self._message())
             case Look():
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
+            case Forget():
+                self._engine.forget_prefixes()
+                self._socket.send(connection, Forgot())
 
     def _begin(self, connection: bytes, submit: Submit, mask: TokenMask | Exception | None) -> None:
         """Queue a request. If anything is wrong with it, tell its API server: one request must never hurt the

@@ -19,6 +19,7 @@ from ridgeline.core.errors import InvalidConfig
 PREFIX = "ridgeline-"
 OWNER = "owner"
 SOCKET = "engine"
+OURS = (SOCKET, "kept")  # how the names of all our sockets begin (kept/kept.py)
 LONGEST_PATH = 80  # of the directory above, in bytes: a Unix socket's path has at most 107
 LEAST_DESCRIPTORS = 128  # an engine opens about sixty, an API server forty and one for each connection
 
@@ -94,7 +95,7 @@ def _empty(path: Path) -> None:
     with suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            ours = [name for name in os.listdir(directory) if name.startswith(SOCKET)]
+            ours = [name for name in os.listdir(directory) if name.startswith(OURS)]
             for name in (*ours, OWNER):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=directory)

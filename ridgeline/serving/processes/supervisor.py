@@ -27,6 +27,7 @@ import msgspec
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.serving import ServeConfig
+from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.lifeline import MISTAKE, MISTAKEN, READY
 from ridgeline.serving.processes.placement import environments
@@ -172,9 +173,13 @@ class Supervisor:
 
     def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
         self._config, self._folder, self._names, self._app = config, folder, names, app
+        self.names = names
+        self.quiet = False  # True: nothing is said on standard output
         allow_descriptors()
         self._defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
         check_certificate(config)
+        if config.batch_dir is not None:
+            Store(Path(config.batch_dir), config.batch_dir_bytes)  # complains about a folder that cannot be used
         self._environments = environments(config)
         with ExitStack() as opened:
             if config.uds is None:
@@ -208,7 +213,7 @@ class Supervisor:
             directory.remove()
 
     async def _run(self, paths: list[Path]) -> int:
-        engines, api_servers = self._engines(paths), self._api_servers(paths)
+        engines, api_servers = self._engines(paths), [*self._api_servers(paths), *self._batches(paths)]
         everyone = [*engines, *api_servers]
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -288,7 +293,7 @@ class Supervisor:
         }
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            return lambda life: encode({**settings, "name": f"face-{index}-{life}"})
+            return lambda life: encode({**settings, "name": f"face-{index}-{life}", "place": index})
 
         return [
             Keeper(
@@ -301,6 +306,28 @@ class Supervisor:
             for index in range(1, config.api_server_count + 1)
         ]
 
+    def _batches(self, paths: list[Path]) -> list[Keeper]:
+        """Return the keeper of the process that runs batches, if there are any. Without it the others go on."""
+        if self._config.batch_dir is None:
+            return []
+        settings = {
+            "config": self._config,
+            "folder": self._folder,
+            "names": self._names,
+            "sockets": [str(path) for path in paths],
+        }
+        module = "ridgeline.serving.processes.batch_process"
+        return [
+            Keeper(
+                "runner of batches",
+                module,
+                lambda life: encode({**settings, "name": f"batches-{life}"}),
+                (),
+                GIVEN_BACK | os.environ,
+                lambda: True,
+            )
+        ]
+
     async def _announce(self, everyone: list[Keeper]) -> None:
         """Print one line on standard output, once requests find an answer."""
         for keeper in everyone:
@@ -310,7 +337,8 @@ class Supervisor:
         urls = f"{scheme}://{where}{self._config.root_path}"
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
-        print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
+        if not self.quiet:
+            print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
         if told := str(self._defaults):
             logger.info("a request that leaves them out gets %s (--generation-config none: plain defaults)", told)
 

@@ -7,6 +7,7 @@ becomes of others; null means the default everywhere. `SamplingParams` checks th
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import (
@@ -29,6 +30,7 @@ from ridgeline.core.request import (
     MAX_STOP_IDS,
     MAX_STOP_LENGTH,
 )
+from ridgeline.serving.requests.fields import Refusal
 
 MOST_PROMPTS = 512  # in one completions request
 MOST_MESSAGES = 4096
@@ -133,10 +135,12 @@ PromptEmbeds = str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_
 class Body(BaseModel):
     """The base of all bodies. A number may come as text ("0.5") and no other value as another's type.
 
-    `harmless` names fields of other servers that a part of a body takes without effect.
+    `harmless` names fields of other servers that a part of a body takes without effect, and may say why. `refused` are
+    fields that this body refuses, beside those that every body does.
     """
 
-    harmless: ClassVar[frozenset[str]] = frozenset()
+    harmless: ClassVar[Collection[str]] = frozenset()
+    refused: ClassVar[Mapping[str, Refusal]] = {}
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
@@ -204,12 +208,10 @@ class RepetitionBody(Body):
     min_count: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
 
 
-class GenerationBody(Body):
-    """The fields that both kinds of generation take."""
+class SampledBody(Body):
+    """The fields that every kind of generation takes, whatever its API: the model, and how tokens are drawn."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N), LAX_INT] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N), LAX_INT] | None = None
     temperature: NotNegative | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None
@@ -221,26 +223,34 @@ class GenerationBody(Body):
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_check_bias)] = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Annotated[list[BadText | BadIds], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] | None = None
-    guidance_scale: Scale | None = None
-    negative_prompt: str | TokenIds | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), LAX_INT] | None = None
-    stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    detokenize: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0), LAX_INT] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), LAX_INT] | None = None
+    cache_salt: Name | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    request_id: Name | None = None
+
+
+class GenerationBody(SampledBody):
+    """The fields that OpenAI's two kinds of completions take."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_N), LAX_INT] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N), LAX_INT] | None = None
+    guidance_scale: Scale | None = None
+    negative_prompt: str | TokenIds | None = None
+    stop: Stop = None
+    detokenize: bool | None = None
     prompt_logprobs: TopLogprobs | None = None
     prompt_logprobs_start: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
     logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
     repetition_detection: RepetitionBody | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), LAX_INT] | None = None
-    cache_salt: Name | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     include_breakdown: bool | None = None
     use_beam_search: bool | None = None
@@ -248,7 +258,6 @@ class GenerationBody(Body):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31), LAX_INT] | None = None
     truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: bool | None = None
-    request_id: Name | None = None
     stream_interval: Annotated[int, Field(ge=1, lt=2**31), LAX_INT] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

@@ -1,5 +1,5 @@
-"""The fields of OpenAI's and vLLM's bodies that no body of ours has: refused where they would change the answer, or
-accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
+"""The fields of OpenAI's, Anthropic's and vLLM's bodies that no body of ours has: refused where they would change the
+answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
 
 A field that nobody knows is refused, because most are misspelled: `temprature` alone would leave the temperature at its
 default without a word. OpenAI refuses it too. vLLM ignores it, and says so at the log's level debug alone;
@@ -88,7 +88,23 @@ repetition_penalty request_id response_format return_mm_kwargs return_token_ids 
 return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens spaces_between_special_tokens
 stop_token_ids stream_interval structured_outputs thinking_token_budget top_k truncate_prompt_tokens truncation_side
 use_beam_search vllm_xargs watermarking add_special_tokens echo"""
-# All fields of these APIs: OpenAI's as of openai-python 2, vLLM's as of 0.26 to 0.33 with older names of its own.
+OPENAIS_RESPONSES = """access_programs background background_options context_management conversation image include
+input instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id
+prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store
+stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user"""
+VLLMS_RESPONSES = """background cache_salt enable_response_messages frequency_penalty ignore_eos include
+include_stop_str_in_output input instructions kv_transfer_params logit_bias max_output_tokens max_tool_calls metadata
+mm_processor_kwargs model parallel_tool_calls presence_penalty previous_input_messages previous_response
+previous_response_id priority prompt prompt_cache_key reasoning repetition_penalty request_id seed service_tier
+skip_special_tokens stop store stream structured_outputs temperature text tool_choice tools top_k top_logprobs top_p
+truncation user vllm_xargs"""
+MESSAGES = """billing_policy cache_control compaction container context_management diagnostics fallback_credit_token
+fallbacks inference_geo max_tokens mcp_servers messages metadata model output_config output_format service_tier speed
+stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id workspace_id"""
+VLLMS_MESSAGES = """chat_template_kwargs kv_transfer_params max_tokens messages metadata model output_config
+stop_sequences stream system temperature tool_choice tools top_k top_p"""
+# All fields of these APIs: OpenAI's as of openai-python 2 and 3, Anthropic's as of its versions 2023-06-01 and
+# 2026-10-21 with betas, vLLM's as of 0.26 to 0.33 with older names of its own.
 APIS: dict[str, dict[str, frozenset[str]]] = {
     "completions": {
         "OpenAI": frozenset(f"{SAMPLED} prompt best_of echo suffix".split()),
@@ -112,6 +128,14 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
             logits_processors""".split()
         ),
     },
+    "responses": {
+        "OpenAI": frozenset(OPENAIS_RESPONSES.split()),
+        "vLLM": frozenset(VLLMS_RESPONSES.split()),
+    },
+    "messages": {
+        "Anthropic": frozenset(MESSAGES.split()),
+        "vLLM": frozenset(VLLMS_MESSAGES.split()),
+    },
 }
 
 
@@ -125,14 +149,15 @@ def examine(model: type[BaseModel], data: Mapping[str, Any], *, lenient: bool = 
 
 def _examine(model: type[BaseModel], data: Mapping[str, Any], path: str, lenient: bool, ignored: list[str]) -> None:
     known, inner, harmless = _shape(model)
+    refusals = {**REFUSED, **refused_by(model)} if not path else refused_by(model)
     for name in sorted(data.keys() - known):
         value = data[name]
         if value is None:
             continue
-        if not path and name in REFUSED:
-            refused = REFUSED[name]
+        if name in refusals:
+            refused = refusals[name]
             if value and value not in refused.idle:
-                raise BadRequest(refused.sentence, param=name)
+                raise BadRequest(refused.sentence, param=path + name)
         elif lenient or name in harmless or (not path and name in HARMLESS):
             ignored.append(path + name)
         else:
@@ -173,6 +198,11 @@ def _is_checked(annotation: Any) -> bool:
     )
 
 
+def refused_by(model: type[BaseModel]) -> Mapping[str, Refusal]:
+    """Return the fields that this body refuses, beside those that every body does."""
+    return getattr(model, "refused", {})
+
+
 @lru_cache
 def known_names(model: type[BaseModel]) -> frozenset[str]:
     """Return the names of a body's own fields."""
@@ -183,7 +213,8 @@ def state(model: type[BaseModel], name: str) -> tuple[str, str]:
     """Return the state of a field in a body (implemented, refused, harmless), and a remark."""
     if name in known_names(model):
         return "implemented", ""
-    if name in REFUSED:
-        idle = [repr(value) for value in REFUSED[name].idle]
-        return "refused", REFUSED[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
-    return "harmless", HARMLESS[name]
+    refused, harmless = {**REFUSED, **refused_by(model)}, getattr(model, "harmless", ())
+    if name in refused:
+        idle = [repr(value) for value in refused[name].idle]
+        return "refused", refused[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
+    return "harmless", harmless[name] if isinstance(harmless, Mapping) and name in harmless else HARMLESS[name]

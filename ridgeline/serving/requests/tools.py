@@ -106,6 +106,8 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
         meant = {"$NAME": json.dumps(name), "$QUOTED": json.dumps(json.dumps(name)), "$ARGS": f"a{i}", "$INDEX": INDEX}
         parts = [meant.get(part) or _spelled(part, tokens) for part in MARK.split(frame.call)]
         lines.append(f"f{i}: {' '.join(parts)}")
+        # No function takes an argument that it does not name, and a weak model would go on making up names.
+        schema = schemas.closed_where_plain(schema)
         found = arguments_of(schema, frame.value_end) if frame.argument else None
         lines += [_json(f"a{i}", schema)] if found is None else _one_by_one(f"a{i}", found, frame, tokens)
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
 from ridgeline.serving.requests.embeds import read_embeds
-from ridgeline.serving.requests.fields import REFUSED, examine, known_names
+from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
 from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
@@ -74,7 +74,7 @@ def parse(model_class: type[_Body], data: Any, *, lenient: bool = False, ignored
 
 def read_names(model_class: type[BaseModel]) -> frozenset[str]:
     """Return the names of the body's fields that are read, if only to refuse them."""
-    return known_names(model_class).union(REFUSED)
+    return known_names(model_class).union(REFUSED, refused_by(model_class))
 
 
 def check_model(api: ApiServer, name: str | None) -> str:

@@ -42,6 +42,23 @@ def test_a_format_that_nobody_knows_is_an_annotation() -> None:
     assert takes(of({"const": {"format": "phone"}}), '{"format": "phone"}'), "nor is what stands in a value"
 
 
+def test_a_refusal_names_what_matters() -> None:
+    schema = {"properties": {"path": {"type": "string", "format": "path"}, "b": {"not": {"type": "null"}}}}
+    with pytest.raises(InvalidRequest, match=r'Unimplemented keys: \["not"\]'):
+        of(schema)
+
+
+def test_objects_are_closed_where_that_takes_nothing_away() -> None:
+    plain = {"type": "object", "properties": {"a": {"type": "array", "items": {"properties": {"b": {}}}}}}
+    assert schemas.closed_where_plain(plain) == schemas.closed(plain) != plain
+    # a property called "not" is no keyword
+    assert schemas.closed_where_plain({"properties": {"not": {}}})["additionalProperties"] is False
+    part = {"properties": {"b": {}}}
+    for more in ({"allOf": [part]}, {"anyOf": [part]}, {"if": part, "then": part}, {"$ref": "#/$defs/x"}):
+        whole = {"properties": {"a": {}}, "$defs": {"x": part}, **more}
+        assert schemas.closed_where_plain(whole) == whole
+
+
 @pytest.mark.parametrize("bounds", [{}, {"minItems": 1}, {"maxItems": 2}, {"minItems": 2, "maxItems": 2}])
 def test_unique_items_of_a_short_list_are_all_arrays_without_repetition(bounds: dict[str, int]) -> None:
     values = ["a", 1, True]

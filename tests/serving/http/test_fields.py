@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from benchmarks.api_fields import BODIES, PAGE, page
-from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, state
+from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, refused_by, state
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -19,7 +19,13 @@ from tests.serving.conftest import MODEL, Server, StartServer
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
 USER = {"role": "user", "content": "Once upon"}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER], "max_tokens": 3, "temperature": 0}
-ROUTES = {"completions": ("/v1/completions", TEXT), "chat": ("/v1/chat/completions", CHAT)}
+RESPONSE: dict[str, Any] = {"model": MODEL, "input": "Once upon", "max_output_tokens": 3, "temperature": 0}
+ROUTES = {
+    "completions": ("/v1/completions", TEXT),
+    "chat": ("/v1/chat/completions", CHAT),
+    "responses": ("/v1/responses", RESPONSE),
+    "messages": ("/v1/messages", CHAT),
+}
 # A value of each implemented field, with what it needs beside it.
 SAMPLED: dict[str, Any] = {
     "length_penalty": {"use_beam_search": True, "length_penalty": 2.0, "n": 2},
@@ -47,6 +53,10 @@ SAMPLED: dict[str, Any] = {
     "structured_outputs": {"structured_outputs": {"choice": ["a", "b"]}},
     "repetition_detection": {"repetition_detection": {"max_pattern_size": 2, "min_count": 3}},
 }
+NAMES = """temperature top_p top_k presence_penalty frequency_penalty repetition_penalty seed priority logit_bias
+cache_salt request_id model stream ignore_eos skip_special_tokens include_stop_str_in_output structured_outputs"""
+PLAIN = {name: SAMPLED[name] for name in NAMES.split()}  # what every API has
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 VALUES: dict[str, dict[str, Any]] = {
     "completions": SAMPLED
@@ -68,9 +78,38 @@ VALUES: dict[str, dict[str, Any]] = {
         "reasoning_effort": {"reasoning_effort": "low"},
         "return_prompt_text": {"return_prompt_text": True},
     },
+    "responses": PLAIN
+    | {name: {name: False} for name in ("background", "parallel_tool_calls", "store")}
+    | {
+        "stream_options": {"stream": True, "stream_options": {}},
+        "include": {"include": ["message.output_text.logprobs"]},
+        "top_logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        "input": {"input": [USER]},
+        "instructions": {"instructions": "a"},
+        "max_output_tokens": {"max_output_tokens": 2},
+        "metadata": {"metadata": {"a": "b"}},
+        "reasoning": {"reasoning": {"effort": "low"}},
+        "stop": {"stop": ["x"]},
+        "text": {"text": {"format": {"type": "json_object"}}},
+        "tools": {"tools": [FUNCTION]},
+        "tool_choice": {"tools": [FUNCTION], "tool_choice": "none"},
+        "truncation": {"truncation": "auto"},
+    },
+    "messages": {name: PLAIN[name] for name in ("temperature", "top_p", "top_k", "model", "stream")}
+    | {
+        "max_tokens": {"max_tokens": 2},
+        "messages": {"messages": [USER, {"role": "assistant", "content": "a"}, USER]},
+        "output_config": {"output_config": {"effort": "low"}},
+        "output_format": {"output_format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "stop_sequences": {"stop_sequences": ["x"]},
+        "system": {"system": "a"},
+        "tools": {"tools": [{"name": "f", "input_schema": {"type": "object"}}]},
+        "tool_choice": {"tool_choice": {"type": "none"}},
+        "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
+    },
 }
 # These need an operator's flag, or a model that reasons; their own tests have them.
-ELSEWHERE = {"chat_template", "thinking_token_budget", "prompt_embeds"}
+ELSEWHERE = {"chat_template", "thinking_token_budget", "thinking", "previous_response_id", "prompt_embeds"}
 
 
 def post(server: Server, route: str, **fields: Any) -> httpx.Response:
@@ -85,14 +124,23 @@ def test_the_page_is_what_the_server_reads_by() -> None:
 def test_openais_client_has_no_field_that_is_not_listed() -> None:
     from openai.types import completion_create_params as completions
     from openai.types.chat import completion_create_params as chats
+    from openai.types.responses import response_create_params as responses
 
     assert openai.VERSION
     theirs = {
         "completions": completions.CompletionCreateParamsBase.__annotations__,
         "chat": chats.CompletionCreateParamsBase.__annotations__,
+        "responses": responses.ResponseCreateParamsBase.__annotations__,
     }
     for route, names in theirs.items():
         assert names.keys() <= APIS[route]["OpenAI"], route
+
+
+def test_anthropics_client_has_no_field_that_is_not_listed() -> None:
+    anthropic = pytest.importorskip("anthropic", reason="needs anthropic (pip install 'ridgeline[clients]')")
+    for types in (anthropic.types, anthropic.types.beta):
+        names = types.message_create_params.MessageCreateParamsBase.__annotations__.keys()
+        assert names - {"betas"} <= APIS["messages"]["Anthropic"]  # a header
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -104,19 +152,21 @@ def test_every_refused_field_is_refused_by_name_and_every_harmless_one_is_named(
     for name in refused:
         answer = post(server, route, **{name: ["something"]})
         assert answer.status_code == 400, name
-        assert answer.json()["error"]["param"] == name
-    idle = {name: REFUSED[name].idle[0] for name in refused if REFUSED[name].idle}
+        error = answer.json()["error"]
+        assert name in error["message"] if route == "messages" else name == error["param"]
+    refusals = REFUSED | dict(refused_by(BODIES[route]))
+    idle = {name: refusals[name].idle[0] for name in refused if refusals[name].idle}
     answer = post(server, route, **idle)
     assert answer.status_code == 200, answer.text
     assert "ridgeline-ignored" not in answer.headers
     harmless = [name for name in sorted(names) if states[name] == "harmless"]
-    assert set(harmless) <= HARMLESS.keys()
+    assert set(harmless) <= HARMLESS.keys() | set(BODIES[route].harmless)
     answer = post(server, route, **dict.fromkeys(harmless, "x"))
     assert answer.status_code == 200, answer.text
     assert answer.headers["ridgeline-ignored"].split(", ") == harmless
     stream = post(server, route, stream=True, user="x")
     assert stream.headers["ridgeline-ignored"] == "user"
-    assert "data: [DONE]" in stream.text
+    assert "data: " in stream.text
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -143,7 +193,7 @@ def test_a_suffix_becomes_a_prompt_of_the_models_tokens() -> None:
 
 
 def test_a_misspelled_field_is_refused_with_the_nearest_name(server: Server) -> None:
-    for route in ROUTES:
+    for route in ("completions", "chat"):
         for wrong, right in (("temprature", "temperature"), ("max_new_tokens", "max_tokens")):
             error = post(server, route, **{wrong: 1}).json()["error"]
             assert error["param"] == wrong

@@ -1,4 +1,5 @@
-"""lm-evaluation-harness against the server, by its `local-completions`: it gets what the offline API says."""
+"""lm-evaluation-harness against the server, by its `local-completions` and `local-chat-completions`: it gets what the
+offline API says."""
 
 from __future__ import annotations
 
@@ -17,15 +18,33 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, Server
 
-pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed (pip install .[eval])")
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed (pip install .[eval])"),
+]
 TASKS = Path(__file__).parent / "lm_eval"
 ROOT = TASKS.parents[3]  # data files are named from here
+
+
+def evaluated(folder: Path, model: str, tasks: list[str], /, *options: str, **args: Any) -> dict[str, Any]:
+    """Return the results by task, and the samples of each by its name without the prefix."""
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", model, "--log_samples", *options]
+    command += ["--model_args", ",".join(f"{name}={value}" for name, value in args.items())]
+    command += ["--tasks", ",".join(f"ridgeline_{task}" for task in tasks), "--include_path", str(TASKS)]
+    command += ["--output_path", str(folder)]
+    offline = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(next(folder.rglob("results_*.json")).read_text())["results"]
+    for task in tasks:
+        lines = next(folder.rglob(f"samples_ridgeline_{task}_*.jsonl")).read_text().splitlines()
+        found[task] = sorted(map(json.loads, lines), key=lambda sample: sample["doc_id"])
+    return found
 
 
 @pytest.fixture(scope="module", params=["remote", "huggingface"])
 def run(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Results and samples of both tasks; "remote": the harness tokenizes by this server, too."""
-    folder = tmp_path_factory.mktemp("lm-eval")
     args = {
         "model": MODEL,
         "base_url": f"{server.url}/v1/completions",
@@ -34,18 +53,7 @@ def run(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest
     }
     if request.param == "huggingface":
         args["tokenizer"] = EMBEDDED_MODEL
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", "local-completions", "--log_samples"]
-    command += ["--model_args", ",".join(f"{name}={value}" for name, value in args.items())]
-    command += ["--tasks", "ridgeline_choose,ridgeline_continue", "--include_path", str(TASKS)]
-    command += ["--output_path", str(folder)]
-    offline = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(next(folder.rglob("results_*.json")).read_text())["results"]
-    for name in ("choose", "continue"):
-        lines = next(folder.rglob(f"samples_ridgeline_{name}_*.jsonl")).read_text().splitlines()
-        found[name] = sorted(map(json.loads, lines), key=lambda sample: sample["doc_id"])
-    return found
+    return evaluated(tmp_path_factory.mktemp("lm-eval"), "local-completions", ["choose", "continue"], **args)
 
 
 def test_loglikelihoods_are_the_offline_ones(run: dict[str, Any]) -> None:
@@ -72,4 +80,14 @@ def test_generations_are_the_offline_ones(run: dict[str, Any]) -> None:
     prompts: Any = [{"prompt_token_ids": tokenizer.encode(s["doc"]["code"], False)} for s in run["continue"]]
     outputs = LLM(dtype=DTYPE).generate(prompts, SamplingParams(temperature=0, max_tokens=24, stop="\n"))
     assert [sample["resps"][0][0] for sample in run["continue"]] == [output.outputs[0].text for output in outputs]
-    assert run["ridgeline_continue"]["exact_match,none"] == 0.5
+    right = [output.outputs[0].text == s["doc"]["rest"] for s, output in zip(run["continue"], outputs, strict=True)]
+    assert any(right)
+    assert run["ridgeline_continue"]["exact_match,none"] == sum(right) / len(right)
+
+
+def test_chats_are_the_offline_ones(server: Server, tmp_path: Path) -> None:
+    args = {"model": MODEL, "base_url": f"{server.url}/v1/chat/completions", "num_concurrent": 4}
+    run = evaluated(tmp_path, "local-chat-completions", ["continue"], "--apply_chat_template", **args)
+    chats: Any = [[{"role": "user", "content": sample["doc"]["code"]}] for sample in run["continue"]]
+    outputs = LLM(dtype=DTYPE).chat(chats, SamplingParams(temperature=0, max_tokens=24, stop="\n"))
+    assert [sample["resps"][0][0] for sample in run["continue"]] == [output.outputs[0].text for output in outputs]

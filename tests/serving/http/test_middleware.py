@@ -65,7 +65,13 @@ def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
                 answer = await client.request(method, path, headers=headers)
                 assert answer.status_code == (200 if path in HEALTH else 401), (method, path, headers)
                 if path not in HEALTH:
-                    assert answer.json()["error"]["code"] == "invalid_api_key"
+                    error = answer.json()["error"]
+                    if path.startswith("/v1/messages"):
+                        assert error["type"] == "authentication_error"
+                    elif path.startswith("/v2/models"):
+                        assert "API key" in error
+                    elif path != "/v2":
+                        assert error["code"] == "invalid_api_key"
                     assert "www-authenticate" in answer.headers
             for headers in (bearer("key-1"), bearer("key-2"), {"X-API-Key": "key-2"}):
                 answer = await client.request(method, path, headers=headers)
@@ -76,7 +82,7 @@ def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
 
 def test_what_shows_other_clients_has_a_key_of_its_own(api_server_of: FaceOf) -> None:
     async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
-        for path in ("/v1/requests", "/v1/requests/req-1", "/dashboard", "/dashboard/data"):
+        for path in ("/v1/requests", "/v1/requests/req-1", "/dashboard", "/dashboard/data", "/server_info"):
             assert (await client.get(path)).status_code == 401
             refused = await client.get(path, headers=bearer("client"))
             assert refused.status_code == 403
@@ -236,6 +242,7 @@ def test_while_the_server_ends_new_work_goes_elsewhere(api_server_of: FaceOf) ->
         states = [(await client.get(path)).status_code for path in (*HEALTH, "/metrics")]
         assert dict(zip((*HEALTH, "/metrics"), states, strict=True)) == {
             "/health": 200, "/health/live": 200, "/health/ready": 503, "/ping": 200, "/metrics": 200,
+            "/v2/health/live": 200, "/v2/health/ready": 503,
         }  # fmt: skip
 
     run(api_server_of, test)

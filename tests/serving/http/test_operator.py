@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -129,6 +130,50 @@ def test_what_is_not_known_is_said_in_one_sentence(server: Server) -> None:
     for wrong in ("0", "-1", "x", "100000", "1e3", ""):
         answer = httpx.get(f"{server.url}/v1/requests", params={"limit": wrong})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit"), wrong
+
+
+def counter(server: Server, name: str) -> float:
+    page = httpx.get(f"{server.url}/metrics").text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(f"vllm:{name}_total{{"))
+
+
+def test_a_reset_cache_finds_nothing_of_before_and_goes_on_counting(server: Server) -> None:
+    def cached() -> int:
+        return int(complete(server, "forgotten", cache_salt="x")["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    cached()
+    assert cached() == 39
+    hits = counter(server, "prefix_cache_hits")
+    assert hits >= 39
+    answer = httpx.post(f"{server.url}/reset_prefix_cache", timeout=PATIENCE)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert cached() == 0
+    assert counter(server, "prefix_cache_hits") == hits
+    assert cached() == 39
+
+
+def test_a_cache_is_reset_while_requests_run(server: Server) -> None:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=PATIENCE) as told:
+        lines = told.iter_lines()
+        began = next(lines)
+        assert httpx.post(f"{server.url}/reset_prefix_cache", timeout=PATIENCE).status_code == 200
+        text = "".join(
+            json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            for line in (began, *lines)
+            if line.startswith("data: {")
+        )
+    assert text == complete(server, "alone")["choices"][0]["text"]
+
+
+def test_settings_are_shown_without_what_is_secret(start_server: StartServer) -> None:
+    with start_server(api_key=("one",), admin_key=("two",), max_queue_requests=77) as running:
+        found = httpx.get(f"{running.url}/server_info", headers={"authorization": "Bearer two"})
+        told = found.json()
+        assert told["config"]["max_queue_requests"] == 77
+        assert told["engine"]["dtype"] == "float32"
+        assert not {"api_key", "admin_key", "ssl_keyfile_password"} & told["config"].keys()
+        assert '"one"' not in found.text
+        assert '"two"' not in found.text
 
 
 def test_every_api_server_tells_of_every_request(server: Server, start_server: StartServer) -> None:

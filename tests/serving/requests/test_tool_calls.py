@@ -296,19 +296,20 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(server: Server) -> None:
 
 
 def test_schemas_of_tools_are_put_into_words_that_can_be_forced() -> None:
-    """A format that nobody knows is an annotation, and a number that may be any has few digits."""
+    """A format that nobody knows is an annotation, a number that may be any has few digits, and arguments that are not
+    named are not made up."""
     parameters = {
         "type": "object",
         "properties": {"phone": {"type": "string", "format": "phone"}, "count": {"type": "integer"}},
         "required": ["phone", "count"],
-        "additionalProperties": False,
     }
     offered = [{"type": "function", "function": {"name": "call", "parameters": parameters}}]
     body = ChatBody(messages=MESSAGES, tools=offered, tool_choice="required", parallel_tool_calls=False)
     grammar = calls_grammar(body, Tokenizer.from_folder(EMBEDDED_MODEL), Forms())
     assert grammar is not None
     start = '<tool_call>\n{"name": "call", "arguments": '
-    for arguments, fits in (({"phone": "+47", "count": 3}, True), ({"phone": "+47", "count": 10**16}, False)):
+    right = {"phone": "+47", "count": 3}
+    for arguments, fits in ((right, True), (right | {"count": 10**16}, False), (right | {"other": 1}, False)):
         matcher = LLMatcher(BYTES, compiled(grammar), log_level=0)
         text = f"{start}{json.dumps(arguments)}}}\n</tool_call>".encode()
         assert (matcher.try_consume_tokens(list(text)) == len(text)) == fits

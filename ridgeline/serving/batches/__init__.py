@@ -1,0 +1,1 @@
+"""Batches of requests: files and batches on disk, and the runner that works through them while nobody else waits."""

@@ -1,0 +1,269 @@
+"""The routes of Anthropic's API: POST /v1/messages and /v1/messages/count_tokens.
+
+A request is put into a chat's words (requests/messages.py) and runs as chats do. Errors have Anthropic's shape
+(http/errors.py), and `x-api-key` is a key as any other.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.generation.service import GenerationRequest, Run
+from ridgeline.serving.http import answers, shapes
+from ridgeline.serving.http.describe import described
+from ridgeline.serving.http.exchange import json_response, read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.sse import MessageEvents, Write
+from ridgeline.serving.requests.bodies import ChatBody
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+from ridgeline.serving.requests.messages import NAMES, CountMessagesBody, MessagesBody, chat_of
+from ridgeline.serving.requests.reading import parser_for, read_piece
+from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.requests.translation import later_instructions, named
+from ridgeline.serving.requests.validation import chat_request, check_model, encode, render
+from ridgeline.text.outputs import CompletionOutput
+from ridgeline.text.parsers.events import CallDelta, Event, Reasoning
+
+VERSIONS = ("2023-06-01", "2026-10-21")  # their answers are alike; the later one has no fields for sampling
+DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
+SIGNATURE = "unsigned"  # clients drop thinking without one, and nobody checks it here
+
+Told = dict[str, Any]
+
+
+def router(api: ApiServer) -> APIRouter:
+    routes = APIRouter(tags=["generation"])
+
+    @routes.post(
+        "/v1/messages",
+        **described(
+            MessagesBody,
+            "A conversation's next message",
+            answers.MessageAnswer,
+            chunk=answers.MessageEvent,
+            named=True,
+            error=answers.AnthropicsErrorAnswer,
+        ),
+    )
+    async def messages(request: Request) -> Response:
+        _check_version(request)
+        body = await read_body(request, MessagesBody)
+        name = request_id(request, body.request_id)
+        with named(NAMES):
+            chat = await _chat(api, body, request)
+            asked = _bounded(api, body, await chat_request(api, chat, name))
+        answer = Answer(api, body, chat, asked)
+        if body.stream:
+            return MessageEvents(answer.stream)
+        with named(NAMES):
+            return await while_connected(request.receive, answer.whole())
+
+    @routes.post(
+        "/v1/messages/count_tokens",
+        **described(
+            CountMessagesBody,
+            "The length of the prompt",
+            answers.MessageTokens,
+            error=answers.AnthropicsErrorAnswer,
+        ),
+    )
+    async def count(request: Request) -> Response:
+        _check_version(request)
+        body = await read_body(request, CountMessagesBody)
+        with named(NAMES):
+            check_model(api, body.model)
+            chat = await _chat(api, body, request)
+            ids = await encode(api, await render(api, chat, use_tools=chat.tool_choice != "none"), False, "messages")
+        return await json_response(1, lambda: {"input_tokens": len(ids)})
+
+    return routes
+
+
+def _check_version(request: Request) -> None:
+    """Raise BadRequest for a version before the first. One that came later than ours is named as ignored, so that a
+    client's update does not end its work."""
+    version = request.headers.get("anthropic-version")
+    if version is None or version in VERSIONS:
+        return
+    if not DATE.fullmatch(version) or version < VERSIONS[0]:
+        raise BadRequest(f"anthropic-version is {' or '.join(VERSIONS)}, got {shortened(version)}.")
+    tell_ignored(request, ["anthropic-version"])
+
+
+async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> ChatBody:
+    size = len(await request.body())
+    later = await later_instructions(api, (turn.role for turn in body.messages[1:]))
+    chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later))
+    tell_ignored(request, ignored)
+    return chat
+
+
+def _bounded(api: ApiServer, body: MessagesBody, asked: GenerationRequest) -> GenerationRequest:
+    """Return the request with its `max_tokens`, or as many as there is room for. Clients of this API ask for more than
+    small contexts hold, and are told by the stop reason."""
+    facts = api.service.facts()
+    room = min(facts.max_model_len, facts.cache_tokens) - len(asked.prompt_token_ids)
+    return replace(asked, params=replace(asked.params, max_tokens=min(body.max_tokens, max(room, 1))))
+
+
+class Answer:
+    """The answer to one request, whole or streamed."""
+
+    def __init__(self, api: ApiServer, body: MessagesBody, chat: ChatBody, asked: GenerationRequest) -> None:
+        self._api, self._body, self._asked = api, body, asked
+        self._model = check_model(api, body.model)
+        self._reader = parser_for(api, chat, asked.prompt)
+        self._blocks = Blocks()
+        self._name = f"msg_{uuid.uuid4().hex}"
+
+    async def whole(self) -> Response:
+        async with self._api.service.run(self._asked) as run:
+            async for piece in run:
+                for event in read_piece(self._reader, run, piece):
+                    for _ in self._blocks.take(event):
+                        pass
+        for _ in self._blocks.end():
+            pass
+        return await json_response(shapes.entries([run]), lambda: self._message(run) | self._reason(run))
+
+    async def stream(self, write: Write) -> None:
+        begun = False
+        async with self._api.service.run(self._asked) as run:
+            async for piece in run:
+                if not begun:
+                    begun = True
+                    await write({"type": "message_start", "message": self._message(run)})
+                    await write({"type": "ping"})
+                for event in read_piece(self._reader, run, piece):
+                    for told in self._blocks.take(event):
+                        await write(told)
+        for told in self._blocks.end():
+            await write(told)
+        await write({"type": "message_delta", "delta": self._reason(run), "usage": _usage(run)})
+        await write({"type": "message_stop"})
+
+    def _message(self, run: Run) -> Told:
+        return {
+            "id": self._name,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": list(self._blocks.blocks),
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(run),
+        }
+
+    def _reason(self, run: Run) -> Told:
+        output = run.result.outputs[0]
+        return {"stop_reason": self._why(output), "stop_sequence": _stopped_by(output)}
+
+    def _why(self, output: CompletionOutput) -> str:
+        """Return the stop reason in Anthropic's words."""
+        if shapes.finish_reason(output) == "length":
+            whole = len(output.token_ids) >= self._body.max_tokens
+            return "max_tokens" if whole else "model_context_window_exceeded"
+        if self._reader.found_calls:
+            return "tool_use"
+        return "end_turn" if _stopped_by(output) is None else "stop_sequence"
+
+
+def _stopped_by(output: CompletionOutput) -> str | None:
+    return output.stop_reason if isinstance(output.stop_reason, str) else None
+
+
+def _usage(run: Run) -> Told:
+    """Return the counts so far. Tokens that were found in the cache are none of `input_tokens`."""
+    usage = shapes.usage_of([run])
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
+        "service_tier": "standard",
+    }
+
+
+class Blocks:
+    """The content of one message, and the events that tell of it as it is written."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Told] = []
+        self._open: object = None  # of a call its index, else the kind of what is written
+        self._pieces: list[str] = []
+
+    def take(self, event: Event) -> Iterator[Told]:
+        """Yield the events for what the model wrote."""
+        kind = event.index if isinstance(event, CallDelta) else type(event)
+        if kind != self._open:
+            yield from self.end()
+            self._open, block = kind, _begun(event)
+            self.blocks.append(block)
+            yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+        text = event.arguments if isinstance(event, CallDelta) else event.text
+        if text:
+            self._pieces.append(text)
+            yield self._delta(_delta_of(event, text))
+
+    def end(self) -> Iterator[Told]:
+        """Yield the events that end the open block, if there is one."""
+        if self._open is None:
+            return
+        block, text = self.blocks[-1], "".join(self._pieces)
+        self._open, self._pieces = None, []
+        if block["type"] == "tool_use":
+            block["input"] = _object(text)
+        elif block["type"] == "thinking":
+            block |= {"thinking": text, "signature": SIGNATURE}
+            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
+        else:
+            block["text"] = text
+        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+
+    def _delta(self, delta: Told) -> Told:
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+
+def _begun(event: Event) -> Told:
+    if isinstance(event, CallDelta):
+        return {
+            "type": "tool_use",
+            "id": event.id or f"toolu_{uuid.uuid4().hex}",
+            "name": event.name or "",
+            "input": {},
+        }
+    if isinstance(event, Reasoning):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": "", "citations": None}
+
+
+def _delta_of(event: Event, text: str) -> Told:
+    if isinstance(event, CallDelta):
+        return {"type": "input_json_delta", "partial_json": text}
+    if isinstance(event, Reasoning):
+        return {"type": "thinking_delta", "thinking": text}
+    return {"type": "text_delta", "text": text}
+
+
+def _object(text: str) -> Told:
+    """Return a call's arguments. Of those that were cut off it is what is there, and what is no object has a name."""
+    try:
+        value = msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        try:
+            value = from_json(text, allow_partial="trailing-strings")
+        except ValueError:
+            value = text
+    return value if isinstance(value, dict) else {"arguments": value}

@@ -1,0 +1,167 @@
+"""The items of a response, and the events that tell of them as they are written.
+
+output = Output(key)
+for event in reader.read(text, ended=False):
+    for told in output.take(event):
+        ...
+output.end("completed")
+output.items
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ridgeline.serving.generation.service import Piece
+from ridgeline.serving.http import shapes
+from ridgeline.text.parsers.events import CallDelta, Content, Event, Reasoning
+from ridgeline.text.tokenizer import Tokenizer
+
+Told = dict[str, Any]
+
+
+class Output:
+    """The items of one response. `key` is what its name and the items' have in common."""
+
+    def __init__(self, key: str) -> None:
+        self.items: list[Told] = []
+        self._key = key
+        self._open: type[Content] | type[Reasoning] | int | None = None  # of a call its index
+        self._pieces: list[str] = []
+
+    def take(self, event: Event, logprobs: list[Told] | None = None) -> Iterator[Told]:
+        """Yield the events for what the model wrote. `logprobs` are those of the tokens of a text."""
+        kind = event.index if isinstance(event, CallDelta) else type(event)
+        if kind != self._open:
+            yield from self._close("completed")
+            yield from self._begin(event)
+            self._open = kind
+        text = event.arguments if isinstance(event, CallDelta) else event.text
+        if not text:
+            return
+        self._pieces.append(text)
+        if isinstance(event, CallDelta):
+            yield self._told("response.function_call_arguments.delta", delta=text)
+        elif isinstance(event, Reasoning):
+            yield self._told("response.reasoning_text.delta", content_index=0, delta=text)
+        else:
+            if logprobs is not None:
+                self._part["logprobs"] += logprobs
+            yield self._told("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs or [])
+
+    def end(self, status: str) -> Iterator[Told]:
+        """Yield the last events. An answer without anything is a message without text."""
+        if not self.items:
+            yield from self._begin(Content(""))
+            self._open = Content
+        yield from self._close(status)
+
+    # ---- inside -----------------------------------------------------------------------------------------------
+
+    @property
+    def _item(self) -> Told:
+        return self.items[-1]
+
+    @property
+    def _part(self) -> Told:
+        part: Told = self._item["content"][0]
+        return part
+
+    def _told(self, kind: str, **fields: Any) -> Told:
+        return {"type": kind, "output_index": len(self.items) - 1, "item_id": self._item["id"], **fields}
+
+    def _begin(self, event: Event) -> Iterator[Told]:
+        name = f"{self._key}_o{len(self.items)}"
+        if isinstance(event, CallDelta):
+            item: Told = {"id": f"fc_{name}", "type": "function_call", "status": "in_progress", "arguments": ""}
+            item |= {"call_id": event.id or f"call_{name}", "name": event.name or ""}
+        elif isinstance(event, Reasoning):
+            item = {"id": f"rs_{name}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        else:
+            item = {"id": f"msg_{name}", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        self.items.append(item)
+        self._pieces = []
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
+        if not isinstance(event, CallDelta):
+            text = isinstance(event, Content)
+            part: Told = {"type": "output_text" if text else "reasoning_text", "text": ""}
+            if text:
+                part |= {"annotations": [], "logprobs": []}
+            item["content"] = [part]
+            yield self._told("response.content_part.added", content_index=0, part=_copy(part))
+
+    def _close(self, status: str) -> Iterator[Told]:
+        if self._open is None:
+            return
+        item, text = self._item, "".join(self._pieces)
+        item["status"] = status
+        if isinstance(self._open, int):
+            item["arguments"] = text
+            yield self._told("response.function_call_arguments.done", arguments=text, name=item["name"])
+        else:
+            part = self._part
+            part["text"] = text
+            if self._open is Content:
+                yield self._told(
+                    "response.output_text.done", content_index=0, text=text, logprobs=list(part["logprobs"])
+                )
+            else:
+                yield self._told("response.reasoning_text.done", content_index=0, text=text)
+            yield self._told("response.content_part.done", content_index=0, part=_copy(part))
+        self._open = None
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)}
+
+
+def _copy(item: Told) -> Told:
+    """Return an item as it is now."""
+    return {name: [_copy(each) for each in value] if name == "content" else value for name, value in item.items()}
+
+
+class Scores:
+    """The logprobs of an answer's text, without those of tokens that are reasoning, calls or tags.
+
+    The reader says which text is content, and not which tokens that was. So tokens wait until their text is told, and
+    those before it are dropped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+        self._tokenizer, self._top = tokenizer, top
+        self._waiting: list[tuple[str, Told]] = []
+        self._told = 0
+
+    def add(self, piece: Piece, texts: list[str]) -> None:
+        """Add the tokens of a piece, with the text that each brought."""
+        output, start = piece.output, self._told
+        assert output.logprobs is not None
+        self._told = end = start + len(texts)
+        ids, entries = output.token_ids[start:end], output.logprobs[start:end]
+        told = shapes.chat_logprobs(self._tokenizer, ids, entries, self._top)["content"]
+        self._waiting += zip(texts, told, strict=True)
+
+    def take(self, text: str) -> list[Told]:
+        """Return the entries of the tokens that wrote this part of the content."""
+        place = "".join(each for each, _ in self._waiting).rfind(text)
+        if place < 0:
+            return []
+        found, begin, rest = list[Told](), 0, list[tuple[str, Told]]()
+        for each, entry in self._waiting:
+            end = begin + len(each)
+            if begin >= place + len(text):
+                rest.append((each, entry))
+            elif end > place or begin == end == place:
+                found.append(entry)
+            begin = end
+        self._waiting = rest
+        return found
+
+
+def texts_of(piece: Piece) -> list[str]:
+    """Return the text of a piece token by token. What came without a token of its own belongs to the last."""
+    texts, begin = list[str](), 0
+    for length in piece.lengths:
+        texts.append(piece.text[begin : begin + length])
+        begin += length
+    if texts:
+        texts[-1] += piece.text[begin:]
+    return texts

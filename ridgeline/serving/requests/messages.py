@@ -1,0 +1,287 @@
+"""The body of POST /v1/messages, Anthropic's API, put into a chat's words.
+
+    chat, ignored = chat_of(body, api.forms, later=True)
+
+A message's content is text or a list of blocks: text, thinking, calls of tools and what these returned. Images,
+documents and tools that Anthropic runs itself are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.requests.bodies import (
+    LAX_INT,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    Body,
+    ChatBody,
+    Name,
+    Object,
+    SampledBody,
+)
+from ridgeline.serving.requests.fields import Refusal
+from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.requests.translation import BETWEEN, Transcript, refuse_part, sampled, text_at, text_of, unused
+from ridgeline.serving.requests.validation import parse
+from ridgeline.text.parsers.choose import Forms
+
+BILLING = "x-anthropic-billing-header"
+TEXT = {"text": "text"}
+OF_USER, OF_ASSISTANT = ("text", "tool_result"), ("text", "thinking", "tool_use")
+USED = ("type", "name", "description", "input_schema")  # of a tool; schemas hold where tool_choice forces calls
+# Fields of a chat, and those of this body that they come from.
+NAMES = {
+    r"messages.*": "messages",
+    r"max_(completion_)?tokens": "max_tokens",
+    r"response_format(\.json_schema)?(.*)": r"output_config.format\2",
+    r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
+    r"tools\.(\d+)\.function(.*)": r"tools.\1\2",
+    r"reasoning_effort": "output_config.effort",
+    r"thinking_token_budget": "thinking.budget_tokens",
+    r"stop": "stop_sequences",
+}
+
+
+def _check_content(value: object) -> object:
+    """Check that a content is text or a list of objects. A union's error would speak of each of its members."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
+        raise ValueError("a content is text or a list of blocks, which are objects")
+    if len(value) > MOST_PARTS:
+        raise ValueError(f"there are {len(value)} blocks; at most {MOST_PARTS} are taken")
+    return value
+
+
+_BLOCKS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MOST_PARTS}]}
+Blocks = Annotated[Any, BeforeValidator(_check_content), WithJsonSchema(_BLOCKS)]
+
+
+class Turn(Body):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system", "ctx", "msg"]  # the last two are users' too, as Claude Code has them
+    content: Blocks
+
+
+class OutputFormat(Body):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[Object, Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    effort: Name | None = None
+    format: OutputFormat | None = None
+
+
+class Thinking(Body):
+    """The choice to think before the answer or not, and for how long."""
+
+    harmless: ClassVar[Mapping[str, str]] = {"display": "thinking is told as it is"}
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class CountMessagesBody(Body):
+    """The body of POST /v1/messages/count_tokens: what decides the prompt."""
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "billing_policy": "there are no bills",
+        "cache_control": "the prefix cache finds its own",
+        "compaction": "nothing is left out of a conversation",
+        "context_management": "nothing is left out of a conversation",
+        "diagnostics": "the prefix cache finds its own",
+        "fallback_credit_token": "there are no bills",
+        "fallbacks": "the model that is asked for answers",
+        "inference_geo": "the server is where it is",
+        "speed": "there is one speed",
+        "user_profile_id": "names a user to the provider",
+        "workspace_id": "names a workspace to the provider",
+    }
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "container": Refusal("container is not supported, because the server runs no tools; leave it out."),
+        "mcp_servers": Refusal("mcp_servers is not supported, because the server runs no tools; leave it out."),
+        "thread": Refusal("thread is not supported: no conversations are kept for it; send all messages."),
+        "service_tier": Refusal("service_tier may be auto or standard_only: there is one.", ("auto", "standard_only")),
+    }
+
+    model: str | None = None
+    messages: Annotated[list[Turn], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    system: Blocks | None = None
+    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    chat_template_kwargs: Object | None = None
+
+
+class MessagesBody(CountMessagesBody, SampledBody):
+    """The body of POST /v1/messages. Beside Anthropic's fields stand those of sampling that chats have too."""
+
+    max_tokens: Annotated[int, Field(ge=1), LAX_INT]
+    stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+
+
+def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[ChatBody, list[str]]:
+    """Return the request as a chat's, and what of it is ignored. Raise BadRequest that names the field at fault.
+
+    The chat has no `max_tokens`, because an answer may fill the context here. `forms` are the model's, and
+    `later` is as in `Transcript`.
+    """
+    ignored = unused(body.tools or [], USED)
+    found: dict[str, Any] = {"messages": _messages(body, ignored, later=later)}
+    last = found["messages"][-1]
+    if last["role"] == "assistant" and not last.get("tool_calls"):  # the answer goes on from there
+        found |= {"continue_final_message": True, "add_generation_prompt": False}
+    found["tools"] = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or [])] or None
+    if body.tool_choice is not None:
+        found |= _choice(body.tool_choice)
+    config = body.output_config
+    form = (config.format if config else None) or body.output_format
+    if form is not None:
+        found["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
+    found["reasoning_effort"] = config.effort if config else None
+    kwargs = _thinking(body.thinking, forms, found, ignored)
+    if isinstance(body, MessagesBody):
+        found |= sampled(body) | {"stop": body.stop_sequences}
+    else:
+        found["model"] = body.model
+    found["chat_template_kwargs"] = kwargs | (body.chat_template_kwargs or {}) or None
+    return parse(ChatBody, {name: value for name, value in found.items() if value is not None}), ignored
+
+
+def _thinking(asked: Thinking | None, forms: Forms, found: Object, ignored: list[str]) -> Object:
+    """Put the budget into the chat, and return what the template is told. It means nothing to a model that does not
+    think."""
+    if asked is None:
+        return {}
+    if forms.reasoning is None:
+        ignored.append("thinking")
+        return {}
+    if asked.type == "enabled":
+        found["thinking_token_budget"] = asked.budget_tokens
+    thinks = asked.type != "disabled"
+    return {"enable_thinking": thinks, "thinking": thinks}  # templates know it by one name or the other
+
+
+def _messages(body: CountMessagesBody, ignored: list[str], *, later: bool) -> list[Object]:
+    said = Transcript(later=later)
+    if body.system:
+        _instruct(said, body.system, "system", ignored)
+    for index, turn in enumerate(body.messages):
+        path = f"messages.{index}.content"
+        if turn.role == "assistant":
+            _answer(said, turn.content, path, ignored)
+        elif turn.role == "system":
+            _instruct(said, turn.content, path, ignored)
+        else:
+            _ask(said, turn.content, path)
+    messages = said.whole()
+    if not messages:
+        raise BadRequest("messages are empty; send at least one block.", param="messages")
+    return messages
+
+
+def _instruct(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
+    """Add instructions, without the line that Claude Code puts before them for the bill. It is another in each request,
+    so the prefix cache would find nothing."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    told = [block for block in blocks if not _is_bill(block.get("text"))]
+    if len(told) < len(blocks) and BILLING not in ignored:
+        ignored.append(BILLING)
+    if told:
+        said.instruct("system", text_of(told, path, TEXT))
+
+
+def _is_bill(text: object) -> bool:
+    return isinstance(text, str) and text.startswith(BILLING)
+
+
+def _ask(said: Transcript, content: str | list[Object], path: str) -> None:
+    """Add what the user says, and what tools returned."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    for index, block in enumerate(blocks):
+        place = f"{path}.{index}"
+        match block.get("type"):
+            case "text":
+                said.ask(text_at(block, "text", place))
+            case "tool_result":
+                text = text_of(block.get("content") or "", f"{place}.content", TEXT)
+                more = {"is_error": True} if block.get("is_error") else {}
+                said.say("tool", text, tool_call_id=text_at(block, "tool_use_id", place), **more)
+            case _:
+                refuse_part(block, place, OF_USER)
+
+
+def _answer(said: Transcript, content: str | list[Object], path: str, ignored: list[str]) -> None:
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts: list[str] = []  # in a row
+    for index, block in enumerate(blocks):
+        place = f"{path}.{index}"
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(text_at(block, "text", place))
+            continue
+        if kind == "redacted_thinking":  # nobody but its maker can read it
+            if kind not in ignored:
+                ignored.append(kind)
+            continue
+        if texts:
+            said.answer(BETWEEN.join(texts))
+            texts = []
+        if kind == "thinking":
+            said.think(text_at(block, "thinking", place))
+        elif kind == "tool_use":
+            arguments = block.get("input")
+            if not isinstance(arguments, dict):
+                message = f"{place}.input must be an object, got {shortened(arguments)}."
+                raise BadRequest(message, param=f"{place}.input")
+            call_id, name = text_at(block, "id", place), text_at(block, "name", place)
+            said.call(call_id, name, msgspec.json.encode(arguments).decode())
+        else:
+            refuse_part(block, place, OF_ASSISTANT)
+    if texts:
+        said.answer(BETWEEN.join(texts))
+
+
+def _tool(tool: Object, path: str) -> Object:
+    """Return a tool as chats have it."""
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        message = f"{path}: {shortened(kind)} is not supported; describe the tool by name and input_schema."
+        raise BadRequest(message, param=path)
+    text_at(tool, "name", path)
+    if not isinstance(tool.get("input_schema"), dict):
+        message = f"{path}.input_schema must be a JSON schema, got {shortened(tool.get('input_schema'))}."
+        raise BadRequest(message, param=f"{path}.input_schema")
+    known = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    return {"type": "function", "function": {**known, "parameters": tool["input_schema"]}}
+
+
+def _choice(choice: ToolChoice) -> Object:
+    """Return tool_choice as chats have it, and whether there may be several calls."""
+    found: Object = {"tool_choice": {"auto": "auto", "any": "required", "none": "none"}.get(choice.type)}
+    if choice.type == "tool":
+        if choice.name is None:
+            raise BadRequest("a tool_choice of type tool needs name.", param="tool_choice.name")
+        found["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    if choice.disable_parallel_tool_use is not None:
+        found["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return found

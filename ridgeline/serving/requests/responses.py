@@ -1,0 +1,318 @@
+"""The body of POST /v1/responses, OpenAI's newer API, put into a chat's words.
+
+    items = input_items(body)
+    chat, ignored = chat_of(body, [*earlier, *items], later=True)
+
+Items of a conversation are messages, reasoning, calls of functions and what these returned. Tools that OpenAI runs
+itself, images, sound and files are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from ridgeline.core.request import MAX_LOGPROBS
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.requests.bodies import (
+    LAX_INT,
+    MOST_MESSAGES,
+    MOST_TEMPLATE,
+    MOST_TOOLS,
+    Body,
+    ChatBody,
+    Name,
+    Object,
+    SampledBody,
+    Stop,
+)
+from ridgeline.serving.requests.fields import Refusal
+from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.requests.translation import (
+    INSTRUCTING,
+    Transcript,
+    refuse_part,
+    sampled,
+    text_at,
+    text_of,
+    unused,
+)
+from ridgeline.serving.requests.validation import parse
+
+MOST_METADATA, LONGEST_ENTRY = 16, (64, 512)  # entries; characters of a name and of a value
+LOGPROBS = "message.output_text.logprobs"
+# What may be asked for of things that are not there, and of reasoning, which is plain text here.
+NOTHING_TO_INCLUDE = (
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ROLES = ("user", "assistant", "system", "developer")
+USED = ("type", "name", "description", "parameters")  # of a tool; schemas hold where tool_choice forces calls
+# Fields of a chat, and those of this body that they come from.
+NAMES = {
+    r"messages.*": "input",
+    r"max_(completion_)?tokens": "max_output_tokens",
+    r"response_format\.json_schema(.*)": r"text.format\1",
+    r"response_format(.*)": r"text.format\1",
+    r"tools\.(\d+)\.function(.*)": r"tools.\1\2",
+    r"reasoning_effort": "reasoning.effort",
+    r"logprobs": "include",
+}
+
+
+def _check_input(value: object) -> object:
+    """Check that the input is text or a list of objects. A union's error would speak of each of its members."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("input is text or a list of items, which are objects")
+    if len(value) > MOST_MESSAGES:
+        raise ValueError(f"there are {len(value)} items; at most {MOST_MESSAGES} are taken")
+    return value
+
+
+def _check_metadata(value: object) -> object:
+    if value is None:
+        return None
+    most_name, most_value = LONGEST_ENTRY
+    if not isinstance(value, dict) or len(value) > MOST_METADATA:
+        raise ValueError(f"metadata is an object with at most {MOST_METADATA} entries")
+    if not all(
+        isinstance(text, str) and len(text) <= most_value and len(name) <= most_name for name, text in value.items()
+    ):
+        raise ValueError(f"metadata has names of at most {most_name} characters and texts of at most {most_value}")
+    return value
+
+
+Input = Annotated[
+    Any,
+    BeforeValidator(_check_input),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+_ENTRIES = {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MOST_METADATA}
+Metadata = Annotated[
+    dict[str, str] | None,
+    BeforeValidator(_check_metadata),
+    WithJsonSchema({"anyOf": [_ENTRIES, {"type": "null"}]}),
+]
+
+
+class TextFormat(Body):
+    """The form of the answer's text: any, JSON, or what a schema says."""
+
+    harmless: ClassVar[Mapping[str, str]] = {"description": "is not shown to the model"}
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[Object | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "verbosity": Refusal("text.verbosity is not supported; ask for it in a message.", ("medium",))
+    }
+
+    format: TextFormat | None = None
+
+
+class Reasoning(Body):
+    """The effort of the reasoning. It is told as it is, so no summary of it is made."""
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "summary": "reasoning is told as it is",
+        "generate_summary": "reasoning is told as it is",
+        "context": "the template decides which earlier reasoning is shown",
+    }
+
+    effort: Name | None = None
+
+
+class ResponseStreamOptions(Body):
+    harmless = frozenset({"include_obfuscation"})
+
+
+class CountBody(Body):
+    """The body of POST /v1/responses/input_tokens: what decides the prompt."""
+
+    harmless: ClassVar[Mapping[str, str]] = {
+        "max_tool_calls": "counts calls of tools that the server runs itself, and it runs none",
+    }
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "prompt": Refusal("prompt is not supported: no prompts are stored here; send input."),
+        "conversation": Refusal("conversation is not supported; use previous_response_id."),
+        "context_management": Refusal("context_management is not supported; use truncation."),
+        "background_options": Refusal("background_options is not supported; leave it out."),
+        "image": Refusal("image is not supported, because the model reads text alone."),
+        "access_programs": Refusal("access_programs is not supported; leave it out."),
+        "enable_response_messages": Refusal(
+            "enable_response_messages is not supported; /v1/chat/completions/render shows a prompt."
+        ),
+        "previous_input_messages": Refusal("previous_input_messages is not supported; send them as input."),
+        "previous_response": Refusal("previous_response is not supported; use previous_response_id, or send input."),
+        "personality": Refusal("personality is not supported; ask for it in instructions."),
+    }
+
+    model: str | None = None
+    input: Input = None
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    tools: Annotated[list[Object], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
+    tool_choice: str | Object | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+class ResponsesBody(CountBody, SampledBody):
+    """The body of POST /v1/responses.
+
+    Beside OpenAI's fields stand those of sampling that chats have too, `stop`, and what templates take.
+    """
+
+    input: Input
+    max_output_tokens: Annotated[int, Field(ge=1), LAX_INT] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), LAX_INT] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=len(NOTHING_TO_INCLUDE) + 1)] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Metadata = None
+    stop: Stop = None
+    chat_template: Annotated[str, Field(max_length=MOST_TEMPLATE)] | None = None
+    chat_template_kwargs: Object | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+
+
+def input_items(body: CountBody) -> list[Object]:
+    """Return the items of the input. Text is a user's message."""
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": body.input}]}]
+    return list(body.input or [])
+
+
+def chat_of(body: CountBody, items: Sequence[Object], *, later: bool) -> tuple[ChatBody, list[str]]:
+    """Return the request as a chat's, and what of it is ignored. Raise BadRequest that names the field at fault.
+
+    `items` is the conversation, with what came before this request and without references. `later` is as in
+    `Transcript`.
+    """
+    ignored = unused(body.tools or [], USED)
+    tools = [_tool(tool, f"tools.{index}") for index, tool in enumerate(body.tools or [])]
+    found: dict[str, Any] = {"tools": tools or None, "tool_choice": _choice(body.tool_choice)}
+    found["parallel_tool_calls"] = body.parallel_tool_calls
+    found["messages"] = messages_of(items, body.instructions, later=later)
+    if body.reasoning is not None:
+        found["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None:
+        found["response_format"] = _format(body.text.format)
+    if isinstance(body, ResponsesBody):
+        found |= sampled(body) | _asked(body, ignored)
+    else:
+        found["model"] = body.model
+    return parse(ChatBody, {name: value for name, value in found.items() if value is not None}), ignored
+
+
+def messages_of(items: Sequence[Object], instructions: str | None = None, *, later: bool = True) -> list[Object]:
+    """Return the conversation as a chat's messages."""
+    said = Transcript(later=later)
+    if instructions:
+        said.instruct("system", instructions)
+    for index, item in enumerate(items):
+        _say(said, item, f"input.{index}")
+    messages = said.whole()
+    if not messages:
+        raise BadRequest("input is empty; send at least one item.", param="input")
+    return messages
+
+
+def _say(said: Transcript, item: Object, path: str) -> None:
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            if role not in ROLES:
+                raise BadRequest(
+                    f"{path}.role is one of {', '.join(ROLES)}, got {shortened(role)}.", param=f"{path}.role"
+                )
+            text = text_of(item.get("content"), f"{path}.content", TEXTS)
+            if role == "assistant":
+                said.answer(text)
+            elif role in INSTRUCTING:
+                said.instruct(str(role), text)
+            else:
+                said.say(str(role), text)
+        case "function_call":
+            call_id, name, arguments = (text_at(item, field, path) for field in ("call_id", "name", "arguments"))
+            said.call(call_id, name, arguments)
+        case "function_call_output":
+            text = text_of(item.get("output"), f"{path}.output", TEXTS)
+            said.say("tool", text, tool_call_id=text_at(item, "call_id", path))
+        case "reasoning":
+            parts = item.get("content") or item.get("summary")
+            if not parts and item.get("encrypted_content"):
+                message = f"{path} holds encrypted reasoning, which this server cannot read; leave the item out."
+                raise BadRequest(message, param=path)
+            if parts:
+                kinds = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
+                said.think(text_of(parts, f"{path}.content", kinds))
+        case _:
+            refuse_part(item, path, ITEMS)
+
+
+def _asked(body: ResponsesBody, ignored: list[str]) -> Object:
+    """Return what this body has besides those that count tokens."""
+    include = body.include or []
+    for name in include:
+        if name != LOGPROBS and name not in NOTHING_TO_INCLUDE:
+            known = ", ".join((LOGPROBS, *NOTHING_TO_INCLUDE))
+            raise BadRequest(f"include takes {known}, got {shortened(name)}.", param="include")
+    ignored += [f"include.{name}" for name in include if name != LOGPROBS]
+    if body.top_logprobs and LOGPROBS not in include:
+        raise BadRequest(f'top_logprobs needs include to hold "{LOGPROBS}".', param="top_logprobs")
+    if body.background and body.store is False:
+        raise BadRequest("background needs store, because the answer is asked for later.", param="background")
+    found: Object = {"max_completion_tokens": body.max_output_tokens, "stop": body.stop}
+    if LOGPROBS in include:
+        found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    for name in ("chat_template", "chat_template_kwargs", "thinking_token_budget"):
+        found[name] = getattr(body, name)
+    return found
+
+
+def _tool(tool: Object, path: str) -> Object:
+    """Return a tool as chats have it."""
+    kind = tool.get("type")
+    if kind != "function":
+        message = f"{path}: {shortened(kind)} is not supported, because the server runs no tools; use functions."
+        raise BadRequest(message, param=path)
+    text_at(tool, "name", path)
+    known = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    return {"type": "function", "function": known}
+
+
+def _choice(choice: str | Object | None) -> str | Object | None:
+    """Return tool_choice as chats have it."""
+    if not isinstance(choice, dict) or choice.get("type") == "allowed_tools":
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    wanted = 'none, auto, required, {"type": "function", "name": "…"} or {"type": "allowed_tools", …}'
+    raise BadRequest(f"tool_choice is {wanted}, got {shortened(choice)}.", param="tool_choice")
+
+
+def _format(form: TextFormat) -> Object:
+    if form.type != "json_schema":
+        return {"type": form.type}
+    if form.schema_ is None:
+        raise BadRequest("a text.format of type json_schema needs schema.", param="text.format.schema")
+    return {"type": "json_schema", "json_schema": {"name": form.name or "answer", "schema": form.schema_}}

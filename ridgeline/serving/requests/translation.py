@@ -1,0 +1,159 @@
+"""The common part of APIs whose requests are put into a chat's words: messages as they grow, texts that come in parts,
+and the names of fields at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.requests.bodies import SampledBody
+from ridgeline.serving.requests.refusals import shortened
+
+INSTRUCTING = ("system", "developer")
+BETWEEN = "\n"  # stands between the parts of a text
+MEDIA = ("image", "audio", "file", "video", "document", "search_result", "container_upload")
+
+Message = dict[str, Any]
+
+
+class Transcript:
+    """The messages of a chat as they grow. What the model said in parts (reasoning, text, calls) becomes one message,
+    as long as the parts come in this order.
+
+    later: the template shows instructions that come within a conversation.
+    """
+
+    def __init__(self, *, later: bool) -> None:
+        self._messages: list[Message] = []  # contents are lists of texts
+        self._later = later
+        self._begun = False  # something was said besides instructions
+        self._rank = -1  # that of the newest part of an answer that may still grow
+
+    def say(self, role: str, text: str, **more: Any) -> None:
+        """Add a message."""
+        self._messages.append({"role": role, "content": [text], **more})
+        self._begun = self._begun or role not in INSTRUCTING
+        self._rank = -1
+
+    def ask(self, text: str) -> None:
+        """Add what the user says. Texts in a row are one message."""
+        if self._last == "user":
+            self._grow(text)
+        else:
+            self.say("user", text)
+
+    def instruct(self, role: str, text: str) -> None:
+        """Add instructions. Those at the beginning are one message. Later ones are a part of what they come after, if
+        the template would not show them."""
+        folds = self._begun and not self._later
+        if self._last in (("user", "tool") if folds else () if self._begun else (role,)):
+            self._grow(text)
+        else:
+            self.say("user" if folds else role, text)
+
+    def think(self, text: str) -> None:
+        self._answer(0)["reasoning_content"] = text
+
+    def answer(self, text: str) -> None:
+        self._answer(1)["content"].append(text)
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """Add a call of a tool. `arguments` is JSON."""
+        function = {"name": name, "arguments": arguments}
+        calls = self._answer(2).setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def whole(self) -> list[Message]:
+        """Return all messages."""
+        return [
+            message | {"content": BETWEEN.join(message["content"]) or (None if "tool_calls" in message else "")}
+            for message in self._messages
+        ]
+
+    @property
+    def _last(self) -> str | None:
+        return str(self._messages[-1]["role"]) if self._messages else None
+
+    def _grow(self, text: str) -> None:
+        self._messages[-1]["content"].append(text)
+
+    def _answer(self, rank: int) -> Message:
+        """Return the message that a part of an answer belongs to. There may be several calls, and one of the others."""
+        if not (self._rank < rank or self._rank == rank == 2) or self._rank == -1:
+            self._messages.append({"role": "assistant", "content": []})
+            self._begun = True
+        self._rank = rank
+        return self._messages[-1]
+
+
+def text_of(content: object, path: str, kinds: Mapping[str, str]) -> str:
+    """Return the text of a message's content, which is text or a list of parts.
+
+    `kinds` has the types of parts that are text, and for each the field that holds it. Raise BadRequest that names a
+    part of another type.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{path} is text or a list of parts, got {shortened(content)}.", param=path)
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            refuse_part(part, f"{path}.{index}", tuple(kinds))
+        texts.append(text_at(part, kinds[kind], f"{path}.{index}"))
+    return BETWEEN.join(texts)
+
+
+def text_at(part: Mapping[str, Any], field: str, path: str) -> str:
+    """Return a text field of a part. Raise BadRequest if it is none."""
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise BadRequest(f"{path}.{field} must be text, got {shortened(text)}.", param=f"{path}.{field}")
+    return text
+
+
+def refuse_part(part: object, path: str, kinds: tuple[str, ...]) -> NoReturn:
+    """Raise BadRequest for a part that is none of these kinds."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and any(word in kind for word in MEDIA):
+        raise BadRequest(f"{path}: {shortened(kind)} is not supported, because the model reads text alone.", param=path)
+    raise BadRequest(f"{path} has one of the types {', '.join(kinds)}, got {shortened(kind or part)}.", param=path)
+
+
+def unused(tools: Sequence[Mapping[str, Any]], used: Collection[str]) -> list[str]:
+    """Return the fields of tools that change nothing here, as they are named to the client."""
+    return sorted({f"tools.{name}" for tool in tools for name, value in tool.items() if value and name not in used})
+
+
+def sampled(body: SampledBody) -> dict[str, Any]:
+    """Return the fields that chats have under the same name."""
+    found = {name: getattr(body, name) for name in SampledBody.model_fields}
+    return {name: value for name, value in found.items() if value is not None and name != "stream"}
+
+
+async def later_instructions(api: ApiServer, roles: Iterable[object]) -> bool:
+    """Return False if one of these roles instructs, and the model's template would not show it within a
+    conversation."""
+    if not any(role in INSTRUCTING for role in roles):
+        return True
+    return await asyncio.to_thread(lambda: api.chat_template.shows_later_systems)
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Let failures name the field of the client's own body. `names` maps patterns of a chat's fields to those."""
+    try:
+        yield
+    except (RequestFailed, InvalidRequest) as error:
+        for pattern, own in names.items():
+            if error.param is not None and (found := re.fullmatch(pattern, error.param)):
+                error.param = found.expand(own)
+                break
+        raise

@@ -1,0 +1,258 @@
+"""The runner of batches against answers that are made up: engines that die, servers that are busy, disks that are full,
+and runners that are cut off anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.serving.batches import runner as module
+from ridgeline.serving.batches.lines import Written, raw_lines
+from ridgeline.serving.batches.records import Batch, StoredFile, new_id
+from ridgeline.serving.batches.runner import Runner
+from ridgeline.serving.batches.store import NoSuchEntry, Store, StoreFull
+
+URL = "/v1/completions"
+Answer = Callable[[str], Awaitable[tuple[int, bytes]]]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK", 0.01)
+    monkeypatch.setattr(module, "PAUSE", 0.01)
+
+
+class Machine:
+    """An engine that can die, and the requests that came to it. A death ends all that is under way with 503."""
+
+    def __init__(self, deadly: str = "") -> None:
+        self.died, self.deadly = 0, deadly
+        self.runs = Counter[str]()
+        self.open = self.most = 0
+
+    async def until_up(self) -> None:
+        await asyncio.sleep(0)
+
+    def deaths(self) -> int:
+        return self.died
+
+    async def __call__(self, path: str, body: bytes, name: str, owner: str) -> tuple[int, bytes]:
+        prompt = json.loads(body)["prompt"]
+        self.runs[prompt] += 1
+        self.open += 1
+        self.most = max(self.most, self.open)
+        before = self.died
+        try:
+            await asyncio.sleep(0.005)
+            self.died += prompt == self.deadly
+        finally:
+            self.open -= 1
+        if self.died > before:
+            return 503, b'{"error":{}}'
+        return 200, b'{"usage":{"prompt_tokens":2,"completion_tokens":3}}'
+
+
+def runner_of(store: Store, machine: Any, at_once: int = 4) -> Runner:
+    return Runner(store, machine, machine, at_once=at_once, longest=4096, known=lambda model: True)
+
+
+def add(store: Store, prompts: list[str], owner: str = "", **more: Any) -> Batch:
+    """A batch with a line for each prompt, which is its custom id, too."""
+    content = b"".join(
+        json.dumps({"custom_id": p, "method": "POST", "url": URL, "body": {"prompt": p}}).encode() + b"\n"
+        for p in prompts
+    )
+    path = store.begin(len(content))
+    path.write_bytes(content)
+    now = int(time.time())
+    record = StoredFile(
+        id=new_id("file-"), bytes=len(content), created_at=now, filename="in", purpose="batch", owner=owner
+    )
+    store.add(path, record)
+    batch = Batch(
+        id=new_id("batch_"),
+        endpoint=URL,
+        input_file_id=record.id,
+        completion_window="24h",
+        created_at=now,
+        owner=owner,
+        **more,
+    )
+    return store.create(batch, store.content(record.id))
+
+
+async def until(runner: Runner, done: Callable[[], bool]) -> None:
+    """Run until that is true, and cut the runner off."""
+    task = asyncio.create_task(runner.run())
+    try:
+        async with asyncio.timeout(60):
+            while not done():
+                assert not task.done(), task.result()
+                await asyncio.sleep(0.005)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def ended(store: Store, *batches: Batch) -> Callable[[], bool]:
+    return lambda: all(store.batch(each.id, None).final for each in batches)
+
+
+def outcomes(store: Store, file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    found = [json.loads(line) for line in store.content(file).read_text().splitlines()]
+    assert len({each["custom_id"] for each in found}) == len(found)
+    return {each["custom_id"]: each for each in found}
+
+
+def test_a_line_that_kills_the_engine_is_found_and_all_others_are_answered(tmp_path: Path) -> None:
+    store, machine = Store(tmp_path, 1 << 20), Machine(deadly="p7")
+    batch = add(store, [f"p{n}" for n in range(30)])
+    asyncio.run(until(runner_of(store, machine), ended(store, batch)))
+    found = store.batch(batch.id, None)
+    assert (found.status, found.request_counts.completed, found.request_counts.failed) == ("completed", 29, 1)
+    [guilty] = outcomes(store, found.error_file_id).values()
+    assert (guilty["custom_id"], guilty["response"]["status_code"]) == ("p7", 503)
+    assert machine.runs["p7"] == machine.died == 3
+    assert machine.most <= 4
+    assert (found.usage.input, found.usage.output) == (58, 87)
+
+
+def test_what_the_server_cannot_take_now_is_run_again(tmp_path: Path) -> None:
+    store, machine, refused = Store(tmp_path, 1 << 20), Machine(), Counter[str]()
+
+    async def busy(path: str, body: bytes, name: str, owner: str) -> tuple[int, bytes]:
+        refused[body.decode()] += 1
+        return (429, b"{}") if refused[body.decode()] < 5 else await machine(path, body, name, owner)
+
+    batch = add(store, ["a", "b", "c"])
+    runner = Runner(store, busy, machine, at_once=2, longest=4096, known=lambda model: True)
+    asyncio.run(until(runner, ended(store, batch)))
+    assert outcomes(store, store.batch(batch.id, None).output_file_id).keys() == {"a", "b", "c"}
+    assert set(refused.values()) == {5}
+
+
+def test_runners_that_are_cut_off_anywhere_answer_each_line_once(tmp_path: Path) -> None:
+    store, machine = Store(tmp_path, 1 << 20), Machine()
+    batches = [add(store, [f"{name}{n}" for n in range(25)], owner=name) for name in ("x", "y", "z")]
+    lines = {each.id: store.batches / each.id / "output.jsonl" for each in batches}
+
+    for more in (1, 3, 10, 10, 20):
+        enough = machine.runs.total() + more
+        asyncio.run(until(runner_of(store, machine), lambda enough=enough: machine.runs.total() >= enough))  # type: ignore[misc]
+        for path in lines.values():
+            if path.exists():
+                with path.open("ab") as file:
+                    file.write(b'{"custom_id":"x1","resp')
+    asyncio.run(until(runner_of(store, machine), ended(store, *batches)))
+    asyncio.run(until(runner_of(store, machine), lambda: not any(path.exists() for path in lines.values())))
+    for batch in batches:
+        found = store.batch(batch.id, batch.owner)
+        assert found.request_counts.completed == 25
+        assert len(outcomes(store, found.output_file_id)) == 25
+        assert store.file(found.output_file_id or "", batch.owner).bytes == found_size(store, found)
+    again = machine.runs.total() - 75
+    assert again <= 5 * 4, "only what was under way is run anew"
+
+
+def found_size(store: Store, batch: Batch) -> int:
+    return store.content(batch.output_file_id or "").stat().st_size
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, machine, write, failures = Store(tmp_path, 1 << 20), Machine(), os.write, [0]
+
+    def full(descriptor: int, data: bytes) -> int:
+        failures[0] += 1
+        if failures[0] % 3 == 0:
+            write(descriptor, data[:10])  # a part of the line
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr("ridgeline.serving.batches.lines.os.write", full)
+    batch = add(store, [f"p{n}" for n in range(12)])
+    asyncio.run(until(runner_of(store, machine, 2), ended(store, batch)))
+    found = store.batch(batch.id, None)
+    assert (found.status, len(outcomes(store, found.output_file_id))) == ("completed", 12)
+
+
+def test_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_AT_ONCE", 2)
+    store, machine = Store(tmp_path, 1 << 20), Machine()
+    many = [add(store, [f"{n}-{k}" for k in range(5)], owner="many") for n in range(4)]
+    one = add(store, ["one"], owner="one")
+    asyncio.run(until(runner_of(store, machine), ended(store, one)))
+    assert sum(store.batch(each.id, None).final for each in many) < 4
+    assert store.batch(one.id, "one").status == "completed"
+
+
+def test_batches_that_are_cancelled_or_late_before_they_run_end_at_once(tmp_path: Path) -> None:
+    store, machine = Store(tmp_path, 1 << 20), Machine()
+    cancelled, late = add(store, ["a"]), add(store, ["b", "c"], expires_at=1)
+    store.cancel(cancelled.id)
+    assert store.batch(cancelled.id, "").status == "cancelling"
+    asyncio.run(until(runner_of(store, machine), ended(store, cancelled, late)))
+    assert store.batch(cancelled.id, "").status == "cancelled"
+    found = store.batch(late.id, "")
+    assert found.status == "expired"
+    assert {e["error"]["code"] for e in outcomes(store, found.error_file_id).values()} == {"batch_expired"}
+    assert machine.runs["a"] == 0
+
+
+def test_a_folder_has_one_runner(tmp_path: Path) -> None:
+    store = Store(tmp_path, 1 << 20)
+    lock = store.lock()
+    assert lock is not None
+    assert Store(tmp_path, 1 << 20).lock() is None
+    os.close(lock)
+    lock = store.lock()
+    assert lock is not None
+    os.close(lock)
+    with pytest.raises(InvalidConfig, match="folder of batches"):
+        Store(Path("/proc/none"), 1)
+
+
+def test_files_are_bounded_and_leave_in_time(tmp_path: Path) -> None:
+    store = Store(tmp_path, 1000)
+    path = store.begin(900)
+    with pytest.raises(StoreFull, match="900 bytes, of at most 1000"):
+        store.begin(101)  # what is under way counts
+    store.drop(path)
+    path = store.begin(10)
+    record = StoredFile(id=new_id("file-"), bytes=10, created_at=1, filename="x", purpose="batch", expires_at=2)
+    store.add(path, record)
+    with pytest.raises(NoSuchEntry):
+        store.file(record.id, "")
+    left = store.begin(5)
+    os.utime(left, (1, 1))
+    os.utime(left.parent, (1, 1))
+    store.sweep()
+    assert not store.content(record.id).exists()
+    assert not left.exists()
+    assert store.used() == (0, 0)
+
+
+def test_lines_are_never_longer_in_memory_than_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a\n" + b"x" * 5000 + b"\n\n \nb\n" + b"y" * 101 + b"\n" + b"z" * 100)
+    found = list(raw_lines(path, 100))
+    assert found == [(0, b"a\n"), (1, None), (4, b"b\n"), (5, None), (6, b"z" * 100)]
+
+
+def test_an_answer_that_was_torn_is_taken_away(tmp_path: Path) -> None:
+    path, done = tmp_path / "file", set[bytes]()
+    path.write_bytes(b'{"custom_id":"a"}\n{"custom_id":"b"}\n{"custom')
+    written = Written(path, done)
+    written.close()
+    assert (written.count, len(done)) == (2, 2)
+    assert path.read_bytes() == b'{"custom_id":"a"}\n{"custom_id":"b"}\n'

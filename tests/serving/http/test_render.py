@@ -1,0 +1,42 @@
+"""What /render shows is what the engine gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from ridgeline.serving.http import answers
+from tests.serving.conftest import MODEL, PATIENCE, Server
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "def add(a, b):"}], "max_tokens": 4}
+
+
+def post(server: Server, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=PATIENCE)
+
+
+def test_a_chat_is_shown_as_its_prompt_and_runs_alike(server: Server) -> None:
+    asked = CHAT | {"temperature": 0, "seed": 3, "cache_salt": "x", "stream": True, "priority": 2}
+    shown = post(server, "chat/completions/render", **asked)
+    told = answers.Rendered.model_validate_json(shown.content)
+    assert (told.model, told.stream, told.cache_salt, told.priority) == (MODEL, True, "x", 2)
+    assert {"max_tokens": 4, "temperature": 0.0, "seed": 3}.items() <= told.sampling_params.items()
+    ran = post(server, "chat/completions", **CHAT, temperature=0, return_token_ids=True, return_prompt_text=True)
+    assert ran.json()["prompt_token_ids"] == told.token_ids
+    assert ran.json()["prompt_text"] == told.prompt
+    text = post(server, "completions", model=MODEL, prompt=told.token_ids, max_tokens=4, temperature=0)
+    assert text.json()["choices"][0]["text"] == ran.json()["choices"][0]["message"]["content"]
+
+
+def test_prompts_are_shown_one_by_one(server: Server) -> None:
+    shown = post(server, "completions/render", prompt=["a", "b c"], max_tokens=4).json()
+    ids = [server.api.tokenizer.encode(text) for text in ("a", "b c")]
+    assert [answers.Rendered.model_validate(each).token_ids for each in shown] == ids
+
+
+def test_mistakes_are_those_of_the_route_that_runs(server: Server) -> None:
+    for path, wrong in (("chat/completions", CHAT | {"top_p": 7}), ("completions", {"prompt": "a", "logprobs": 99})):
+        shown, ran = post(server, f"{path}/render", **wrong), post(server, path, **wrong)
+        assert (shown.status_code, shown.json()) == (ran.status_code, ran.json())
+        assert shown.status_code == 400

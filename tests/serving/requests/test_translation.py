@@ -1,0 +1,99 @@
+"""Other APIs' conversations as messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.requests.messages import CountMessagesBody, chat_of
+from ridgeline.serving.requests.responses import messages_of
+from ridgeline.serving.requests.validation import parse
+from ridgeline.text.chat_template import ChatTemplate
+from ridgeline.text.parsers.choose import Forms
+
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x": 1}'}
+FUNCTION = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+ANYWHERE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+FIRST_ONLY = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}"
+FIRST_ONLY += "{% endif %}{{ m.content }}{% endfor %}"
+IGNORING = "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+def said(role: str, text: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **more}
+
+
+def of_anthropic(*turns: Any, later: bool = True, **more: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    body = parse(CountMessagesBody, {"messages": list(turns), **more})
+    chat, ignored = chat_of(body, Forms(), later=later)
+    return [message.model_dump(exclude_unset=True) for message in chat.messages], ignored
+
+
+def test_parts_of_an_answer_are_one_message_as_long_as_they_come_in_order() -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    told = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]}
+    result = {"type": "function_call_output", "call_id": "a", "output": "3"}
+    calls = [FUNCTION | {"function": {"name": "f", "arguments": '{"x": 1}'}}]
+    found = messages_of([said("user", "?"), thought, told, CALL, CALL, result, told, thought, told])
+    assert found == [
+        said("user", "?"),
+        said("assistant", "I look.", reasoning_content="hm", tool_calls=calls * 2),
+        said("tool", "3", tool_call_id="a"),
+        said("assistant", "I look."),
+        said("assistant", "I look.", reasoning_content="hm"),
+    ]
+    assert messages_of([CALL])[0]["content"] is None
+
+
+def test_blocks_of_anthropics_messages_are_the_same_messages() -> None:
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "3", "is_error": True}
+    found, _ = of_anthropic(
+        said("user", "?"),
+        {
+            "role": "assistant",
+            "content": [thought, {"type": "text", "text": "I"}, {"type": "text", "text": "look."}, use],
+        },
+        {"role": "user", "content": [result, {"type": "text", "text": "So"}, {"type": "text", "text": "?"}]},
+        said("user", "Well?"),
+        system="Be brief.",
+    )
+    assert found == [
+        said("system", "Be brief."),
+        said("user", "?"),
+        said("assistant", "I\nlook.", reasoning_content="hm", tool_calls=[FUNCTION]),
+        said("tool", "3", tool_call_id="a", is_error=True),
+        said("user", "So\n?\nWell?"),
+    ]
+
+
+def test_instructions_at_the_beginning_are_one_message_and_later_ones_stay_or_fold() -> None:
+    turns = [said("system", "B"), said("user", "C"), said("system", "D"), said("assistant", "E"), said("system", "F")]
+    turns.append(said("user", "G"))
+    kept, _ = of_anthropic(*turns, system="A")
+    assert kept == [said("system", "A\nB"), *turns[1:]]
+    folded, _ = of_anthropic(*turns, system="A", later=False)
+    assert folded == [said("system", "A\nB"), said("user", "C\nD"), said("assistant", "E"), said("user", "F\nG")]
+    items = [said("developer", "A"), said("user", "B"), CALL, {"type": "function_call_output", "call_id": "a"}]
+    items[-1]["output"] = "3"
+    items.append(said("developer", "C"))
+    assert messages_of(items, "I", later=False)[-1] == said("tool", "3\nC", tool_call_id="a")
+    assert messages_of(items, "I")[:2] == [said("system", "I"), said("developer", "A")]
+
+
+def test_a_template_is_tried_with_instructions_within_a_conversation() -> None:
+    shows = {source: ChatTemplate(source, {}).shows_later_systems for source in (ANYWHERE, FIRST_ONLY, IGNORING)}
+    assert shows == {ANYWHERE: True, FIRST_ONLY: False, IGNORING: False}
+    assert not ChatTemplate(None, {}).shows_later_systems
+
+
+def test_many_parts_are_joined_in_linear_time() -> None:
+    """A megabyte in 4096 parts, in each of which all before it must not be copied."""
+    blocks = [{"type": "text", "text": "x" * 4096}] * 4096
+    [message], _ = of_anthropic({"role": "user", "content": blocks})
+    assert len(message["content"]) == 4096 * 4097 - 1
+    with pytest.raises(BadRequest, match="at most 4096"):
+        of_anthropic({"role": "user", "content": [*blocks, blocks[0]]})
