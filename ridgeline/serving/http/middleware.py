@@ -36,8 +36,8 @@ from ridgeline.serving.keys import allowed, bearer
 access = logging.getLogger("ridgeline.access")
 
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping")  # open to everybody
-ADMIN = ("/v1/requests", "/dashboard")  # these show what other clients do
-WHILE_DRAINING = (*HEALTH, "/metrics")
+ADMIN = ("/v1/requests", "/dashboard", "/pause", "/resume", "/is_paused")  # they concern what other clients do
+WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused")  # who waits for a paused engine must be able to end
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
 

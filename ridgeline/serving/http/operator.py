@@ -7,9 +7,9 @@ routes are behind keys where keys are set (http/middleware.py).
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal, get_args
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ridgeline.serving.api_server import ApiServer
@@ -19,7 +19,7 @@ from ridgeline.serving.observed.breakdown import breakdowns
 from ridgeline.serving.observed.expert_figures import shown
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.serving.observed.recent import KEPT
-from ridgeline.transport.messages import Stats
+from ridgeline.transport.messages import Pause, Resume, Stats
 from ridgeline.version import __version__
 
 PAGE = "page.html"
@@ -27,6 +27,8 @@ SCRIPT, STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css": STYLE}
 SHOWN_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 SHOWN_REQUESTS = 12
+ORDER_TIMEOUT = 60.0  # seconds that an order to the engine is waited for
+Mode = Literal["abort", "wait", "keep"]
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (  # nothing from elsewhere, and no frames
@@ -43,7 +45,8 @@ class RequestNotFound(BadRequest):
 
 
 def router(api: ApiServer) -> APIRouter:
-    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs."""
+    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /dashboard and what that page needs, /is_paused,
+    and POST /pause and /resume."""
     routes = APIRouter(tags=["operator"])
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
@@ -63,6 +66,19 @@ def router(api: ApiServer) -> APIRouter:
                 param="request_id",
             )
         return found[0]
+
+    @routes.post("/pause", summary="Begin no further step; requests wait")
+    async def pause(request: Request) -> dict[str, Any]:
+        order = Pause(mode=_mode(dict(request.query_params)))
+        return {"status": "paused", "is_paused": await api.client.order(order, ORDER_TIMEOUT)}
+
+    @routes.post("/resume", summary="Go on after a pause")
+    async def resume() -> dict[str, Any]:
+        return {"status": "resumed", "is_paused": await api.client.order(Resume(), ORDER_TIMEOUT)}
+
+    @routes.get("/is_paused", summary="Whether the engine is paused")
+    async def is_paused() -> dict[str, bool]:
+        return {"is_paused": api.client.paused}
 
     @routes.get("/dashboard", include_in_schema=False)
     async def page() -> Response:
@@ -169,6 +185,15 @@ def _limit(text: str) -> int:
     if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= KEPT):
         raise BadRequest(f"limit must be a whole number from 1 to {KEPT}, got {text[:32]!r}.", param="limit")
     return int(text)
+
+
+def _mode(query: dict[str, str]) -> Mode:
+    for name in query.keys() - {"mode"}:
+        raise BadRequest(f"/pause knows the parameter mode, not {name[:32]!r}; leave it out.", param=name[:32])
+    for mode in get_args(Mode):
+        if query.get("mode", "abort") == mode:
+            return mode
+    raise BadRequest(f"mode must be abort, wait or keep, got {query['mode'][:32]!r}.", param="mode")
 
 
 def _serve(name: str, kind: str) -> Any:
