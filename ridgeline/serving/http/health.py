@@ -12,8 +12,9 @@ RETRY_AFTER = "5"  # seconds
 
 def router(api: ApiServer) -> APIRouter:
     """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
-    is there and works; a paused one does, and is not ready). Of several engines one is enough, and the answer names those that do not work. /ping is /health
-    by the name that SageMaker asks for, and /load says how many requests are open here."""
+    is there and works; a paused one does, and is not ready). Of several engines one is enough, and the answer names
+    those that do not work. /ping is /health by the name that SageMaker asks for, and /load says how many requests are
+    open here."""
     routes = APIRouter(tags=["health"])
 
     def down() -> list[str]:
