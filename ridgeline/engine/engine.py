@@ -51,6 +51,7 @@ class Engine:
         self._submitted: deque[tuple[StepPlan, float]] = deque()  # plans in flight, with their limits
         self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
+        self._paused = False
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         """Call `listener` whenever a request ends, however it does."""
@@ -58,7 +59,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work and self._lost is None
+        """True if a step would do something. A paused engine has only the plans in flight to wait for."""
+        work = bool(self.scheduler.in_flight) if self._paused else self.scheduler.has_work
+        return work and self._lost is None
+
+    def pause(self) -> None:
+        """Make no further plan until `resume`. Requests stay where they are, and more can be added and aborted."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
 
     def add(self, request: Request, *, checked: bool = False) -> None:
         """Queue a request. Raise InvalidRequest if it could never run; not asked if `checked`, since `check` was."""
@@ -126,7 +136,7 @@ class Engine:
     def fill(self) -> None:
         """Keep the worker supplied with plans."""
         self._check_device()
-        while len(self.scheduler.in_flight) < self.config.lookahead_depth:
+        while not self._paused and len(self.scheduler.in_flight) < self.config.lookahead_depth:
             plan = self.scheduler.schedule()
             if plan is None:
                 return

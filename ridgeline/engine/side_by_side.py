@@ -56,6 +56,14 @@ class Engines(Engine):
         self._places[request.id] = engine, request.max_total_tokens
         self._load[engine] += request.max_total_tokens
 
+    def pause(self) -> None:
+        for engine in self.engines:
+            engine.pause()
+
+    def resume(self) -> None:
+        for engine in self.engines:
+            engine.resume()
+
     def check(self, request: Request) -> None:
         self.engines[0].check(request)
 

@@ -80,6 +80,20 @@ class Forget(Message, frozen=True, tag="forget"):
     """The order to let no later request find anything in the prefix cache. A `Forgot` follows."""
 
 
+class Pause(Message, frozen=True, tag="pause"):
+    """The order to begin no further step. A `Standing` follows as soon as none runs.
+
+    Requests that are here go on afterwards ("keep"), end now ("abort"), or run to their end first ("wait"). Those that
+    come later wait for a `Resume`.
+    """
+
+    mode: Literal["abort", "wait", "keep"]
+
+
+class Resume(Message, frozen=True, tag="resume"):
+    """The order to go on after a `Pause`. A `Standing` follows."""
+
+
 class Look(Message, frozen=True, tag="look"):
     """The question for a `Seen` now, about the request with this name or the newest ones."""
 
@@ -171,6 +185,12 @@ class Seen(Message, frozen=True, tag="seen"):
     lives: list[Life]
 
 
+class Standing(Message, frozen=True, tag="standing"):
+    """The answer to a `Pause` or a `Resume`; answers come in the order of the orders."""
+
+    paused: bool
+
+
 class Progress(Message, frozen=True, tag="progress"):
     """The outcome of one step for an API server's requests. Most got a token and nothing else; these stand side by side
     in `ids` and `token_ids`."""
@@ -183,12 +203,13 @@ class Progress(Message, frozen=True, tag="progress"):
 
 class Refused(Message, frozen=True, tag="refused"):
     """A request that will not run. `param` is its field at fault, if one is. `retry_after` is in seconds, if the server
-    has no time for the request now."""
+    has no time for the request now. `paused` is true if the request ended because the engine was paused."""
 
     id: int
     error: str
     param: str | None = None
     retry_after: int | None = None
+    paused: bool = False
 
 
 class Distribution(Message, frozen=True):
@@ -265,10 +286,11 @@ class Stats(Message, frozen=True, tag="stats"):
     experts: ExpertFigures | None = None
     saturations: int = 0
     ranks: list[RankFigures] = []
+    paused: bool = False
 
 
-FromFace = Hello | Submit | Cancel | Ask | Look | Forget
-FromEngine = Welcome | Progress | Refused | Stats | Seen | Forgot
+FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Pause | Resume
+FromEngine = Welcome | Progress | Refused | Stats | Seen | Forgot | Standing
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

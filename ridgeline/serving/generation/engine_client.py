@@ -29,9 +29,12 @@ from ridgeline.transport.messages import (
     Hello,
     Life,
     Look,
+    Pause,
     Progress,
     Refused,
+    Resume,
     Seen,
+    Standing,
     Stats,
     Submit,
     Welcome,
@@ -113,6 +116,7 @@ class EngineClient:
         self._asked: list[asyncio.Future[Stats | None]] = []
         self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order in which they were asked
         self._forgetting: deque[asyncio.Future[None]] = deque()  # likewise
+        self._ordered: deque[asyncio.Future[bool]] = deque()  # pauses and resumptions, likewise
         self._up = asyncio.Event()
 
     @property
@@ -123,6 +127,11 @@ class EngineClient:
     def busy(self) -> bool:
         """True if requests run or wait: this API server's or, by the newest figures, another's."""
         return self.num_open > 0 or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
+
+    @property
+    def paused(self) -> bool:
+        """True if the engine begins no steps, as somebody ordered."""
+        return self.facts is not None and self.stats is not None and self.stats.paused
 
     @property
     def silence(self) -> float:
@@ -148,7 +157,7 @@ class EngineClient:
             return "the engine is about to end"
         if (silence := self.silence) > SILENCE:
             return f"the engine has not said a word for {silence:.0f} s"
-        if self.busy and time.monotonic() - self.last_step >= step_timeout:
+        if self.busy and not self.paused and time.monotonic() - self.last_step >= step_timeout:
             return f"requests run, and no step ended for {step_timeout:g} s"
         return None
 
@@ -258,6 +267,23 @@ class EngineClient:
         self._send_soon(Forget())
         await _within(timeout, future)
 
+    async def order(self, message: Pause | Resume, timeout: float) -> bool:
+        """Pause or resume the engine, and return whether it is paused then. Raise Unavailable if it does not answer in
+        time; it may still obey later."""
+        if self.facts is None:
+            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._ordered.append(future)
+        self._send_soon(message)
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise Unavailable(
+                f"the engine did not answer within {timeout:g} s, and it will obey as soon as it can; GET /is_paused "
+                "tells.",
+                retry_after=RETRY_AFTER,
+            ) from None
+
     # ---- inside -----------------------------------------------------------------------------------------------
 
     async def _greet(self, socket: FaceSocket) -> EngineFacts | None:
@@ -310,7 +336,8 @@ class EngineClient:
                 self.last_step = time.monotonic()
                 self._take_progress(message)
             case Stats():
-                if not self.busy or self.stats is None or message.steps != self.stats.steps:
+                resumed = self.stats is not None and self.stats.paused and not message.paused
+                if resumed or not self.busy or self.stats is None or message.steps != self.stats.steps:
                     self.last_step = time.monotonic()
                 self.stats = message
                 self._others = max(0, message.running + message.waiting - len(self._tickets))
@@ -326,6 +353,10 @@ class EngineClient:
                 forgotten = self._forgetting.popleft()
                 if not forgotten.done():
                     forgotten.set_result(None)
+            case Standing():
+                ordered = self._ordered.popleft()
+                if not ordered.done():
+                    ordered.set_result(message.paused)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
@@ -373,14 +404,15 @@ class EngineClient:
             if not asked.done():
                 asked.set_result(self.stats)
         self._asked.clear()
-        open_questions: list[asyncio.Future[Any]] = [*self._looking, *self._forgetting]
+        open_questions: list[asyncio.Future[Any]] = [*self._looking, *self._forgetting, *self._ordered]
         for waiting in open_questions:
             if not waiting.done():
                 waiting.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
         self._looking.clear()
         self._forgetting.clear()
+        self._ordered.clear()
 
-    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget) -> None:
+    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Pause | Resume) -> None:
         """Send messages in this order, without waiting.
 
         An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and
@@ -410,6 +442,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _refusal(message: Refused) -> RequestFailed:
+    if message.paused:
+        return Unavailable(message.error, retry_after=RETRY_AFTER)
     if message.retry_after is not None:
         return GrammarsBusy(message.error, message.retry_after)
     return BadRequest(message.error, param=message.param) if message.param else EngineFailed(message.error)

@@ -16,7 +16,7 @@ from ridgeline.core.routing import Router
 from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient, RequestTicket
 from ridgeline.serving.generation.sums import summed
-from ridgeline.transport.messages import EngineFacts, Grammar, Life, Stats
+from ridgeline.transport.messages import EngineFacts, Grammar, Life, Pause, Resume, Stats
 
 
 class Replicas:
@@ -58,6 +58,17 @@ class Replicas:
         if len(self.engines) == 1:
             return [reason for reason in ill.values() if reason is not None]
         return [f"engine {index}: {reason}" for index, reason in ill.items() if reason is not None]
+
+    @property
+    def paused(self) -> bool:
+        """True if no engine that answers begins steps, as somebody ordered."""
+        up = [engine for engine in self.engines if engine.facts is not None]
+        return bool(up) and all(engine.paused for engine in up)
+
+    async def order(self, message: Pause | Resume, timeout: float) -> bool:
+        """Pause or resume all engines that answer, as `EngineClient.order`."""
+        up = [engine for engine in self.engines if engine.facts is not None]
+        return all(await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines)))
 
     async def wait_until_up(self) -> EngineFacts:
         """Wait until an engine answers."""

@@ -39,6 +39,7 @@ def summed(told: Sequence[tuple[Stats, bool]]) -> Stats:
         gpus=[gpu for stats in living for gpu in stats.gpus],
         experts=_experts([stats.experts for stats in figures if stats.experts is not None]),
         saturations=sum(stats.saturations for stats in figures),
+        paused=bool(living) and all(stats.paused for stats in living),
     )
 
 

@@ -12,8 +12,9 @@ RETRY_AFTER = "5"  # seconds
 
 def router(api: ApiServer) -> APIRouter:
     """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
-    is there and works). Of several engines one is enough, and the answer names those that do not work. /ping is /health
-    by the name that SageMaker asks for, and /load says how many requests are open here."""
+    is there and works; a paused one does, and is not ready). Of several engines one is enough, and the answer names
+    those that do not work. /ping is /health by the name that SageMaker asks for, and /load says how many requests are
+    open here."""
     routes = APIRouter(tags=["health"])
 
     def down() -> list[str]:
@@ -25,13 +26,16 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.get("/health/ready")
     async def ready() -> JSONResponse:
-        return _answer("the server is shutting down" if api.service.admission.draining else api.illness, down())
+        if api.service.admission.draining:
+            return _answer("the server is shutting down", down())
+        paused = "the engine is paused; POST /resume lets it go on" if api.client.paused else None
+        return _answer(api.illness or paused, down())
 
     @routes.get("/health")
     @routes.get("/ping")
     @routes.post("/ping")
     async def health() -> JSONResponse:
-        return _answer(api.illness, down())
+        return _answer(api.illness, down(), paused=api.client.paused)
 
     @routes.get("/load")
     async def load() -> JSONResponse:
@@ -40,7 +44,7 @@ def router(api: ApiServer) -> APIRouter:
     return routes
 
 
-def _answer(illness: str | None, down: list[str] | None = None) -> JSONResponse:
+def _answer(illness: str | None, down: list[str] | None = None, *, paused: bool = False) -> JSONResponse:
     if illness is None:
-        return JSONResponse({"status": "ok", "down": down} if down else {"status": "ok"})
+        return JSONResponse({"status": "ok"} | ({"down": down} if down else {}) | ({"paused": True} if paused else {}))
     return JSONResponse({"status": "unavailable", "reason": illness}, 503, {"Retry-After": RETRY_AFTER})

@@ -39,8 +39,8 @@ access = logging.getLogger("ridgeline.access")
 # open to everybody
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
 # these show what other clients do, or change what they get
-ADMIN = ("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache")
-WHILE_DRAINING = (*HEALTH, "/metrics")
+ADMIN = ("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache", "/pause", "/resume", "/is_paused")
+WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused")  # who waits for a paused engine must be able to end
 UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
 FORM_BYTES = 64 << 10  # of an upload besides the file
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces

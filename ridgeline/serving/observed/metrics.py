@@ -207,6 +207,8 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield _gauge("vllm:num_requests_waiting_by_reason", by_reason, (*ENGINE, "reason"), waiting)
     awake = [([*labels, state], float(state == "awake")) for state in SLEEP_STATES if now]
     yield _gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", (*ENGINE, "sleep_state"), awake)
+    paused = float(now.paused) if now else None
+    yield gauge("ridgeline:engine_paused", "1 while the engine begins no steps, as somebody ordered.", paused)
     usage = now.pages_used / now.num_pages if now else idle
     yield gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", usage)
     for name, text in COUNTERS.items():

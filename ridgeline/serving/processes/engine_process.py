@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
@@ -40,9 +41,12 @@ from ridgeline.transport.messages import (
     FromFace,
     Hello,
     Look,
+    Pause,
     Progress,
     Refused,
+    Resume,
     Seen,
+    Standing,
     Stats,
     Submit,
     Welcome,
@@ -99,6 +103,9 @@ class EngineHost:
         self._recent = RecentRequests()
         self._stats_due = 0.0
         self._stopped = False
+        self._standing: Literal["running", "draining", "paused"] = "running"
+        self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
+        self._pausing: list[bytes] = []  # connections whose orders to pause are not answered yet
         self._engine.on_finish(self._note_end)
 
     def stop(self) -> None:
@@ -119,6 +126,8 @@ class EngineHost:
                     self._begin(connection, submit, mask)
             if self._engine.has_work:
                 self._step()
+            if self._standing != "running":
+                self._settle()
             if time.monotonic() >= self._stats_due:
                 self._broadcast()
         self._engine.shutdown()
@@ -153,6 +162,10 @@ class EngineHost:
                 self._socket.send(connection, Welcome(facts=self._facts))
             case Ask():
                 self._socket.send(connection, self._message())
+            case Pause():
+                self._pause(connection, message.mode)
+            case Resume():
+                self._resume(connection)
             case Look():
                 self._socket.send(connection, Seen(lives=self._recent.look(message, self._so_far)))
             case Forget():
@@ -162,6 +175,9 @@ class EngineHost:
     def _begin(self, connection: bytes, submit: Submit, mask: TokenMask | Exception | None) -> None:
         """Queue a request. If anything is wrong with it, tell its API server: one request must never hurt the
         others."""
+        if self._standing == "draining":
+            self._held.append((connection, submit, mask))
+            return
         name = _name(connection, submit.id)
         try:
             if isinstance(mask, Exception):
@@ -184,6 +200,12 @@ class EngineHost:
     def _cancel(self, connection: bytes, message: Cancel) -> None:
         for number in self._grammars.cancel(connection, message.ids):
             self._socket.send(connection, Refused(id=number, error="the request was cancelled."))
+        if self._held:
+            ids = set(message.ids)
+            cancelled = [held for held in self._held if held[0] == connection and held[1].id in ids]
+            self._held = [held for held in self._held if held not in cancelled]
+            for _, submit, _ in cancelled:
+                self._socket.send(connection, Refused(id=submit.id, error="the request was cancelled."))
         names = dict.fromkeys(_name(connection, number) for number in message.ids)
         found = [name for name in names if name in self._owners]
         for name in found:
@@ -191,6 +213,58 @@ class EngineHost:
         ended = [self._end(name, "abort" if message.at_token is None else "stop") for name in found]
         if ended:
             self._socket.send(connection, Progress(ids=[], token_ids=[], events=[], ended=ended))
+
+    # ---- pauses -----------------------------------------------------------------------------------------------
+
+    def _pause(self, connection: bytes, mode: Literal["abort", "wait", "keep"]) -> None:
+        """Begin to pause. `_settle` answers."""
+        logger.info("a pause is asked for (%s): %d requests are here", mode, len(self._owners) + len(self._held))
+        self._pausing.append(connection)
+        if mode == "abort":
+            for name, (owner, number) in list(self._owners.items()):
+                self._engine.abort(name)
+                self._end(name, "abort")
+                why = "the engine was paused while it had this request; send it again."
+                self._socket.send(owner, Refused(id=number, error=why, paused=True))
+        if mode == "wait" and self._standing == "running":
+            self._standing = "draining"
+        elif mode != "wait":
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self._standing = "paused"
+        self._engine.pause()
+        self._release()
+
+    def _settle(self) -> None:
+        """Go from draining to paused once no request is left, and answer orders to pause once no step runs."""
+        if self._standing == "draining" and not self._owners:
+            self._freeze()
+        if self._standing == "paused" and self._pausing and not self._engine.has_work:
+            logger.info("the engine is paused: requests wait until it is resumed")
+            self._answer_pauses(paused=True)
+
+    def _resume(self, connection: bytes) -> None:
+        if self._standing != "running":
+            logger.info("the engine goes on: %d requests have waited", len(self._owners) + len(self._held))
+        self._standing = "running"
+        self._engine.resume()
+        self._release()
+        self._pausing.append(connection)
+        self._answer_pauses(paused=False)
+
+    def _release(self) -> None:
+        """Queue the requests that came while others drained."""
+        held, self._held = self._held, []
+        for connection, submit, mask in held:
+            self._begin(connection, submit, mask)
+
+    def _answer_pauses(self, *, paused: bool) -> None:
+        """Tell every API server, and then those that asked."""
+        self._broadcast()
+        asked, self._pausing = self._pausing, []
+        for connection in asked:
+            self._socket.send(connection, Standing(paused=paused))
 
     # ---- steps ------------------------------------------------------------------------------------------------
 
@@ -249,6 +323,8 @@ class EngineHost:
         """End the requests of an API server that is gone or does not read."""
         logger.warning("API server %s is gone: its requests are ended", self._api_servers.pop(connection, "?"))
         self._grammars.forget(connection)
+        self._held = [held for held in self._held if held[0] != connection]
+        self._pausing = [other for other in self._pausing if other != connection]
         for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
             self._engine.abort(name)
             self._end(name, "abort")
@@ -264,7 +340,7 @@ class EngineHost:
 
     def _message(self) -> Stats:
         load = self._worker.expert_load()
-        return self._stats.message(
+        message = self._stats.message(
             self._engine.scheduler,
             self._engine.headroom,
             self._gpus.read(),
@@ -274,6 +350,9 @@ class EngineHost:
             self._worker.waits(),
             self._worker.expert_cache(),
         )
+        if self._standing == "running":
+            return message
+        return replace(message, waiting=message.waiting + len(self._held), paused=self._standing == "paused")
 
 
 def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int) -> EngineFacts:
