@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import embeds_width
-from ridgeline.core.errors import InvalidRequest, ModelLoadError
+from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
@@ -46,6 +46,7 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.modules import read_prompts
+from ridgeline.worker.sleep import KINDS
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt"]
 
@@ -67,6 +68,11 @@ class LLM:
         for line in lines:
             logger.warning("%s", line)
         self.config = LLMConfig(model=model, **kept)
+        self._asleep = 0  # the level
+        self._load()
+
+    def _load(self) -> None:
+        """Load the model and make what stands around it."""
         overrides = sampling_overrides(self.config.override_generation_config or {})
         with LoadingBar() as bar:
             self.assembly: Assembly = assemble(self.config, bar)
@@ -315,10 +321,57 @@ class LLM:
         """Return the parameters that generation_config.json recommends, or else `SamplingParams()`."""
         return self._default_params
 
+    @property
+    def is_sleeping(self) -> bool:
+        """True from `sleep` until `wake_up` has brought everything back."""
+        return self._asleep > 0
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake_up`.
+
+        At level 1 a GPU's weights are kept in the host's memory, which needs `enable_sleep_mode`, and the cache is
+        lost; outputs that are under way go on afterwards. At level 2 everything goes, and waking up loads the model
+        again. Raise InvalidConfig if that cannot be done, and InvalidRequest after `shutdown`.
+        """
+        if level not in (1, 2):
+            raise InvalidConfig(f"level must be 1 (keep the weights) or 2 (keep nothing), got {level!r}.")
+        if self._is_shut_down:
+            raise InvalidRequest(SHUT_DOWN)
+        if self._asleep:
+            return
+        if level == 2 and self._running.any:
+            raise InvalidConfig("outputs are under way, which level 2 would lose; finish them first, or take level 1.")
+        self._running.settle()
+        try:
+            if level == 1:
+                self.engine.sleep()
+            else:
+                self.engine.shutdown()
+        except InvalidConfig:
+            self.engine.resume()
+            raise
+        self._asleep = level
+
+    def wake_up(self, tags: Sequence[Literal["weights", "kv_cache"]] | None = None) -> None:
+        """Bring back what `sleep` gave away, or some of it: "weights" or "kv_cache". Raise InvalidConfig if others have
+        taken the memory."""
+        wanted = KINDS if tags is None else tuple(tags)
+        if unknown := [tag for tag in wanted if tag not in KINDS]:
+            raise InvalidConfig(f"there is no tag {unknown[0]!r}; known: {', '.join(KINDS)}.")
+        if self._asleep == 2:
+            self._load()
+            self._asleep = 0
+        elif self._asleep:
+            self.engine.wake(wanted)
+            if not self.engine.asleep:
+                self.engine.resume()
+                self._asleep = 0
+
     def shutdown(self) -> None:
         """Stop the worker. The object cannot be used afterwards."""
+        if self._asleep != 2 and not self._is_shut_down:
+            self.engine.shutdown()
         self._is_shut_down = True
-        self.engine.shutdown()
 
     def __enter__(self) -> LLM:
         return self
@@ -370,6 +423,8 @@ class LLM:
         return self._jobs.make(prompt, params, priority=priority, cache_salt=cache_salt)
 
     def _check_running(self) -> None:
+        if self._asleep:
+            raise InvalidRequest("the model is asleep; call wake_up() first.")
         if self._is_shut_down:
             raise InvalidRequest(SHUT_DOWN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -20,34 +21,40 @@ from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_of
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
+from ridgeline.worker.sleep import SleepMemory
 
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
 
 
 def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWorker, MemoryReport]:
     """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
-    decoder, memory = _load(choices, progress)
-    return LocalWorker(_run_on(decoder, memory, choices, progress), choices.mesh.stamps), memory
+    wanted = choices.config.enable_sleep_mode and choices.device.type == "cuda"
+    sleep = SleepMemory(choices.device) if wanted else None
+    decoder, memory = _load(choices, progress, sleep)
+    return LocalWorker(_run_on(decoder, memory, choices, progress, sleep), choices.mesh.stamps), memory
 
 
-def _load(choices: Choices, progress: Progress | None) -> tuple[Decoder, MemoryReport]:
+def _load(
+    choices: Choices, progress: Progress | None, sleep: SleepMemory | None = None
+) -> tuple[Decoder, MemoryReport]:
     """Load the weights, while other processes compile kernels, and size the cache by what is left."""
     kernels, config = choices.kernels, choices.config
     with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
-        decoder = Decoder(
-            choices.model.spec,
-            choices.ops,
-            dtype=getattr(torch, choices.dtype),
-            device=choices.device,
-            max_positions=choices.wanted_len,
-            rotary_rows=choices.longest,
-            scheme_of=keeping(choices.forms, choices.scheme),
-            mesh=choices.mesh,
-            expert_cache=config.moe_expert_cache_size,
-        )
-        names, form = choices.model.weights, config.load_format
-        load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
-        decoder.prepare()
+        with nullcontext() if sleep is None else sleep.holding("weights"):
+            decoder = Decoder(
+                choices.model.spec,
+                choices.ops,
+                dtype=getattr(torch, choices.dtype),
+                device=choices.device,
+                max_positions=choices.wanted_len,
+                rotary_rows=choices.longest,
+                scheme_of=keeping(choices.forms, choices.scheme),
+                mesh=choices.mesh,
+                expert_cache=config.moe_expert_cache_size,
+            )
+            names, form = choices.model.weights, config.load_format
+            load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
+            decoder.prepare()
         memory = choices.memory(weights=decoder.weight_bytes, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
     return decoder, _agreed(memory, choices.mesh)
@@ -62,7 +69,13 @@ def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
     return replace(memory, layout=layout, kv_cache=pages * layout.page_bytes, max_model_len=longest)
 
 
-def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: Progress | None) -> Runner:
+def _run_on(
+    decoder: Decoder,
+    memory: MemoryReport,
+    choices: Choices,
+    progress: Progress | None,
+    sleep: SleepMemory | None = None,
+) -> Runner:
     """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
     try:
         runner = Runner(
@@ -73,6 +86,7 @@ def _run_on(decoder: Decoder, memory: MemoryReport, choices: Choices, progress: 
             max_model_len=memory.max_model_len,
             cascade=choices.cascade,
             divide_from=_divide_from(choices),
+            sleep=sleep,
         )
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)

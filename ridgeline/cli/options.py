@@ -39,6 +39,7 @@ ENGINE_HELP = {
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Most tokens that one step runs.",
     "max_logprobs": "Most likeliest tokens that a request may have reported for each token (-1: the whole vocabulary).",
+    "enable_sleep_mode": "Let a GPU's memory be given back while the engine sleeps (POST /sleep).",
     "enable_prompt_embeds": "Take prompts as vectors (prompt_embeds) in the place of tokens.",
     "gpu_memory_utilization": "Share of the GPU's memory to use.",
     "kv_cache_memory": "Bytes for the KV cache, instead of a share.",

@@ -54,6 +54,7 @@ class LLMConfig:
         and auto is None. So may max_num_batched_tokens and kv_cache_memory.
     max_logprobs: the most likeliest tokens that a request may have reported for each token. -1: the whole vocabulary.
     enable_prompt_embeds: prompts may come as vectors in the place of tokens' embeddings.
+    enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
     max_num_seqs: how many requests run at once.
     max_num_batched_tokens: the most tokens that one step runs.
     gpu_memory_utilization: the share of the device's memory that the engine may use in all.
@@ -120,6 +121,7 @@ class LLMConfig:
     max_num_batched_tokens: int | None = None
     max_logprobs: int = MAX_LOGPROBS
     enable_prompt_embeds: bool = False
+    enable_sleep_mode: bool = False
     gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
     block_size: int | None = None
@@ -243,6 +245,7 @@ class LLMConfig:
         for name in (
             "enable_prefix_caching",
             "enable_prompt_embeds",
+            "enable_sleep_mode",
             "skip_tokenizer_init",
             "enforce_eager",
             "deterministic",

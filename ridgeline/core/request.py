@@ -501,6 +501,7 @@ class Preemption(StrEnum):
     BLOCKS = "blocks"  # a request before it in the order needed its blocks
     PRIORITY = "priority"  # a waiting request outranks it
     RECOVERY = "recovery"  # a step failed, and everything starts over
+    SLEEP = "sleep"  # the engine gave its memory back
     NOT_NUMBERS = "not_numbers"  # its scores were NaN; it runs again without the blocks it shared
 
 

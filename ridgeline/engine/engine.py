@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, runtime_checkable
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.embeds import Embeds
-from ridgeline.core.errors import DeviceLost, InvalidRequest
+from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan import StepPlan, StepResult, Worker
 from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.engine.masks import constrained
@@ -20,6 +21,20 @@ from ridgeline.engine.scheduler import Scheduler
 # requests that make a step fail run alone, one after the other, and many of them fail within a moment.
 FAILED_STEPS, FAILING_SECONDS = 32, 5.0
 REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """A worker that gives its memory back for a while; `worker.local.LocalWorker`."""
+
+    @property
+    def wakeful(self) -> str | None:
+        """The reason why it cannot, or None."""
+
+    def sleep(self) -> None: ...
+
+    def wake(self, kinds: Sequence[Literal["weights", "kv_cache"]]) -> bool:
+        """Bring memory of these kinds back. Return True if all is back then."""
 
 
 class Engine:
@@ -51,7 +66,7 @@ class Engine:
         self._submitted: deque[tuple[StepPlan, float]] = deque()  # plans in flight, with their limits
         self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
-        self._paused = False
+        self._paused, self._sleeps = False, False
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         """Call `listener` whenever a request ends, however it does."""
@@ -69,6 +84,11 @@ class Engine:
 
     def resume(self) -> None:
         self._paused = False
+
+    @property
+    def asleep(self) -> bool:
+        """True from `sleep` until all memory is back."""
+        return self._sleeps
 
     def add(self, request: Request, *, checked: bool = False) -> None:
         """Queue a request. Raise InvalidRequest if it could never run; not asked if `checked`, since `check` was."""
@@ -129,6 +149,24 @@ class Engine:
     def forget_prefixes(self) -> None:
         """Let no later request find anything in the prefix cache. Those that run keep what they have found."""
         self.scheduler.cache.forget_prefixes()
+
+    def sleep(self) -> None:
+        """Give the device's memory back. Requests that run start over after `wake`, and go on with the same tokens.
+        The engine must be paused, with no step in flight. Raise InvalidConfig if its worker cannot."""
+        assert self._paused
+        assert not self.scheduler.in_flight
+        if not isinstance(self._worker, Sleeps):
+            raise InvalidConfig("several ranks cannot sleep at level 1; ask for level 2.")
+        if self._worker.wakeful is not None:
+            raise InvalidConfig(f"{self._worker.wakeful}.")
+        self.scheduler.vacate()
+        self._worker.sleep()
+        self._sleeps = True
+
+    def wake(self, kinds: Sequence[Literal["weights", "kv_cache"]] = ("weights", "kv_cache")) -> None:
+        """Bring memory of these kinds back. Raise InvalidConfig if others have taken it."""
+        assert isinstance(self._worker, Sleeps)
+        self._sleeps = not self._worker.wake(kinds)
 
     def shutdown(self) -> None:
         self._worker.shutdown()

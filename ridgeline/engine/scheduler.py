@@ -420,7 +420,7 @@ class Scheduler:
     # ---- leaving ----------------------------------------------------------------------------------------------
 
     def _preempt(self, seq: Sequence, reason: Preemption) -> None:
-        self.running.leave(seq, self._plan_id, resumes=reason is not Preemption.RECOVERY)
+        self.running.leave(seq, self._plan_id, resumes=reason not in (Preemption.RECOVERY, Preemption.SLEEP))
         for member in seq.members:
             member.preemptions[reason] += 1
         self.preemptions[reason] += 1
@@ -429,6 +429,19 @@ class Scheduler:
     def _preempt_all(self, reason: Preemption) -> None:
         for seq in [seq for seq in self._by_id.values() if seq.slot != NO_SLOT]:
             self._preempt(seq, reason)
+
+    def vacate(self) -> None:
+        """Let everybody start over, and nobody find anything in the cache: its memory goes. No plan may be in
+        flight."""
+        self._preempt_all(Preemption.SLEEP)
+        self.cache.forget_prefixes()
+
+    def untouched(self) -> list[Request]:
+        """Return the requests, none of which has a token yet. Raise InvalidConfig if some have."""
+        begun = sum(bool(seq.output) for seq in self._by_id.values())
+        if begun:
+            raise InvalidConfig(f"{begun} requests have written some of their output; pause with mode abort or wait.")
+        return [seq.request for seq in self._by_id.values()]
 
     def _finish(self, seq: Sequence, *, stopped: bool = False) -> None:
         if seq.slot != NO_SLOT:

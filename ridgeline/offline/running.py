@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from ridgeline.core.cost import Headroom
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import Request, RequestStats
 from ridgeline.engine.engine import Engine
 from ridgeline.interrupts import uninterrupted
@@ -24,6 +25,17 @@ class RunningJobs:
         self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
         self._stats: dict[str, RequestStats] = {}
         self.last_run = Headroom()
+
+    @property
+    def any(self) -> bool:
+        """True if outputs are under way."""
+        return bool(self._running)
+
+    def settle(self) -> None:
+        """Let the engine make no further plan, and deliver what those in flight bring."""
+        self._engine.pause()
+        while self._engine.has_work:
+            self._step()
 
     def finish(self, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
         """Run the jobs to their end."""
@@ -74,6 +86,8 @@ class RunningJobs:
 
     def _step(self) -> None:
         """Step the engine once and deliver its events. Events of requests that ended in the meantime are dropped."""
+        if self._engine.asleep:
+            raise InvalidRequest("the model is asleep; call wake_up() first.")
         events, running = self._engine.step(), self._running
         for request_id, token_id in zip(events.ids, events.token_ids, strict=True):
             if request_id in running:

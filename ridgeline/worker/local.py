@@ -10,7 +10,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +31,7 @@ from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.pooling import Vectors
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
+from ridgeline.worker.sleep import KINDS, Kind
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download
 
@@ -257,6 +258,23 @@ class LocalWorker:
         else:
             torch.cuda.synchronize(self._runner.device)  # it has nothing to do but this copy
         return self._runner.tallies.load(copies[0], copies[0])
+
+    @property
+    def wakeful(self) -> str | None:
+        """The reason why this cannot sleep, or None."""
+        return self._runner.wakeful
+
+    def sleep(self) -> None:
+        """Give the device's memory back, as `Runner.sleep`. No plan may be under way."""
+        if (done := self._run(self._runner.sleep)) is not None:
+            done.result()
+
+    def wake(self, kinds: Sequence[Kind] = KINDS) -> bool:
+        """Bring memory of these kinds back, and return True if all is back then. Raise InvalidConfig if others have
+        taken it."""
+        if (done := self._run(self._runner.wake, kinds)) is not None:
+            done.result()
+        return self._runner.awake
 
     def shutdown(self) -> None:
         """Finish the submitted plans, then let go of weights and cache. The worker cannot be used afterwards."""

@@ -11,7 +11,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +34,7 @@ from ridgeline.worker.pooling import Vectors, pooled
 from ridgeline.worker.relay import KeptRows, Relay
 from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
+from ridgeline.worker.sleep import KINDS, Kind, SleepMemory, forget_pages
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.tallies import Tallies
 from ridgeline.worker.upload import upload
@@ -82,6 +83,7 @@ class Runner:
 
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
     divide_from: as in `Segments`.
+    sleep: the memory of weights and cache, if it may be given back while the engine sleeps.
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     pools: True if prompts end with vectors instead of tokens.
@@ -97,6 +99,7 @@ class Runner:
         max_model_len: int,
         cascade: bool = False,
         divide_from: int | None = None,
+        sleep: SleepMemory | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
@@ -105,7 +108,8 @@ class Runner:
         self.pools = decoder.spec.pooling is not None
         vocabulary = 1 if self.pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots, divide_from)
+        self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep)
+        self._sleep, self._asleep = sleep, frozenset[Kind]()
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores and not self.pools
         self.relay = Relay(self.pipe, self.slots, ops)
@@ -122,6 +126,34 @@ class Runner:
         self._graphs = Graphs(self.segments, self.device, max_rows, max_tokens, cascade=self._cascade)
         self._graphs.capture(progress)
         self.segments.mailbox.restart()
+
+    @property
+    def wakeful(self) -> str | None:
+        """The reason why this cannot sleep, or None."""
+        if self.device.type == "cpu" or self._sleep is not None:
+            return None
+        return "the weights lie in memory that cannot be given back; start with enable_sleep_mode"
+
+    def sleep(self) -> None:
+        """Give the device's memory back: the cache, whose contents are lost, and on a GPU the weights, which go to the
+        host. Nothing may run. On a CPU the weights are where they would go."""
+        self._asleep = frozenset(KINDS)
+        if self._sleep is None:
+            forget_pages(self.segments.states.memory.bytes)
+            return
+        torch.cuda.synchronize(self.device)
+        self._sleep.sleep()
+
+    def wake(self, kinds: Sequence[Kind] = KINDS) -> None:
+        """Bring memory of these kinds back."""
+        if self._sleep is not None:
+            self._sleep.wake(kinds)
+            torch.cuda.synchronize(self.device)
+        self._asleep -= set(kinds)
+
+    @property
+    def awake(self) -> bool:
+        return not self._asleep
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forwarded:

@@ -32,6 +32,7 @@ from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.share import Share
+from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
@@ -114,7 +115,13 @@ class Segments:
     """
 
     def __init__(
-        self, decoder: Decoder, ops: Ops, layout: CacheLayout, slots: Slots, divide_from: int | None = None
+        self,
+        decoder: Decoder,
+        ops: Ops,
+        layout: CacheLayout,
+        slots: Slots,
+        divide_from: int | None = None,
+        sleep: SleepMemory | None = None,
     ) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
@@ -123,7 +130,7 @@ class Segments:
         self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
         self._block_size = layout.block_size
         self._ring, self._divide_from = decoder.mesh.cp, divide_from
-        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring)
+        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring, sleep)
         self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)

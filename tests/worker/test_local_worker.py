@@ -167,7 +167,7 @@ def test_a_stopped_row_writes_to_the_null_block_only(tiny_model: Callable[[str],
     with rig(folder) as own:
         scheduler, layout = own.engine.scheduler, own.engine.layout
         scheduler.add(ask("a", PROMPT, stop_ids=frozenset([stop])))
-        slabs = own.runner.segments.states.memory._bytes.view(-1, layout.slab_bytes)
+        slabs = own.runner.segments.states.memory.bytes.view(-1, layout.slab_bytes)
         for expected_token in (stop, -1):
             plan = scheduler.schedule()
             assert plan is not None

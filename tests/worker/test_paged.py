@@ -41,7 +41,7 @@ def test_blocks_are_copied_in_all_layers_of_their_group_and_nothing_else_changes
             for index, layer in enumerate(group.layers)
         }
 
-    memory._bytes.view(dtype).normal_()
+    memory.bytes.view(dtype).normal_()
     # Pages 1 and 2 are the first group's, 3 to 5 the second's; each page has blocks of its own
     first = [layout.block_id(0, page, index) for page in (1, 2) for index in range(3)]
     second = [layout.block_id(1, page, index) for page in (3, 4, 5) for index in range(2)]
@@ -68,7 +68,7 @@ def test_no_logit_depends_on_what_lay_in_the_cache(tiny_model: Callable[[str], P
     for value in (0.0, torch.nan):
         with rig(tiny_model(family), device=device, kv_cache_memory=1 << 24) as own:
             parameter = next(own.runner.decoder.parameters())
-            own.runner.segments.states.memory._bytes.view(parameter.dtype).fill_(value)
+            own.runner.segments.states.memory.bytes.view(parameter.dtype).fill_(value)
             prompts = [tuple(3 + (7 * i + n) % 90 for i in range(n)) for n in (37, 3, 9, 21)]
             requests = [ask(f"r{n}", p, max_tokens=4 + 3 * n, logprobs=1) for n, p in enumerate(prompts)]
             own.run(*requests)
@@ -113,7 +113,7 @@ def test_layers_that_remember_alike_may_attend_otherwise(device: str) -> None:
         names = ("attention_schedule", "paged_attention", "decode_attention", "rope_kv")
         ops = Ops(Platform.of(on), dict.fromkeys(names, implementation))
         states, generator = States(layout, model, torch.float32, on, ops), torch.Generator(on).manual_seed(0)
-        states.memory._bytes.view(torch.float32).normal_(generator=generator)
+        states.memory.bytes.view(torch.float32).normal_(generator=generator)
         states.begin(step, [table_SC], [place_T])
         return [
             states[index].attend(

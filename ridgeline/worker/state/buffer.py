@@ -31,7 +31,7 @@ class StateMemory:
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
         self.layout, self.device = layout, device
         num_bytes = layout.num_pages * layout.page_bytes
-        self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self.bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
         """Return the units of the group's `index`-th layer by block id, or what lies `offset` bytes behind their
@@ -40,9 +40,9 @@ class StateMemory:
         layout, size = self.layout, dtype.itemsize
         start = index * layout.num_pages * layout.slab_bytes + offset
         unit, step = prod(shape) * size, layout.step_bytes[group]
-        ids = (len(self._bytes) - start - unit) // step + 1
+        ids = (len(self.bytes) - start - unit) // step + 1
         inner = [prod(shape[i + 1 :]) for i in range(len(shape))]
-        return self._bytes.view(dtype).as_strided((ids, *shape), (step // size, *inner), start // size)
+        return self.bytes.view(dtype).as_strided((ids, *shape), (step // size, *inner), start // size)
 
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
         """Copy blocks onto others, in every layer of their group."""
@@ -54,9 +54,9 @@ class StateMemory:
                 [block + layer * self.layout.layer_step(group) for layer in layers for block in ids]
                 for ids in (sources, targets)
             ]
-            staged = staging(2 * len(places[0]), self._bytes.device)
+            staged = staging(2 * len(places[0]), self.bytes.device)
             staged.numpy()[:] = [*places[0], *places[1]]
-            places_2N = staged.to(self._bytes.device, non_blocking=True).long().view(2, -1)
+            places_2N = staged.to(self.bytes.device, non_blocking=True).long().view(2, -1)
             unit = self.layout.unit_bytes[group]
             words = torch.int64 if unit % 8 == self.layout.step_bytes[group] % 8 == 0 else torch.uint8
             units_NW = self.view(group, 0, words, (unit // words.itemsize,))

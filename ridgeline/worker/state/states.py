@@ -10,6 +10,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from ridgeline.core.registry import Registry
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Share
+from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.state.buffer import StateMemory
 
 # Kind of a state spec → the class that serves it
@@ -86,8 +88,11 @@ class GroupState(Protocol):
 
 
 class States:
-    """The states of all layers; `states[layer]` is given to that layer's mixer. ring: the ranks that divide the tokens
-    between them."""
+    """The states of all layers; `states[layer]` is given to that layer's mixer.
+
+    ring: the ranks that divide the tokens between them.
+    sleep: what gives the memory back while the engine sleeps.
+    """
 
     def __init__(
         self,
@@ -97,8 +102,10 @@ class States:
         device: torch.device,
         ops: Ops,
         ring: Ring = SOLO,
+        sleep: SleepMemory | None = None,
     ) -> None:
-        self.memory = StateMemory(layout, device)
+        with nullcontext() if sleep is None else sleep.holding("kv_cache"):
+            self.memory = StateMemory(layout, device)
         self.live_T: Tensor | None = None
         kinds = [(KINDS if ring.size == 1 else DIVIDED_KINDS)[group.spec.kind] for group in layout.groups]
         others = () if ring.size == 1 else (ring,)
