@@ -286,7 +286,7 @@ _NODES = "one server runs on one machine; start one on each and put a balancer b
 _OFFLOAD = "weights and caches stay on the device; use --moe-expert-cache-size, --quantization or more devices"
 _CODE = "code beside the engine's own is not loaded; leave it out"
 _PULLED = "caches are not sent between servers; leave it out"
-_SLEEP = "engines do not sleep; end the server instead, and start it again"
+_SLEEP = "sleeping is one thing here: weights to the host, or everything gone (docs/sleep.md)"
 _REASONING = "how reasoning is written follows from --reasoning-parser; bounds are a request's thinking_token_budget"
 
 # (what to do, what it takes, names, harmless values)
@@ -321,7 +321,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_OFFLOAD, LIST, "cpu-offload-params offload-params", ()),
     (_PULLED, VALUE, "kv-transfer-config kv-events-config ec-transfer-config weight-transfer-config", ("{}",)),
     (_PULLED, SWITCH, "tokens-only enable-scale-out", ()),
-    (_SLEEP, SWITCH, "enable-sleep-mode sleep-mode-offload-cudagraph", ()),
+    (_SLEEP, SWITCH, "sleep-mode-offload-cudagraph", ()),
     (_SLEEP, VALUE, "sleep-mode-backend", ("cumem",)),
     (_SLEEP, LIST, "sleep-preserve-parameter-names", ()),
     ("device memory is torch's to allocate; leave it out", SWITCH, "enable-cumem-allocator", ()),

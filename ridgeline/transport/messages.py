@@ -90,6 +90,25 @@ class Pause(Message, frozen=True, tag="pause"):
     mode: Literal["abort", "wait", "keep"]
 
 
+class Sleep(Pause, frozen=True, tag="sleep"):
+    """A `Pause` in which the device's memory goes back. Level 1 keeps weights in the host's memory, level 2 nothing."""
+
+    level: Literal[1, 2] = 1
+
+
+class Reload(Pause, frozen=True, tag="reload"):
+    """A `Pause` in which the weights are read again, from this folder or, without one, from where they came. If the
+    engine was not paused before, it goes on then."""
+
+    path: str = ""
+
+
+class Wake(Message, frozen=True, tag="wake"):
+    """The order to bring memory of these kinds back and, if all is there then, to go on. A `Standing` follows."""
+
+    kinds: list[Literal["weights", "kv_cache"]]
+
+
 class Resume(Message, frozen=True, tag="resume"):
     """The order to go on after a `Pause`. A `Standing` follows."""
 
@@ -186,9 +205,12 @@ class Seen(Message, frozen=True, tag="seen"):
 
 
 class Standing(Message, frozen=True, tag="standing"):
-    """The answer to a `Pause` or a `Resume`; answers come in the order of the orders."""
+    """The answer to a `Pause`, a `Wake` or a `Resume`; answers come in the order of the orders. `asleep` is the level,
+    and 0 for an engine that is awake. `error` says why an order was not obeyed."""
 
     paused: bool
+    asleep: int = 0
+    error: str = ""
 
 
 class Progress(Message, frozen=True, tag="progress"):
@@ -287,9 +309,11 @@ class Stats(Message, frozen=True, tag="stats"):
     saturations: int = 0
     ranks: list[RankFigures] = []
     paused: bool = False
+    asleep: int = 0
 
 
-FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Pause | Resume
+FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Pause | Sleep | Reload | Wake | Resume
+Order = Pause | Sleep | Reload | Wake | Resume
 FromEngine = Welcome | Progress | Refused | Stats | Seen | Forgot | Standing
 
 encode = msgspec.msgpack.Encoder().encode

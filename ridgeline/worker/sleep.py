@@ -98,9 +98,7 @@ class Driver:
     def map(self, address: int, size: int) -> int:
         """Map new memory, and return its handle."""
         handle = Handle()
-        self._call(
-            "cuMemCreate", ctypes.byref(handle), Size(size), ctypes.byref(self._properties), ctypes.c_uint64(0)
-        )
+        self._call("cuMemCreate", ctypes.byref(handle), Size(size), ctypes.byref(self._properties), ctypes.c_uint64(0))
         try:
             self._call("cuMemMap", Address(address), Size(size), Size(0), handle, ctypes.c_uint64(0))
             self._call("cuMemSetAccess", Address(address), Size(size), ctypes.byref(self._access), Size(1))

@@ -29,10 +29,9 @@ from ridgeline.transport.messages import (
     Hello,
     Life,
     Look,
-    Pause,
+    Order,
     Progress,
     Refused,
-    Resume,
     Seen,
     Standing,
     Stats,
@@ -116,7 +115,7 @@ class EngineClient:
         self._asked: list[asyncio.Future[Stats | None]] = []
         self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order in which they were asked
         self._forgetting: deque[asyncio.Future[None]] = deque()  # likewise
-        self._ordered: deque[asyncio.Future[bool]] = deque()  # pauses and resumptions, likewise
+        self._ordered: deque[asyncio.Future[Standing]] = deque()  # pauses and resumptions, likewise
         self._up = asyncio.Event()
 
     @property
@@ -127,6 +126,11 @@ class EngineClient:
     def busy(self) -> bool:
         """True if requests run or wait: this API server's or, by the newest figures, another's."""
         return self.num_open > 0 or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
+
+    @property
+    def asleep(self) -> int:
+        """The level at which the engine sleeps; 0: it is awake."""
+        return self.stats.asleep if self.facts is not None and self.stats is not None else 0
 
     @property
     def paused(self) -> bool:
@@ -155,7 +159,7 @@ class EngineClient:
             return "the engine is not running"
         if not self._socket.connected:
             return "the engine is about to end"
-        if (silence := self.silence) > SILENCE:
+        if (silence := self.silence) > SILENCE and not self.paused:
             return f"the engine has not said a word for {silence:.0f} s"
         if self.busy and not self.paused and time.monotonic() - self.last_step >= step_timeout:
             return f"requests run, and no step ended for {step_timeout:g} s"
@@ -267,12 +271,12 @@ class EngineClient:
         self._send_soon(Forget())
         await _within(timeout, future)
 
-    async def order(self, message: Pause | Resume, timeout: float) -> bool:
-        """Pause or resume the engine, and return whether it is paused then. Raise Unavailable if it does not answer in
-        time; it may still obey later."""
+    async def order(self, message: Order, timeout: float) -> Standing:
+        """Pause the engine, let it sleep, wake it up or let it go on, and return how it stands then. Raise Unavailable
+        if it does not answer in time; it may still obey later."""
         if self.facts is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
         self._ordered.append(future)
         self._send_soon(message)
         try:
@@ -356,7 +360,7 @@ class EngineClient:
             case Standing():
                 ordered = self._ordered.popleft()
                 if not ordered.done():
-                    ordered.set_result(message.paused)
+                    ordered.set_result(message)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
@@ -412,7 +416,7 @@ class EngineClient:
         self._forgetting.clear()
         self._ordered.clear()
 
-    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Pause | Resume) -> None:
+    def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Order) -> None:
         """Send messages in this order, without waiting.
 
         An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and

@@ -16,7 +16,7 @@ from ridgeline.core.routing import Router
 from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient, RequestTicket
 from ridgeline.serving.generation.sums import summed
-from ridgeline.transport.messages import EngineFacts, Grammar, Life, Pause, Resume, Stats
+from ridgeline.transport.messages import EngineFacts, Grammar, Life, Order, Standing, Stats
 
 
 class Replicas:
@@ -65,10 +65,17 @@ class Replicas:
         up = [engine for engine in self.engines if engine.facts is not None]
         return bool(up) and all(engine.paused for engine in up)
 
-    async def order(self, message: Pause | Resume, timeout: float) -> bool:
-        """Pause or resume all engines that answer, as `EngineClient.order`."""
+    @property
+    def asleep(self) -> int:
+        """The level at which all engines that answer sleep; 0 if one of them is awake."""
+        return min((engine.asleep for engine in self.engines if engine.facts is not None), default=0)
+
+    async def order(self, message: Order, timeout: float) -> Standing:
+        """Order all engines that answer, as `EngineClient.order`. Return how the first stands that did not obey, or the
+        first of all."""
         up = [engine for engine in self.engines if engine.facts is not None]
-        return all(await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines)))
+        found = await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines))
+        return next((each for each in found if each.error), found[0])
 
     async def wait_until_up(self) -> EngineFacts:
         """Wait until an engine answers."""

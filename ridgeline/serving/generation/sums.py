@@ -40,6 +40,7 @@ def summed(told: Sequence[tuple[Stats, bool]]) -> Stats:
         experts=_experts([stats.experts for stats in figures if stats.experts is not None]),
         saturations=sum(stats.saturations for stats in figures),
         paused=bool(living) and all(stats.paused for stats in living),
+        asleep=min((stats.asleep for stats in living), default=0),
     )
 
 

@@ -32,7 +32,7 @@ from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import ClientGone
 from ridgeline.version import __version__
 
-OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.health")
+OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.rest", "ridgeline.serving.http.health")
 
 
 def create_app(api: ApiServer) -> FastAPI:

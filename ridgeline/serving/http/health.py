@@ -29,6 +29,8 @@ def router(api: ApiServer) -> APIRouter:
         if api.service.admission.draining:
             return _answer("the server is shutting down", down())
         paused = "the engine is paused; POST /resume lets it go on" if api.client.paused else None
+        if api.client.asleep:
+            paused = "the engine is asleep; POST /wake_up wakes it up"
         return _answer(api.illness or paused, down())
 
     @routes.get("/health")

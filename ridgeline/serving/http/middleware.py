@@ -39,8 +39,12 @@ access = logging.getLogger("ridgeline.access")
 # open to everybody
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
 # these show what other clients do, or change what they get
-ADMIN = ("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache", "/pause", "/resume", "/is_paused")
-WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused")  # who waits for a paused engine must be able to end
+ADMIN = (
+    *("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache", "/reload_weights"),
+    *("/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping"),
+)
+# who waits for a paused engine must be able to end
+WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused", "/wake_up", "/is_sleeping")
 UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
 FORM_BYTES = 64 << 10  # of an upload besides the file
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces

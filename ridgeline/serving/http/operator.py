@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.resources import files
-from typing import Any, Literal, get_args
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ridgeline.serving.api_server import ApiServer
@@ -22,7 +22,7 @@ from ridgeline.serving.observed.breakdown import breakdowns
 from ridgeline.serving.observed.expert_figures import shown
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.serving.observed.recent import KEPT
-from ridgeline.transport.messages import Pause, Resume, Stats
+from ridgeline.transport.messages import Stats
 from ridgeline.version import __version__
 
 PAGE = "page.html"
@@ -31,8 +31,6 @@ ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css":
 SHOWN_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 SHOWN_REQUESTS = 12
 SECRET = ("api_key", "admin_key", "ssl_keyfile_password")
-ORDER_TIMEOUT = 60.0  # seconds that an order to the engine is waited for
-Mode = Literal["abort", "wait", "keep"]
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (  # nothing from elsewhere, and no frames
@@ -49,8 +47,8 @@ class RequestNotFound(BadRequest):
 
 
 def router(api: ApiServer) -> APIRouter:
-    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /server_info, /is_paused, /dashboard and what that
-    page needs, and POST /reset_prefix_cache, /pause and /resume."""
+    """Return the routes GET /metrics, /v1/requests, /v1/requests/{id}, /server_info, /dashboard and what that page
+    needs, and POST /reset_prefix_cache."""
     routes = APIRouter(tags=["operator"])
 
     @routes.get("/metrics", summary="Prometheus' text format", response_class=PlainTextResponse)
@@ -83,19 +81,6 @@ def router(api: ApiServer) -> APIRouter:
     async def reset_prefix_cache() -> dict[str, str]:
         await api.client.forget()
         return {"status": "ok"}
-
-    @routes.post("/pause", summary="Begin no further step; requests wait")
-    async def pause(request: Request) -> dict[str, Any]:
-        order = Pause(mode=_mode(dict(request.query_params)))
-        return {"status": "paused", "is_paused": await api.client.order(order, ORDER_TIMEOUT)}
-
-    @routes.post("/resume", summary="Go on after a pause")
-    async def resume() -> dict[str, Any]:
-        return {"status": "resumed", "is_paused": await api.client.order(Resume(), ORDER_TIMEOUT)}
-
-    @routes.get("/is_paused", summary="Whether the engine is paused")
-    async def is_paused() -> dict[str, bool]:
-        return {"is_paused": api.client.paused}
 
     @routes.get("/dashboard", include_in_schema=False)
     async def page() -> Response:
@@ -212,15 +197,6 @@ def _limit(text: str) -> int:
     if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= KEPT):
         raise BadRequest(f"limit must be a whole number from 1 to {KEPT}, got {text[:32]!r}.", param="limit")
     return int(text)
-
-
-def _mode(query: dict[str, str]) -> Mode:
-    for name in query.keys() - {"mode"}:
-        raise BadRequest(f"/pause knows the parameter mode, not {name[:32]!r}; leave it out.", param=name[:32])
-    for mode in get_args(Mode):
-        if query.get("mode", "abort") == mode:
-            return mode
-    raise BadRequest(f"mode must be abort, wait or keep, got {query['mode'][:32]!r}.", param="mode")
 
 
 def _serve(name: str, kind: str) -> Any:

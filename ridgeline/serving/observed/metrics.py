@@ -205,7 +205,7 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     ]
     by_reason = "Requests that wait, by why: nothing but room is ever waited for."
     yield _gauge("vllm:num_requests_waiting_by_reason", by_reason, (*ENGINE, "reason"), waiting)
-    awake = [([*labels, state], float(state == "awake")) for state in SLEEP_STATES if now]
+    awake = [([*labels, state], float(level == now.asleep)) for level, state in enumerate(SLEEP_STATES) if now]
     yield _gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", (*ENGINE, "sleep_state"), awake)
     paused = float(now.paused) if now else None
     yield gauge("ridgeline:engine_paused", "1 while the engine begins no steps, as somebody ordered.", paused)

@@ -8,6 +8,7 @@ gone. It says `ready` on standard output once API servers can reach it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import embeds_width
-from ridgeline.core.errors import DeviceLost, InvalidRequest, RidgelineError
+from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
@@ -44,15 +45,19 @@ from ridgeline.transport.messages import (
     Pause,
     Progress,
     Refused,
+    Reload,
     Resume,
     Seen,
+    Sleep,
     Standing,
     Stats,
     Submit,
+    Wake,
     Welcome,
 )
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import resolve_tokenizer
+from ridgeline.weights.loader import read_model_config, resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +92,7 @@ class EngineHost:
     """An engine and the API servers it works for."""
 
     def __init__(self, assembly: Assembly, config: LLMConfig, socket: EngineSocket, settings: EngineSettings) -> None:
+        self._config, self._folder, self._model = config, str(assembly.folder), assembly.model
         self._engine, self._worker, self._socket = assembly.engine, assembly.worker, socket
         self._facts = facts_of(assembly, config, settings.served_name, settings.life)
         self._grammars = Grammars(
@@ -105,7 +111,8 @@ class EngineHost:
         self._stopped = False
         self._standing: Literal["running", "draining", "paused"] = "running"
         self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
-        self._pausing: list[bytes] = []  # connections whose orders to pause are not answered yet
+        self._pausing: list[tuple[bytes, Pause, bool]] = []  # orders not obeyed yet, and whether the engine was paused
+        self._asleep = 0  # the level
         self._engine.on_finish(self._note_end)
 
     def stop(self) -> None:
@@ -130,7 +137,8 @@ class EngineHost:
                 self._settle()
             if time.monotonic() >= self._stats_due:
                 self._broadcast()
-        self._engine.shutdown()
+        if self._asleep < 2:
+            self._engine.shutdown()
         self._socket.close()
 
     # ---- messages ---------------------------------------------------------------------------------------------
@@ -163,7 +171,9 @@ class EngineHost:
             case Ask():
                 self._socket.send(connection, self._message())
             case Pause():
-                self._pause(connection, message.mode)
+                self._pause(connection, message)
+            case Wake():
+                self._wake(connection, message.kinds)
             case Resume():
                 self._resume(connection)
             case Look():
@@ -216,10 +226,11 @@ class EngineHost:
 
     # ---- pauses -----------------------------------------------------------------------------------------------
 
-    def _pause(self, connection: bytes, mode: Literal["abort", "wait", "keep"]) -> None:
-        """Begin to pause. `_settle` answers."""
+    def _pause(self, connection: bytes, order: Pause) -> None:
+        """Begin to pause. `_settle` does the rest, and answers."""
+        mode = order.mode
         logger.info("a pause is asked for (%s): %d requests are here", mode, len(self._owners) + len(self._held))
-        self._pausing.append(connection)
+        self._pausing.append((connection, order, self._standing != "running"))
         if mode == "abort":
             for name, (owner, number) in list(self._owners.items()):
                 self._engine.abort(name)
@@ -241,17 +252,112 @@ class EngineHost:
         if self._standing == "draining" and not self._owners:
             self._freeze()
         if self._standing == "paused" and self._pausing and not self._engine.has_work:
+            orders, self._pausing = self._pausing, []
+            for connection, order, was_paused in orders:
+                self._answer(connection, self._obey(order, was_paused))
+
+    def _obey(self, order: Pause, was_paused: bool) -> str:
+        """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
+        error = ""
+        try:
+            if isinstance(order, Sleep):
+                self._fall_asleep(order.level)
+            elif isinstance(order, Reload):
+                self._reload(order.path)
+        except RidgelineError as refusal:
+            error = str(refusal)
+            logger.warning("an order was not obeyed: %s", error)
+        if type(order) is Pause:
             logger.info("the engine is paused: requests wait until it is resumed")
-            self._answer_pauses(paused=True)
+        elif (error or isinstance(order, Reload)) and not (was_paused or self._asleep):
+            self._go_on()
+        return error
+
+    def _fall_asleep(self, level: int) -> None:
+        if self._asleep >= level:
+            return
+        if self._asleep:
+            raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
+        began = time.monotonic()
+        if level == 1:
+            self._engine.sleep()
+        else:
+            self._engine.scheduler.untouched()
+        self._asleep = level
+        self._broadcast()  # before the process is busy with it
+        if level == 2:
+            self._engine.shutdown()
+        logger.info("the engine sleeps (level %d), after %.2f s", level, time.monotonic() - began)
+
+    def _wake(self, connection: bytes, kinds: list[Literal["weights", "kv_cache"]]) -> None:
+        error, began = "", time.monotonic()
+        try:
+            if self._asleep == 2:
+                self._assemble(self._folder)
+                self._asleep = 0
+            elif self._asleep:
+                self._engine.wake(kinds)
+                self._asleep = int(self._engine.asleep)
+        except RidgelineError as refusal:
+            error = str(refusal)
+        else:
+            logger.info("the engine woke up after %.2f s", time.monotonic() - began)
+        if not (error or self._asleep):
+            self._go_on()
+        self._answer(connection, error)
+
+    def _reload(self, folder: str) -> None:
+        """Read the weights again, from another folder of the same model or the same one. Raise InvalidConfig or
+        ModelLoadError; if what was checked beforehand is right and reading fails, the old weights are read again."""
+        if self._asleep:
+            raise InvalidConfig("the engine is asleep; wake it up first.")
+        if folder:
+            found = read_model_config(resolve_model(folder), self._config.hf_overrides, *self._kind)
+            if found.spec != self._model.spec:
+                raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
+        self._engine.scheduler.untouched()
+        self._broadcast()  # before the process is busy with it
+        self._engine.shutdown()
+        try:
+            self._assemble(folder or self._folder)
+        except RidgelineError:
+            if not folder:
+                raise
+            self._assemble(self._folder)
+            raise
+        logger.info("the weights of %s are there", self._folder)
+
+    @property
+    def _kind(self) -> tuple[str, str]:
+        return self._config.runner, self._config.convert
+
+    def _assemble(self, folder: str) -> None:
+        """Load a model in place of the one that was shut down. Its requests have no tokens yet, and move."""
+        requests = self._engine.scheduler.untouched()
+        assembly = assemble(dataclasses.replace(self._config, model=folder), interactive=True)
+        self._folder, self._model = str(assembly.folder), assembly.model
+        self._engine, self._worker = assembly.engine, assembly.worker
+        self._engine.on_finish(self._note_end)
+        self._engine.pause()
+        for request in requests:
+            self._engine.add(request, checked=True)
 
     def _resume(self, connection: bytes) -> None:
+        if self._asleep:
+            self._answer(connection, "the engine is asleep; POST /wake_up first.")
+            return
+        self._go_on()
+        self._answer(connection, "")
+
+    def _go_on(self) -> None:
         if self._standing != "running":
             logger.info("the engine goes on: %d requests have waited", len(self._owners) + len(self._held))
         self._standing = "running"
         self._engine.resume()
         self._release()
-        self._pausing.append(connection)
-        self._answer_pauses(paused=False)
+        for connection, _, _ in self._pausing:  # they are overtaken
+            self._answer(connection, "the engine was resumed before it had paused.")
+        self._pausing.clear()
 
     def _release(self) -> None:
         """Queue the requests that came while others drained."""
@@ -259,12 +365,10 @@ class EngineHost:
         for connection, submit, mask in held:
             self._begin(connection, submit, mask)
 
-    def _answer_pauses(self, *, paused: bool) -> None:
-        """Tell every API server, and then those that asked."""
+    def _answer(self, connection: bytes, error: str) -> None:
+        """Tell every API server how things stand, and then the one that asked."""
         self._broadcast()
-        asked, self._pausing = self._pausing, []
-        for connection in asked:
-            self._socket.send(connection, Standing(paused=paused))
+        self._socket.send(connection, Standing(paused=self._standing == "paused", asleep=self._asleep, error=error))
 
     # ---- steps ------------------------------------------------------------------------------------------------
 
@@ -324,7 +428,7 @@ class EngineHost:
         logger.warning("API server %s is gone: its requests are ended", self._api_servers.pop(connection, "?"))
         self._grammars.forget(connection)
         self._held = [held for held in self._held if held[0] != connection]
-        self._pausing = [other for other in self._pausing if other != connection]
+        self._pausing = [order for order in self._pausing if order[0] != connection]
         for name in [name for name, (owner, _) in self._owners.items() if owner == connection]:
             self._engine.abort(name)
             self._end(name, "abort")
@@ -339,20 +443,16 @@ class EngineHost:
                 self._forget(connection)
 
     def _message(self) -> Stats:
-        load = self._worker.expert_load()
-        message = self._stats.message(
-            self._engine.scheduler,
-            self._engine.headroom,
-            self._gpus.read(),
-            load,
-            self._worker.kv_saturated(),
-            self._worker.saturations(),
-            self._worker.waits(),
-            self._worker.expert_cache(),
-        )
+        facts: tuple[Any, ...] = ()
+        if self._asleep < 2:
+            worker = self._worker
+            facts = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
+            facts += (worker.expert_cache(),)
+        message = self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), *facts)
         if self._standing == "running":
             return message
-        return replace(message, waiting=message.waiting + len(self._held), paused=self._standing == "paused")
+        waiting = message.waiting + len(self._held)
+        return replace(message, waiting=waiting, paused=self._standing == "paused", asleep=self._asleep)
 
 
 def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int) -> EngineFacts:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import PATIENCE, Server, StartServer, start_engine, stop_engine
 
 BODY = {"prompt": list(range(5, 25)), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -135,3 +139,68 @@ def test_a_wrong_order_changes_nothing(server: Server, query: str) -> None:
     answer = httpx.post(f"{server.url}/pause?{query}", timeout=PATIENCE)
     assert (answer.status_code, query.split("=")[0] in answer.json()["error"]["message"]) == (400, True)
     assert get(server, "/is_paused").json() == {"is_paused": False}
+
+
+# ---- sleeping -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> None:
+    alone = text_of(send(max_tokens=20).result())
+    told = post(server, f"/sleep?level={level}")
+    assert told == {"status": "asleep", "level": level, "is_sleeping": True}
+    assert get(server, "/is_sleeping").json() == {"is_sleeping": True}
+    assert get(server, "/health").status_code == 200
+    ready = get(server, "/health/ready")
+    assert (ready.status_code, "asleep" in ready.json()["reason"]) == (503, True)
+    state = {1: "weights_offloaded", 2: "discard_all"}[level]
+    page = get(server, "/metrics").text
+    assert any(f'sleep_state="{state}"' in line and line.endswith(" 1.0") for line in page.splitlines())
+    refused = httpx.post(f"{server.url}/resume", timeout=PATIENCE)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "order_not_obeyed")
+    waiting = send(max_tokens=20, cache_salt="came while it slept")
+    time.sleep(0.3)
+    assert not waiting.done()
+    assert post(server, "/wake_up") == {"status": "awake", "is_sleeping": False}
+    assert text_of(waiting.result()) == alone
+    assert get(server, "/health/ready").status_code == 200
+    assert get(server, "/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server, send: Send) -> None:
+    alone = text_of(send(max_tokens=1000).result())
+    going = send(max_tokens=1000, cache_salt="kept")
+    open_requests(server, 1)
+    time.sleep(0.2)
+    refused = httpx.post(f"{server.url}/sleep?level=2&mode=keep", timeout=PATIENCE)
+    assert refused.status_code == 409
+    assert "have written" in refused.json()["error"]["message"]
+    assert get(server, "/is_paused").json() == {"is_paused": False}
+    post(server, "/sleep?mode=keep")
+    assert post(server, "/wake_up?tags=weights")["is_sleeping"]
+    assert not post(server, "/wake_up?tags=kv_cache")["is_sleeping"]
+    assert text_of(going.result()) == alone
+
+
+def test_weights_are_read_again(server: Server, send: Send, tmp_path: Path) -> None:
+    alone = text_of(send(max_tokens=20).result())
+    copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "copy")
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: x.flip(0) if x.dim() == 1 else x for name, x in weights.items()}, copy / "model.safetensors")
+    assert post(server, f"/reload_weights?path={copy}") == {"status": "reloaded", "is_paused": False}
+    assert text_of(send(max_tokens=20, cache_salt="other").result()) != alone
+    assert post(server, f"/reload_weights?path={EMBEDDED_MODEL}")["status"] == "reloaded"
+    assert text_of(send(max_tokens=20, cache_salt="again").result()) == alone
+    for path, why in ((tmp_path / "nowhere", "nowhere"), (EMBEDDED_MODEL.parent / "embedded-draft", "another model")):
+        refused = httpx.post(f"{server.url}/reload_weights?path={path}", timeout=PATIENCE)
+        assert (refused.status_code, why in refused.json()["error"]["message"]) == (409, True)
+        assert text_of(send(max_tokens=20).result()) == alone
+
+
+@pytest.mark.parametrize(
+    "path", ["/sleep?level=3", "/sleep?levle=1", "/wake_up?tags=wights", "/pause?clear_cache=true"]
+)
+def test_parameters_that_are_wrong_are_told(server: Server, path: str) -> None:
+    answer = httpx.post(server.url + path, timeout=PATIENCE)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in ("level", "levle", "tags", "clear_cache")
