@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.errors import DeviceLost
+from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.plan import StepPlan, Worker
 from ridgeline.core.request import Request, RequestStats, StepEvents
 from ridgeline.core.routing import Router
@@ -26,7 +26,7 @@ class Engines(Engine):
     def __init__(self, engines: Sequence[Engine], worker: Worker) -> None:
         first = engines[0]
         self.engines, self.config, self.layout = engines, first.config, first.layout
-        self.headroom, self.last_plan = Headroom(), None
+        self.headroom, self.last_plan, self._sleeps = Headroom(), None, False
         self.scheduler = Schedulers(engines)
         self._worker, self._router, self._lost = worker, Router(len(engines)), None
         self._places: dict[str, tuple[Engine, int]] = {}  # of open requests: their engine, and their tokens at most
@@ -95,6 +95,9 @@ class Engines(Engine):
         for engine in self.engines:
             engine.rehearse()
 
+    def sleep(self) -> None:
+        raise InvalidConfig("several ranks cannot sleep at level 1; ask for level 2.")
+
     def forget_prefixes(self) -> None:
         for engine in self.engines:
             engine.forget_prefixes()
@@ -117,6 +120,9 @@ class Schedulers(Scheduler):
     @property
     def has_work(self) -> bool:
         return any(each.has_work for each in self._each)
+
+    def untouched(self) -> list[Request]:
+        return [request for each in self._each for request in each.untouched()]
 
     def figures(self) -> Figures:
         first, *others = (each.figures() for each in self._each)

@@ -129,6 +129,7 @@ def test_every_field_is_an_option_or_deliberately_not() -> None:
     assert set(LLMConfig.__dataclass_fields__) - set(ENGINE_HELP) == {"skip_tokenizer_init", "kernels"}
     hidden = {"logit_bias", "include_stop_str_in_output", "skip_special_tokens", "detokenize", "prompt_logprobs"}
     hidden |= {"prompt_logprobs_start", "allowed_token_ids", "bad_words", "best_of"}
+    hidden |= {"logprob_token_ids", "repetition_detection"}
     assert set(SamplingParams.__dataclass_fields__) - set(SAMPLING_HELP) == hidden
 
 

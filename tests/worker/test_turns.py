@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.turns import Turns, rows_of
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.recurrent import Recurrent
@@ -45,7 +47,8 @@ def test_chunks_hold_every_token_once_and_end_at_marks(rows: list[tuple[int, flo
 def test_rows_that_are_stopped_or_padded_write_no_state_and_keep_none() -> None:
     """Whatever mark they were given, and though a row without tokens has the last token of the row before it."""
     memory = StateMemory(layout_of(((None, 1), ("state", 2)), 4, 9), torch.device("cpu"))
-    group = Recurrent(memory, 1, None, torch.float32, None)  # type: ignore[arg-type]  # neither is looked at
+    ops = Ops(Platform(device_type="cpu"))
+    group = Recurrent(memory, 1, None, torch.float32, ops)  # type: ignore[arg-type]  # the model is not looked at
     # one token that decodes, one of a stopped row, a chunk from token 3 to 9 with a mark at 8, and no tokens at all
     rows = DeviceRows(
         slots_R=torch.tensor([0, 1, 2, 0], dtype=torch.int32),

@@ -29,7 +29,7 @@ from ridgeline.perf.explain import JOINT
 from ridgeline.worker.runner import Runner
 
 # Bookkeeping of some hundred bytes. An embedding that is no parameter picks the hidden states to score.
-UNPRICED = ("step_inputs", "attention_schedule", "step_advance", "embedding")
+UNPRICED = ("step_inputs", "step_turns", "attention_schedule", "step_advance", "embedding")
 NAMED_ALIKE = (  # ops that the cost model calls by their own names, and not after their parameters
     *("route", "grouped_gate_up", "grouped_down"),
     *("causal_conv", "gated_delta", "gated_norm", "selective_scan", "ssd"),
@@ -139,9 +139,10 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
     paths = dict.fromkeys(names[id(a)].rpartition(".")[0] for a in arguments if id(a) in names)
     modules = list(map(module_name, paths))
     if op == "norm_linear":
-        norm, product = modules
+        *norm, product = modules
         gate = arguments[6] if len(arguments) > 6 else None
-        return JOINT.join([norm, "unembed" if product == "embed" else product, *(["gated_activation"] if gate else [])])
+        named = "unembed" if product == "embed" else product
+        return JOINT.join([*norm, named, *(["gated_activation"] if gate else [])])
     if op in ("rope_kv", "decode_attention"):
         rotated = arguments[4] is not None
         attends = op == "decode_attention"

@@ -25,6 +25,10 @@ class NotObeyed(BadRequest):
     status, code = 409, "order_not_obeyed"
 
 
+class NotAllowed(BadRequest):
+    status, code = 403, "admin_key_needed"
+
+
 def router(api: ApiServer) -> APIRouter:
     """Return the routes POST /pause, /resume, /sleep, /wake_up and /reload_weights, and GET /is_paused and
     /is_sleeping."""
@@ -78,6 +82,8 @@ def router(api: ApiServer) -> APIRouter:
     @routes.post("/reload_weights", summary="Read the weights again, from a folder of the same model")
     async def reload_weights(request: Request) -> dict[str, Any]:
         mode, path = _mode(request, {"mode", "path"}), request.query_params.get("path", "")
+        if path and not api.config.admin_key:
+            raise NotAllowed("path names a folder of the server, which needs the operator's key; set --admin-key.")
         if len(path) > MOST_PATH:
             raise BadRequest(f"path has {len(path)} characters; at most {MOST_PATH} will do.", param="path")
         standing = await order(Reload(mode=mode, path=path), LOADING_TIMEOUT)

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -264,14 +265,19 @@ class EngineHost:
                 self._fall_asleep(order.level)
             elif isinstance(order, Reload):
                 self._reload(order.path)
-        except RidgelineError as refusal:
-            error = str(refusal)
-            logger.warning("an order was not obeyed: %s", error)
+        except Exception as refusal:
+            error = self._reason(refusal)
         if type(order) is Pause:
             logger.info("the engine is paused: requests wait until it is resumed")
         elif (error or isinstance(order, Reload)) and not (was_paused or self._asleep):
             self._go_on()
         return error
+
+    def _reason(self, error: Exception) -> str:
+        """Return why an order was not obeyed. Whatever it is, it must not end the engine."""
+        known = isinstance(error, RidgelineError)
+        logger.warning("an order was not obeyed: %s", error, exc_info=None if known else error)
+        return str(error) if known else f"that failed: {type(error).__name__}; the engine's log has more."
 
     def _fall_asleep(self, level: int) -> None:
         if self._asleep >= level:
@@ -294,12 +300,11 @@ class EngineHost:
         try:
             if self._asleep == 2:
                 self._assemble(self._folder)
-                self._asleep = 0
             elif self._asleep:
                 self._engine.wake(kinds)
                 self._asleep = int(self._engine.asleep)
-        except RidgelineError as refusal:
-            error = str(refusal)
+        except Exception as refusal:
+            error = self._reason(refusal)
         else:
             logger.info("the engine woke up after %.2f s", time.monotonic() - began)
         if not (error or self._asleep):
@@ -312,18 +317,20 @@ class EngineHost:
         if self._asleep:
             raise InvalidConfig("the engine is asleep; wake it up first.")
         if folder:
+            if not Path(folder).is_dir():
+                raise InvalidConfig(f"there is no folder {folder} on the server.")
             found = read_model_config(resolve_model(folder), self._config.hf_overrides, *self._kind)
             if found.spec != self._model.spec:
                 raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
         self._engine.scheduler.untouched()
+        self._asleep = 2  # until a model is there again
         self._broadcast()  # before the process is busy with it
         self._engine.shutdown()
         try:
             self._assemble(folder or self._folder)
-        except RidgelineError:
-            if not folder:
-                raise
-            self._assemble(self._folder)
+        except Exception:
+            if folder:
+                self._assemble(self._folder)
             raise
         logger.info("the weights of %s are there", self._folder)
 
@@ -339,6 +346,7 @@ class EngineHost:
         self._engine, self._worker = assembly.engine, assembly.worker
         self._engine.on_finish(self._note_end)
         self._engine.pause()
+        self._asleep = 0
         for request in requests:
             self._engine.add(request, checked=True)
 

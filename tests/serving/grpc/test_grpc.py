@@ -217,7 +217,7 @@ def test_tokens_models_and_texts_are_those_of_the_http_server(served: GrpcServer
         {"prompt": "x", "temperature": -1.0},
         {"prompt": "x", "n": 1000},
         {"prompt": "x", "max_tokens": 10**6},
-        {"prompt": "x", "logprobs": 21},
+        {"prompt": "x", "logprobs": -2},
         {"prompt": "x", "top_p": 0.0},
         {"prompt": "x", "stop": ["a" * 5000]},
         {"prompt": "x", "stop_token_ids": [10**6]},

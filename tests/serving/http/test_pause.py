@@ -18,13 +18,15 @@ from tests.serving.conftest import PATIENCE, Server, StartServer, start_engine, 
 
 BODY = {"prompt": list(range(5, 25)), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 STEP_TIMEOUT = 1.0
+KEY = "an-operators-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
 def own(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     socket = tmp_path_factory.mktemp("paused") / "socket"
     process = start_engine(socket, max_model_len=2048)
-    with start_server(engine=socket, step_timeout=STEP_TIMEOUT) as server:
+    with start_server(engine=socket, step_timeout=STEP_TIMEOUT, admin_key=(KEY,)) as server:
         yield server
     stop_engine(process)
 
@@ -46,13 +48,13 @@ def send(server: Server) -> Iterator[Callable[..., Future[httpx.Response]]]:
 
 
 def post(server: Server, path: str) -> dict[str, Any]:
-    answer = httpx.post(server.url + path, timeout=PATIENCE)
+    answer = httpx.post(server.url + path, headers=HEADERS, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def get(server: Server, path: str) -> httpx.Response:
-    return httpx.get(server.url + path, timeout=PATIENCE)
+    return httpx.get(server.url + path, headers=HEADERS, timeout=PATIENCE)
 
 
 def text_of(answer: httpx.Response) -> str:
@@ -136,7 +138,7 @@ def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: 
 
 @pytest.mark.parametrize("query", ["mode=never", "clear_cache=true"])
 def test_a_wrong_order_changes_nothing(server: Server, query: str) -> None:
-    answer = httpx.post(f"{server.url}/pause?{query}", timeout=PATIENCE)
+    answer = httpx.post(f"{server.url}/pause?{query}", headers=HEADERS, timeout=PATIENCE)
     assert (answer.status_code, query.split("=")[0] in answer.json()["error"]["message"]) == (400, True)
     assert get(server, "/is_paused").json() == {"is_paused": False}
 
@@ -156,7 +158,7 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     state = {1: "weights_offloaded", 2: "discard_all"}[level]
     page = get(server, "/metrics").text
     assert any(f'sleep_state="{state}"' in line and line.endswith(" 1.0") for line in page.splitlines())
-    refused = httpx.post(f"{server.url}/resume", timeout=PATIENCE)
+    refused = httpx.post(f"{server.url}/resume", headers=HEADERS, timeout=PATIENCE)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "order_not_obeyed")
     waiting = send(max_tokens=20, cache_salt="came while it slept")
     time.sleep(0.3)
@@ -172,7 +174,7 @@ def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server
     going = send(max_tokens=1000, cache_salt="kept")
     open_requests(server, 1)
     time.sleep(0.2)
-    refused = httpx.post(f"{server.url}/sleep?level=2&mode=keep", timeout=PATIENCE)
+    refused = httpx.post(f"{server.url}/sleep?level=2&mode=keep", headers=HEADERS, timeout=PATIENCE)
     assert refused.status_code == 409
     assert "have written" in refused.json()["error"]["message"]
     assert get(server, "/is_paused").json() == {"is_paused": False}
@@ -192,7 +194,7 @@ def test_weights_are_read_again(server: Server, send: Send, tmp_path: Path) -> N
     assert post(server, f"/reload_weights?path={EMBEDDED_MODEL}")["status"] == "reloaded"
     assert text_of(send(max_tokens=20, cache_salt="again").result()) == alone
     for path, why in ((tmp_path / "nowhere", "nowhere"), (EMBEDDED_MODEL.parent / "embedded-draft", "another model")):
-        refused = httpx.post(f"{server.url}/reload_weights?path={path}", timeout=PATIENCE)
+        refused = httpx.post(f"{server.url}/reload_weights?path={path}", headers=HEADERS, timeout=PATIENCE)
         assert (refused.status_code, why in refused.json()["error"]["message"]) == (409, True)
         assert text_of(send(max_tokens=20).result()) == alone
 
@@ -201,6 +203,21 @@ def test_weights_are_read_again(server: Server, send: Send, tmp_path: Path) -> N
     "path", ["/sleep?level=3", "/sleep?levle=1", "/wake_up?tags=wights", "/pause?clear_cache=true"]
 )
 def test_parameters_that_are_wrong_are_told(server: Server, path: str) -> None:
-    answer = httpx.post(server.url + path, timeout=PATIENCE)
+    answer = httpx.post(server.url + path, headers=HEADERS, timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] in ("level", "levle", "tags", "clear_cache")
+
+
+def test_these_routes_ask_for_the_operators_key(server: Server) -> None:
+    for path in ("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights"):
+        assert httpx.post(server.url + path, timeout=PATIENCE).status_code == 401, path
+
+
+def test_damaged_weights_leave_the_old_ones(server: Server, send: Send, tmp_path: Path) -> None:
+    alone = text_of(send(max_tokens=20).result())
+    copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "copy")
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    refused = httpx.post(f"{server.url}/reload_weights?path={copy}", headers=HEADERS, timeout=PATIENCE)
+    assert refused.status_code == 409
+    assert text_of(send(max_tokens=20, cache_salt="still here").result()) == alone

@@ -36,7 +36,7 @@ def test_prompts_are_shown_one_by_one(server: Server) -> None:
 
 
 def test_mistakes_are_those_of_the_route_that_runs(server: Server) -> None:
-    for path, wrong in (("chat/completions", CHAT | {"top_p": 7}), ("completions", {"prompt": "a", "logprobs": 99})):
+    for path, wrong in (("chat/completions", CHAT | {"top_p": 7}), ("completions", {"prompt": "a", "logprobs": -2})):
         shown, ran = post(server, f"{path}/render", **wrong), post(server, path, **wrong)
         assert (shown.status_code, shown.json()) == (ran.status_code, ran.json())
         assert shown.status_code == 400

@@ -116,7 +116,7 @@ def wait_gone(*pids: int, seconds: float = PATIENCE) -> bool:
         ({"uds": "/no/such/folder/socket"}, "/no/such/folder/socket"),
         ({"override_generation_config": {"top_q": 1}, "port": 0}, "'top_q'"),
         ({"hf_overrides": [1]}, "hf_overrides must be an object"),
-        ({"max_logprobs": 21}, "from 0 to 20"),
+        ({"max_logprobs": -2}, "max_logprobs"),
         ({"tokenizer": "/no/such/tokenizer"}, "/no/such/tokenizer"),
         ({"api_server_count": "two"}, "file.yaml: Expected `int`, got `str` for `api_server_count`."),
     ],
