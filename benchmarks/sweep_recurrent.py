@@ -93,13 +93,14 @@ CONV_CUTS = [conv_triton.Cut(*cut) for cut in ((1024, 4, 32, 8), (1024, 4, 32, 4
 
 @dataclass
 class Sweep:
-    """Prints a table, and writes a line of JSON for each case."""
+    """Prints a table, and writes a line of JSON for each case. rows: the prompts that are timed; empty: all."""
 
     device: torch.device
     out: Any
     until: float
     machine: dict[str, str]
     all_plans: bool = False
+    rows: list[str] = field(default_factory=list)
     failed: int = field(default=0)
     checked: set[Any] = field(default_factory=set)
     exact: dict[Any, Any] = field(default_factory=dict)
@@ -276,6 +277,8 @@ def time_steps(sweep: Sweep) -> None:
 
 def time_prefills(sweep: Sweep) -> None:
     for name, rows in PREFILLS.items():
+        if sweep.rows and name not in sweep.rows:
+            continue
         narrow = {"heads": 2, "value_heads": 8} if name.endswith("2/8") else {}
         case, what = replace(LAYER, rows=rows, **narrow), f"prefill {name}"
         inputs = layers(sweep, case)
@@ -450,6 +453,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--seconds", type=float, default=95, help="Cases that begin later are left out.")
+    parser.add_argument("--rows", action="append", choices=PREFILLS, help="prompts to time; default: all")
     parser.add_argument("--plans", choices=("chosen", "all"), default="chosen")
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
@@ -463,7 +467,7 @@ def main() -> None:
     print(machine)
     started = time.monotonic()
     with options.out.open("a") as out, torch.inference_mode():
-        sweep = Sweep(device, out, started + options.seconds, machine, options.plans == "all")
+        sweep = Sweep(device, out, started + options.seconds, machine, options.plans == "all", options.rows or [])
         if sweep.all_plans and not DRY and (not options.only or "prefill" in options.only):
             sweep.attempt("warm", warm_all)
             print(f"  warm: {time.monotonic() - started:.1f} s", flush=True)

@@ -206,7 +206,8 @@ def chosen_jobs(sweep: Sweep) -> list[Job]:
     every = dict[Any, Job]()
     for job in sweep.jobs():
         every.setdefault((*job.setting, job.cut), job)
-    return [job for job in every.values() if all(not some or getattr(job, name) in some for some, name in wanted)]
+    found = [job for job in every.values() if all(not some or getattr(job, name) in some for some, name in wanted)]
+    return [job for job in found if not options.chosen or job.chosen or not job.ours]
 
 
 def run(kind: type[Sweep], argv: Sequence[str] | None = None) -> None:
@@ -221,6 +222,7 @@ def run(kind: type[Sweep], argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--op", nargs="+", action="extend", help="default: all")
     parser.add_argument("--tokens", type=int, nargs="+", action="extend", help="default: all")
     parser.add_argument("--form", nargs="+", action="extend", help="formats; default: all")
+    parser.add_argument("--chosen", action="store_true", help="only cuts that would be chosen, and others' kernels")
     parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1), help="that compile")
     parser.add_argument("--commit", default="", help="of this code, if there is no checkout to ask")
