@@ -82,8 +82,8 @@ Send = Callable[..., Future[httpx.Response]]
 
 
 def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server, send: Send) -> None:
-    alone = text_of(send(max_tokens=1000).result())
-    going = send(max_tokens=1000, cache_salt="kept")
+    alone = text_of(send(max_tokens=500).result())
+    going = send(max_tokens=500, cache_salt="kept")
     open_requests(server, 1)
     assert post(server, "/pause?mode=keep")["is_paused"]
     assert not going.done()
@@ -125,7 +125,7 @@ def test_aborted_requests_say_why_and_later_ones_wait(server: Server, send: Send
 
 
 def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: Send) -> None:
-    going = send(max_tokens=1000, cache_salt="drained")
+    going = send(max_tokens=500, cache_salt="drained")
     open_requests(server, 1)
     assert post(server, "/pause?mode=wait")["is_paused"]
     assert len(going.result(timeout=5).json()["choices"]) == 1
@@ -170,8 +170,8 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
 
 
 def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server, send: Send) -> None:
-    alone = text_of(send(max_tokens=1000).result())
-    going = send(max_tokens=1000, cache_salt="kept")
+    alone = text_of(send(max_tokens=500).result())
+    going = send(max_tokens=500, cache_salt="kept")
     open_requests(server, 1)
     time.sleep(0.2)
     refused = httpx.post(f"{server.url}/sleep?level=2&mode=keep", headers=HEADERS, timeout=PATIENCE)
