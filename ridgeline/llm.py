@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.core.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
+from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.core.vllm_flags import of_keywords
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.beam_rounds import run_rounds
@@ -46,7 +47,6 @@ from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_tokenizer
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.modules import read_prompts
-from ridgeline.worker.sleep import KINDS
 
 __all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt"]
 
@@ -302,15 +302,14 @@ class LLM:
     def expert_load(self) -> np.ndarray:
         """Return how many tokens each expert got since the model was loaded: int64 [layers with experts, experts].
         While prompts run the counts may be some steps old. A model without experts has no rows. Raise InvalidRequest
-        after `shutdown`."""
-        if self._is_shut_down:
-            raise InvalidRequest(SHUT_DOWN)
+        while the model is asleep and after `shutdown`."""
+        self._check_running()
         load = self.assembly.worker.expert_load()
         return np.zeros((0, 0), np.int64) if load is None else load.total_LE
 
     def rank_waits(self) -> list[RankWaits]:
         """Return which ranks waited for others, and for which others waited; empty without `rank_trace_dir`."""
-        return [] if self._is_shut_down else self.assembly.worker.waits()
+        return [] if self._is_shut_down or self._asleep else self.assembly.worker.waits()
 
     @property
     def last_run(self) -> Headroom:
@@ -352,7 +351,7 @@ class LLM:
             raise
         self._asleep = level
 
-    def wake_up(self, tags: Sequence[Literal["weights", "kv_cache"]] | None = None) -> None:
+    def wake_up(self, tags: Sequence[Kind] | None = None) -> None:
         """Bring back what `sleep` gave away, or some of it: "weights" or "kv_cache". Raise InvalidConfig if others have
         taken the memory."""
         wanted = KINDS if tags is None else tuple(tags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
@@ -14,6 +14,7 @@ from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan import StepPlan, StepResult, Worker
 from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
+from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 
@@ -33,7 +34,7 @@ class Sleeps(Protocol):
 
     def sleep(self) -> None: ...
 
-    def wake(self, kinds: Sequence[Literal["weights", "kv_cache"]]) -> bool:
+    def wake(self, kinds: Sequence[Kind]) -> bool:
         """Bring memory of these kinds back. Return True if all is back then."""
 
 
@@ -163,7 +164,7 @@ class Engine:
         self._worker.sleep()
         self._sleeps = True
 
-    def wake(self, kinds: Sequence[Literal["weights", "kv_cache"]] = ("weights", "kv_cache")) -> None:
+    def wake(self, kinds: Sequence[Kind] = KINDS) -> None:
         """Bring memory of these kinds back. Raise InvalidConfig if others have taken it."""
         assert isinstance(self._worker, Sleeps)
         self._sleeps = not self._worker.wake(kinds)

@@ -14,6 +14,7 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import Embeds
 from ridgeline.core.pooling import PoolingSpec, Task
 from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, Thinking, TokenLogprobs
+from ridgeline.core.sleep import Kind
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -80,6 +81,9 @@ class Forget(Message, frozen=True, tag="forget"):
     """The order to let no later request find anything in the prefix cache. A `Forgot` follows."""
 
 
+Mode = Literal["abort", "wait", "keep"]
+
+
 class Pause(Message, frozen=True, tag="pause"):
     """The order to begin no further step. A `Standing` follows as soon as none runs.
 
@@ -87,7 +91,7 @@ class Pause(Message, frozen=True, tag="pause"):
     come later wait for a `Resume`.
     """
 
-    mode: Literal["abort", "wait", "keep"]
+    mode: Mode
 
 
 class Sleep(Pause, frozen=True, tag="sleep"):
@@ -106,7 +110,7 @@ class Reload(Pause, frozen=True, tag="reload"):
 class Wake(Message, frozen=True, tag="wake"):
     """The order to bring memory of these kinds back and, if all is there then, to go on. A `Standing` follows."""
 
-    kinds: list[Literal["weights", "kv_cache"]]
+    kinds: list[Kind]
 
 
 class Resume(Message, frozen=True, tag="resume"):

@@ -25,13 +25,13 @@ from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
+from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.kernels.fp8_gemm.saturation import total_saturations
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.pooling import Vectors
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
-from ridgeline.worker.sleep import KINDS, Kind
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.upload import Download
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, Rows, StepPlan, reports_apart
+from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
@@ -34,7 +35,7 @@ from ridgeline.worker.pooling import Vectors, pooled
 from ridgeline.worker.relay import KeptRows, Relay
 from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
-from ridgeline.worker.sleep import KINDS, Kind, SleepMemory, forget_pages
+from ridgeline.worker.sleep import SleepMemory, forget_pages
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.tallies import Tallies
 from ridgeline.worker.upload import upload
@@ -137,12 +138,12 @@ class Runner:
     def sleep(self) -> None:
         """Give the device's memory back: the cache, whose contents are lost, and on a GPU the weights, which go to the
         host. Nothing may run. On a CPU the weights are where they would go."""
-        self._asleep = frozenset(KINDS)
         if self._sleep is None:
             forget_pages(self.segments.states.memory.bytes)
-            return
-        torch.cuda.synchronize(self.device)
-        self._sleep.sleep()
+        else:
+            torch.cuda.synchronize(self.device)
+            self._sleep.sleep()
+        self._asleep = frozenset(KINDS)
 
     def wake(self, kinds: Sequence[Kind] = KINDS) -> None:
         """Bring memory of these kinds back."""

@@ -17,17 +17,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.sleep import KINDS, Kind
 
 logger = logging.getLogger(__name__)
-
-Kind = Literal["weights", "kv_cache"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Address, Handle, Size = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t
 PINNED, DEVICE, READ_AND_WRITE, RECOMMENDED = 1, 1, 3, 1  # of cuda.h
@@ -192,34 +190,31 @@ class SleepMemory:
     def release(self, address: int) -> None:
         """Give a segment back for good. torch calls it."""
         segment = self._segments.pop(address)
-        if segment.handle is not None:
-            self._driver.unmap(address, segment.size, segment.handle)
+        self._unmap(segment)
         self._driver.free(address, segment.size)
 
     def sleep(self) -> None:
-        """Give the device's memory back. Nothing may run on it."""
-        for segment in self._awake(KINDS):
-            assert segment.handle is not None
-            if segment.kind == "weights":
+        """Give the device's memory back. Nothing may run on it. Raise InvalidConfig, and give back nothing, if the host
+        has no room for the weights."""
+        for segment in self._segments.values():
+            if segment.handle is not None and segment.kind == "weights":
                 if segment.host is None:
-                    segment.host = torch.empty(segment.size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+                    segment.host = _host_memory(segment.size)
                 self._driver.save(segment.host, segment.address)
-            self._driver.unmap(segment.address, segment.size, segment.handle)
-            segment.handle = None
+        for segment in self._segments.values():
+            self._unmap(segment)
 
     def wake(self, kinds: Iterable[Kind] = KINDS) -> None:
         """Bring memory of these kinds back. Raise InvalidConfig, and bring back nothing, if others have taken it."""
-        brought: list[Segment] = []
-        asleep = [one for one in self._segments.values() if one.handle is None and one.kind in set(kinds)]
+        brought, wanted = list[Segment](), set(kinds)
+        asleep = [one for one in self._segments.values() if one.handle is None and one.kind in wanted]
         try:
             for segment in asleep:
                 segment.handle = self._driver.map(segment.address, segment.size)
                 brought.append(segment)
         except MemoryError as error:
             for segment in brought:
-                assert segment.handle is not None
-                self._driver.unmap(segment.address, segment.size, segment.handle)
-                segment.handle = None
+                self._unmap(segment)
             raise InvalidConfig(
                 f"{self.device} has too little free memory to wake up ({sum(s.size for s in asleep) >> 20:,} MiB are "
                 "needed); end what else runs there."
@@ -230,8 +225,20 @@ class SleepMemory:
             else:
                 self._driver.bring(segment.host, segment.address)
 
-    def _awake(self, kinds: Iterable[Kind]) -> list[Segment]:
-        return [one for one in self._segments.values() if one.handle is not None and one.kind in set(kinds)]
+    def _unmap(self, segment: Segment) -> None:
+        if segment.handle is not None:
+            self._driver.unmap(segment.address, segment.size, segment.handle)
+            segment.handle = None
+
+
+def _host_memory(size: int) -> Tensor:
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    except RuntimeError as error:
+        raise InvalidConfig(
+            f"the host has too little memory to keep the weights ({size >> 20:,} MiB more are needed); free some, or "
+            "sleep at level 2."
+        ) from error
 
 
 def forget_pages(x: Tensor) -> None:

@@ -6,19 +6,18 @@ The engine obeys one order after the other. All of these routes ask for the admi
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 
+from ridgeline.core.sleep import KINDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
-from ridgeline.transport.messages import Order, Pause, Reload, Resume, Sleep, Standing, Wake
+from ridgeline.transport.messages import Mode, Order, Pause, Reload, Resume, Sleep, Standing, Wake
 
 TIMEOUT = 60.0  # seconds that an order to the engine is waited for
 LOADING_TIMEOUT = 900.0  # seconds for an order by which a model is loaded
 MOST_PATH = 4096
-Mode = Literal["abort", "wait", "keep"]
-Kind = Literal["weights", "kv_cache"]
 
 
 class NotObeyed(BadRequest):
@@ -67,11 +66,10 @@ def router(api: ApiServer) -> APIRouter:
     @routes.post("/wake_up", summary="Bring the device's memory back, and go on")
     async def wake_up(request: Request) -> dict[str, Any]:
         _check(request, {"tags"})
-        known: tuple[Kind, ...] = get_args(Kind)
-        tags = request.query_params.getlist("tags") or known
-        if unknown := [tag for tag in tags if tag not in known]:
-            raise BadRequest(f"there is no tag {unknown[0][:32]!r}; known: {', '.join(known)}.", param="tags")
-        kinds = [kind for kind in known if kind in tags]
+        tags = request.query_params.getlist("tags") or KINDS
+        if unknown := [tag for tag in tags if tag not in KINDS]:
+            raise BadRequest(f"there is no tag {unknown[0][:32]!r}; known: {', '.join(KINDS)}.", param="tags")
+        kinds = [kind for kind in KINDS if kind in tags]
         standing = await order(Wake(kinds=kinds), LOADING_TIMEOUT)
         return {"status": "asleep" if standing.asleep else "awake", "is_sleeping": standing.asleep > 0}
 

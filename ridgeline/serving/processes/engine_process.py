@@ -26,6 +26,7 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
+from ridgeline.core.sleep import Kind
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.gpus import Gpus
@@ -114,6 +115,7 @@ class EngineHost:
         self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
         self._pausing: list[tuple[bytes, Pause, bool]] = []  # orders not obeyed yet, and whether the engine was paused
         self._asleep = 0  # the level
+        self._told: tuple[Any, ...] = ()  # what the worker last told of itself
         self._engine.on_finish(self._note_end)
 
     def stop(self) -> None:
@@ -260,6 +262,7 @@ class EngineHost:
     def _obey(self, order: Pause, was_paused: bool) -> str:
         """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
         error = ""
+        self._broadcast()  # that it is paused, before the process may be too busy to speak
         try:
             if isinstance(order, Sleep):
                 self._fall_asleep(order.level)
@@ -290,12 +293,11 @@ class EngineHost:
         else:
             self._engine.scheduler.untouched()
         self._asleep = level
-        self._broadcast()  # before the process is busy with it
         if level == 2:
             self._engine.shutdown()
         logger.info("the engine sleeps (level %d), after %.2f s", level, time.monotonic() - began)
 
-    def _wake(self, connection: bytes, kinds: list[Literal["weights", "kv_cache"]]) -> None:
+    def _wake(self, connection: bytes, kinds: list[Kind]) -> None:
         error, began = "", time.monotonic()
         try:
             if self._asleep == 2:
@@ -319,12 +321,12 @@ class EngineHost:
         if folder:
             if not Path(folder).is_dir():
                 raise InvalidConfig(f"there is no folder {folder} on the server.")
-            found = read_model_config(resolve_model(folder), self._config.hf_overrides, *self._kind)
+            config = self._config
+            found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
             if found.spec != self._model.spec:
                 raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
         self._engine.scheduler.untouched()
         self._asleep = 2  # until a model is there again
-        self._broadcast()  # before the process is busy with it
         self._engine.shutdown()
         try:
             self._assemble(folder or self._folder)
@@ -333,10 +335,6 @@ class EngineHost:
                 self._assemble(self._folder)
             raise
         logger.info("the weights of %s are there", self._folder)
-
-    @property
-    def _kind(self) -> tuple[str, str]:
-        return self._config.runner, self._config.convert
 
     def _assemble(self, folder: str) -> None:
         """Load a model in place of the one that was shut down. Its requests have no tokens yet, and move."""
@@ -451,12 +449,11 @@ class EngineHost:
                 self._forget(connection)
 
     def _message(self) -> Stats:
-        facts: tuple[Any, ...] = ()
-        if self._asleep < 2:
+        if not self._asleep:  # else what would be read is not there
             worker = self._worker
-            facts = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
-            facts += (worker.expert_cache(),)
-        message = self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), *facts)
+            told = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
+            self._told = *told, worker.expert_cache()
+        message = self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), *self._told)
         if self._standing == "running":
             return message
         waiting = message.waiting + len(self._held)

@@ -7,7 +7,7 @@ becomes of others; null means the default everywhere. `SamplingParams` checks th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import (
@@ -198,6 +198,25 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     coerce_one_of: bool | None = None
+
+
+def text_or_objects(name: str, parts: str, most: int) -> Callable[[object], object]:
+    """Return a check that a value is text or a list of at most so many objects. A union's error would speak of each of
+    its members.
+
+    name, parts: what the value and its objects are called, such as "a content" and "blocks".
+    """
+
+    def check(value: object) -> object:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+            raise ValueError(f"{name} is text or a list of {parts}, which are objects")
+        if len(value) > most:
+            raise ValueError(f"there are {len(value)} {parts}; at most {most} are taken")
+        return value
+
+    return check
 
 
 class RepetitionBody(Body):

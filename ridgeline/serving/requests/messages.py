@@ -25,6 +25,7 @@ from ridgeline.serving.requests.bodies import (
     Name,
     Object,
     SampledBody,
+    text_or_objects,
 )
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
@@ -49,19 +50,8 @@ NAMES = {
 }
 
 
-def _check_content(value: object) -> object:
-    """Check that a content is text or a list of objects. A union's error would speak of each of its members."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
-        raise ValueError("a content is text or a list of blocks, which are objects")
-    if len(value) > MOST_PARTS:
-        raise ValueError(f"there are {len(value)} blocks; at most {MOST_PARTS} are taken")
-    return value
-
-
 _BLOCKS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "maxItems": MOST_PARTS}]}
-Blocks = Annotated[Any, BeforeValidator(_check_content), WithJsonSchema(_BLOCKS)]
+Blocks = Annotated[Any, BeforeValidator(text_or_objects("a content", "blocks", MOST_PARTS)), WithJsonSchema(_BLOCKS)]
 
 
 class Turn(Body):

@@ -27,6 +27,7 @@ from ridgeline.serving.requests.bodies import (
     Object,
     SampledBody,
     Stop,
+    text_or_objects,
 )
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.refusals import shortened
@@ -69,17 +70,6 @@ NAMES = {
 }
 
 
-def _check_input(value: object) -> object:
-    """Check that the input is text or a list of objects. A union's error would speak of each of its members."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError("input is text or a list of items, which are objects")
-    if len(value) > MOST_MESSAGES:
-        raise ValueError(f"there are {len(value)} items; at most {MOST_MESSAGES} are taken")
-    return value
-
-
 def _check_metadata(value: object) -> object:
     if value is None:
         return None
@@ -95,7 +85,7 @@ def _check_metadata(value: object) -> object:
 
 Input = Annotated[
     Any,
-    BeforeValidator(_check_input),
+    BeforeValidator(text_or_objects("input", "items", MOST_MESSAGES)),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
 ]
 _ENTRIES = {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MOST_METADATA}

@@ -292,7 +292,8 @@ def test_health_tells_when_requests_run_and_no_step_ends(own_engine: tuple[Path,
                 reason = await until(each, 503)
                 assert reason == "requests run, and no step ended for 2.5 s", "whichever API server is asked"
             assert not running.done()
-            assert not (await operator.figures(api, 0.0, 0.0))["healthy"]
+            while (await operator.figures(api, 0.0, 0.0))["healthy"]:  # a busy machine may deliver a step's end late
+                await asyncio.sleep(0.02)
             os.kill(pid, signal.SIGCONT)
             assert await until(api, 200) is None, "and it recovers"
             running.cancel()

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.serving.conftest import MODEL, Server, StartServer, start_engine, stop_engine
+from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
 
 SCHEMATHESIS = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -28,24 +29,36 @@ def small(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -
         stop_engine(process)
 
 
+ORDERS = "^/(pause|resume|sleep|wake_up|reload_weights)$"  # after which others may wait
+
+
 def test_nothing_that_is_sent_breaks_the_server(small: Server, tmp_path: Path) -> None:
-    before = small.client.completions.create(model=MODEL, prompt="x =", max_tokens=8, temperature=0).choices[0].text
-    command = [*SCHEMATHESIS, "--no-color", "run", f"{small.url}/openapi.json", "--checks", CHECKS]
-    command += ["--max-time", "10", "--phases", "coverage,fuzzing", "--seed", "1"]
-    command += [
-        "--generation-database",
-        "none",
-        "--no-shrink",
-        "--request-timeout",
-        "120",
-        "--warnings",
-        "off",
-        "--suppress-health-check",
-        "all",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    before = answer(small)
+    ask(small, tmp_path, 10, "--exclude-path-regex", ORDERS)
+    assert small.wait_idle()
+    assert answer(small) == before
+
+
+def test_no_order_breaks_the_server(small: Server, tmp_path: Path) -> None:
+    before = answer(small)
+    ask(small, tmp_path, 4, "--include-path-regex", ORDERS)
+    for order in ("wake_up", "resume"):
+        # 409: awake already
+        assert httpx.post(f"{small.url}/{order}", timeout=PATIENCE).status_code in (200, 409)
+    assert small.wait_idle()
+    assert answer(small) == before
+
+
+def answer(server: Server) -> str:
+    return server.client.completions.create(model=MODEL, prompt="x =", max_tokens=8, temperature=0).choices[0].text
+
+
+def ask(server: Server, folder: Path, seconds: int, *paths: str) -> None:
+    """Let schemathesis ask for so long. No check of its own may fail."""
+    command = [*SCHEMATHESIS, "--no-color", "run", f"{server.url}/openapi.json", "--checks", CHECKS, *paths]
+    command += ["--max-time", str(seconds), "--phases", "coverage,fuzzing", "--seed", "1", "--no-shrink"]
+    command += ["--generation-database", "none", "--request-timeout", "120", "--warnings", "off"]
+    command += ["--suppress-health-check", "all"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " generated, " in done.stdout, "it asked nothing"
-    assert small.wait_idle()
-    after = small.client.completions.create(model=MODEL, prompt="x =", max_tokens=8, temperature=0).choices[0].text
-    assert after == before
