@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -130,33 +130,52 @@ class Segment:
     host: Tensor | None = None
 
 
-class SleepMemory:
-    """The segments of one GPU that come and go."""
+class Segments:
+    """The ranges of addresses that torch's allocator has asked for."""
 
-    def __init__(self, device: torch.device, driver: Driver | None = None) -> None:
-        if torch.version.hip:
-            raise InvalidConfig("enable_sleep_mode needs CUDA's driver; leave it out on AMD.")
-        self.device = device
-        self._driver = driver or Driver(device.index or 0)
-        self._segments: dict[int, Segment] = {}
-        self._pools: dict[Kind, tuple[Any, ...]] = {}
+    # torch's pools give their segments back as they go, when Python may have taken apart what they went with.
+    _in_use: ClassVar[set[Segments]] = set()
 
-    @property
-    def mapped(self) -> int:
-        """The bytes of the device that are in use now."""
-        return sum(segment.size for segment in self._segments.values() if segment.handle is not None)
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.by_address: dict[int, Segment] = {}
+        self._needed_by_pools: list[Any] = []
 
-    @contextmanager
-    def holding(self, kind: Kind) -> Iterator[None]:
-        """Let what is allocated on the device in the body be of this kind."""
-        if kind not in self._pools:
-            self._pools[kind] = self._pool(kind)
-        with torch.cuda.use_mem_pool(self._pools[kind][0], device=self.device):
-            yield
-        torch.cuda.empty_cache()  # what was needed for a while only must not be copied later
+    def allocate(self, kind: Kind, size: int) -> int | None:
+        """Return the address of a new segment, or None if there is too little memory. torch calls it."""
+        granularity = self.driver.granularity
+        size = -(-size // granularity) * granularity
+        try:
+            address = self.driver.reserve(size)
+            try:
+                handle = self.driver.map(address, size)
+            except BaseException:
+                self.driver.free(address, size)
+                raise
+        except MemoryError:
+            return None  # torch makes an OutOfMemoryError of it
+        except RuntimeError as error:
+            logger.error("no memory could be mapped: %s", error)
+            return None
+        self.by_address[address] = Segment(kind, address, size, handle)
+        self._in_use.add(self)
+        return address
 
-    def _pool(self, kind: Kind) -> tuple[Any, ...]:
-        """Return a pool of torch's allocator, and what must live as long as it does."""
+    def release(self, address: int) -> None:
+        """Give a segment back for good. torch calls it."""
+        segment = self.by_address.pop(address)
+        self.unmap(segment)
+        self.driver.free(address, segment.size)
+        if not self.by_address:
+            self._in_use.discard(self)
+
+    def unmap(self, segment: Segment) -> None:
+        if segment.handle is not None:
+            self.driver.unmap(segment.address, segment.size, segment.handle)
+            segment.handle = None
+
+    def pool(self, kind: Kind) -> torch.cuda.MemPool:
+        """Return a pool of torch's allocator whose segments are of this kind."""
         allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(
             lambda size, device, stream: self.allocate(kind, size)
         )
@@ -166,55 +185,57 @@ class SleepMemory:
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (allocate, release)]
         make: Callable[..., Any] = torch._C._cuda_customAllocator
         allocator = make(*addresses)
-        return torch.cuda.MemPool(allocator), allocator, allocate, release
+        self._needed_by_pools += [allocate, release, allocator]
+        return torch.cuda.MemPool(allocator)
 
-    def allocate(self, kind: Kind, size: int) -> int | None:
-        """Return the address of a new segment, or None if there is too little memory. torch calls it."""
-        granularity = self._driver.granularity
-        size = -(-size // granularity) * granularity
-        try:
-            address = self._driver.reserve(size)
-            try:
-                handle = self._driver.map(address, size)
-            except BaseException:
-                self._driver.free(address, size)
-                raise
-        except MemoryError:
-            return None  # torch makes an OutOfMemoryError of it
-        except RuntimeError as error:
-            logger.error("no memory could be mapped: %s", error)
-            return None
-        self._segments[address] = Segment(kind, address, size, handle)
-        return address
 
-    def release(self, address: int) -> None:
-        """Give a segment back for good. torch calls it."""
-        segment = self._segments.pop(address)
-        self._unmap(segment)
-        self._driver.free(address, segment.size)
+class SleepMemory:
+    """The segments of one GPU that come and go."""
+
+    def __init__(self, device: torch.device, driver: Driver | None = None) -> None:
+        if torch.version.hip:
+            raise InvalidConfig("enable_sleep_mode needs CUDA's driver; leave it out on AMD.")
+        self.device = device
+        self._driver = driver or Driver(device.index or 0)
+        self.segments = Segments(self._driver)
+        self._pools: dict[Kind, torch.cuda.MemPool] = {}
+
+    @property
+    def mapped(self) -> int:
+        """The bytes of the device that are in use now."""
+        return sum(segment.size for segment in self._all() if segment.handle is not None)
+
+    @contextmanager
+    def holding(self, kind: Kind) -> Iterator[None]:
+        """Let what is allocated on the device in the body be of this kind."""
+        if kind not in self._pools:
+            self._pools[kind] = self.segments.pool(kind)
+        with torch.cuda.use_mem_pool(self._pools[kind], device=self.device):
+            yield
+        torch.cuda.empty_cache()  # what was needed for a while only must not be copied later
 
     def sleep(self) -> None:
         """Give the device's memory back. Nothing may run on it. Raise InvalidConfig, and give back nothing, if the host
         has no room for the weights."""
-        for segment in self._segments.values():
+        for segment in self._all():
             if segment.handle is not None and segment.kind == "weights":
                 if segment.host is None:
                     segment.host = _host_memory(segment.size)
                 self._driver.save(segment.host, segment.address)
-        for segment in self._segments.values():
-            self._unmap(segment)
+        for segment in self._all():
+            self.segments.unmap(segment)
 
     def wake(self, kinds: Iterable[Kind] = KINDS) -> None:
         """Bring memory of these kinds back. Raise InvalidConfig, and bring back nothing, if others have taken it."""
         brought, wanted = list[Segment](), set(kinds)
-        asleep = [one for one in self._segments.values() if one.handle is None and one.kind in wanted]
+        asleep = [one for one in self._all() if one.handle is None and one.kind in wanted]
         try:
             for segment in asleep:
                 segment.handle = self._driver.map(segment.address, segment.size)
                 brought.append(segment)
         except MemoryError as error:
             for segment in brought:
-                self._unmap(segment)
+                self.segments.unmap(segment)
             raise InvalidConfig(
                 f"{self.device} has too little free memory to wake up ({sum(s.size for s in asleep) >> 20:,} MiB are "
                 "needed); end what else runs there."
@@ -225,10 +246,8 @@ class SleepMemory:
             else:
                 self._driver.bring(segment.host, segment.address)
 
-    def _unmap(self, segment: Segment) -> None:
-        if segment.handle is not None:
-            self._driver.unmap(segment.address, segment.size, segment.handle)
-            segment.handle = None
+    def _all(self) -> Iterable[Segment]:
+        return self.segments.by_address.values()
 
 
 def _host_memory(size: int) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 
 import pytest
 import torch
@@ -66,7 +68,7 @@ def bytes_at(address: int, count: int) -> bytes:
 def test_weights_come_back_and_the_cache_as_zeros() -> None:
     driver = Host()
     memory = SleepMemory(torch.device("cuda", 0), driver)
-    weights, cache = memory.allocate("weights", 5000), memory.allocate("kv_cache", 3)
+    weights, cache = memory.segments.allocate("weights", 5000), memory.segments.allocate("kv_cache", 3)
     assert weights is not None
     assert cache is not None
     assert memory.mapped == 3 * 4096
@@ -87,9 +89,9 @@ def test_weights_come_back_and_the_cache_as_zeros() -> None:
 def test_where_others_have_taken_the_memory_nothing_is_brought_back() -> None:
     driver = Host()
     memory = SleepMemory(torch.device("cuda", 0), driver)
-    addresses = [memory.allocate("weights", 4096 * 3) for _ in range(3)]
+    addresses = [memory.segments.allocate("weights", 4096 * 3) for _ in range(3)]
     assert None not in addresses
-    assert memory.allocate("kv_cache", 4096 * 2) is None  # torch makes an OutOfMemoryError of it
+    assert memory.segments.allocate("kv_cache", 4096 * 2) is None  # torch makes an OutOfMemoryError of it
     assert len(driver.reserved) == 3
     memory.sleep()
     driver.taken = 4096 * 4
@@ -104,12 +106,12 @@ def test_where_others_have_taken_the_memory_nothing_is_brought_back() -> None:
 def test_a_segment_may_be_given_back_awake_or_asleep() -> None:
     driver = Host()
     memory = SleepMemory(torch.device("cuda", 0), driver)
-    first, second = memory.allocate("weights", 10), memory.allocate("weights", 10)
+    first, second = memory.segments.allocate("weights", 10), memory.segments.allocate("weights", 10)
     assert first is not None
     assert second is not None
-    memory.release(first)
+    memory.segments.release(first)
     memory.sleep()
-    memory.release(second)
+    memory.segments.release(second)
     memory.wake()
     assert not driver.mapped
     assert not driver.reserved
@@ -126,3 +128,23 @@ def test_pages_of_a_tensor_are_forgotten_but_not_its_neighbours() -> None:
     whole = [page for page in inside if page >= 5000 and page + 4096 <= 900_000]
     assert whole
     assert not any(x[page : page + 4096].any() for page in whole)
+
+
+def test_segments_are_given_back_after_all_that_went_with_them() -> None:
+    """A pool of torch's lives on for a moment when the memory's owner was garbage, and so was the rest of its cycle."""
+    driver = Host()
+    memory = SleepMemory(torch.device("cuda", 0), driver)
+    segments = weakref.ref(memory.segments)
+    address = memory.segments.allocate("weights", 10)
+    assert address is not None
+    memory.cycle = memory  # type: ignore[attr-defined]
+    del memory
+    gc.collect()
+    left = segments()
+    assert left is not None
+    left.release(address)
+    assert not driver.mapped
+    assert not driver.reserved
+    del left
+    gc.collect()
+    assert segments() is None
