@@ -29,7 +29,7 @@ import uvloop
 
 from ridgeline.bench.serving.client import Address, Client
 from ridgeline.core.request import SamplingParams
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
@@ -127,7 +127,7 @@ async def bare_api_server() -> AsyncIterator[ApiServer]:
         assert engine.stdin is not None
         engine.stdin.write(json.dumps({"socket": str(path), "options": {}, "served_name": "x"}).encode() + b"\n")
         engine.stdin.flush()
-        api = ApiServer.build(ServeConfig(), EMBEDDED_MODEL, ("x",), [str(path)], "bench")
+        api = ApiServer.build(ServeConfig(), NamedModel(str(EMBEDDED_MODEL), ("x",), (str(path),)), "bench")
         listening = asyncio.create_task(api.client.run())
         await api.client.wait_until_up()
         try:

@@ -38,7 +38,7 @@ def migrate(
     port = variables.pop("", None)
     _complete(found, port)
     started = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    model = [] if found.model is None else [found.model]
+    model = found.models
     print(" ".join([*started, shlex.join(["ridgeline", "serve", *model, *found.words])]))
     lines += found.lines
     lines += [

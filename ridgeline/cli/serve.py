@@ -21,7 +21,7 @@ from ridgeline.cli.options import ENGINE_HELP, option
 from ridgeline.cli.translate import items, translate
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.core.together import SIZES
 from ridgeline.core.vllm_flags import FLAGS, State, Takes, of_keywords
 
@@ -70,6 +70,7 @@ SERVE_HELP = {
     "tool_call_parser": "Form of the model's tool calls: auto (by its chat template), none, or a name such as hermes.",
     "reasoning_parser": "Form of the model's reasoning: auto (by its chat template), none, or a name such as qwen3.",
     "otlp_endpoint": "Address that traces go to (OpenTelemetry over gRPC).",
+    "model_turn": "Seconds that one of several models may work while requests for another wait.",
     "model_repository": "Folder of models described by config.pbtxt, as Triton's, in place of MODEL.",
     "batch_dir": "Folder of files and batches (/v1/files, /v1/batches), which are off without it.",
     "batch_in_flight": "Requests of batches that run at once, behind all others (0: 64, on a CPU 4).",
@@ -90,6 +91,7 @@ ENVIRONMENT = {
 ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {
     *("skip_tokenizer_init", "data_parallel_size", "generation_config", "override_generation_config")
 }
+ONE_MODEL = ("served_model_name", "tokenizer", "chat_template", "model_repository", "batch_dir", "grpc_port")
 LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
 
 
@@ -107,9 +109,8 @@ class ServeCommand(TyperCommand):
         if found.refused:
             told = found.refused[0]
             raise InvalidConfig(f"{told.flag} is {told.text}")
-        model = [] if found.model is None else [found.model]
         unknown = [word for words in found.unknown for word in words]
-        return super().parse_args(ctx, [*model, *found.words, *unknown])
+        return super().parse_args(ctx, [*found.models, *found.words, *unknown])
 
 
 def own_flags() -> dict[str, Takes]:
@@ -145,8 +146,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @with_options
 def serve(
-    model: str = typer.Argument(
-        None, help="Model folder or Hugging Face hub id; the embedded model when none is given."
+    model: list[str] = typer.Argument(
+        None,
+        help="Model folder or Hugging Face hub id; the embedded model when none is given. Several, each as it is or as "
+        "NAME=MODEL, share the devices in turn.",
     ),
     config: Path = typer.Option(None, help="YAML file with the same settings; options given here win over it."),
     *,
@@ -154,7 +157,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API, until SIGTERM or Ctrl+C."""
     settings = read_file(config) if config is not None else {}
-    settings |= given if model is None else {**given, "model": model}
+    settings |= {**given, "model": model} if model else given
     supervisor = prepare(settings, source=str(config))
     raise typer.Exit(supervisor.run())
 
@@ -168,7 +171,8 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     names: tuple[str, ...] = ()
     if settings.get("model_repository") is not None:
         settings, names = from_repository(settings)
-    engine, own = of_engine_and_server(settings)
+    wanted = models_of(settings)
+    engine, own = of_engine_and_server({**settings, "model": wanted[0] if len(wanted) == 1 else None})
     resolved = LLMConfig(**engine)  # complains about settings that no engine could use
     try:
         serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
@@ -179,16 +183,44 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     from ridgeline.serving.processes.logs import set_up_logging
     from ridgeline.serving.processes.supervisor import Supervisor
     from ridgeline.text.parsers.choose import choose
-    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model, resolve_tokenizer
+    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_tokenizer
 
     choose(serve_config.tool_call_parser, serve_config.reasoning_parser, [], ())  # complains about unknown names
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
-    model = str(engine.get("model") or EMBEDDED_MODEL)
-    folder = resolve_model(model, resolved.revision, resolved.download_dir)
+    models = [named_model(each, resolved) for each in wanted or [str(EMBEDDED_MODEL)]]
+    if len(models) == 1:
+        models = [replace(models[0], names=names or serve_config.served_model_name or models[0].names)]
+    known = [name for each in models for name in each.names]
+    if len(wanted) > 1 and (twice := [name for name in known if known.count(name) > 1]):
+        raise InvalidConfig(f"two models have the name {twice[0]!r}; give each its own, as in NAME=MODEL.")
     if resolved.tokenizer is not None:  # all processes read the folder that was found once
-        serve_config = replace(serve_config, engine=engine | {"tokenizer": str(resolve_tokenizer(folder, resolved))})
-    names = names or serve_config.served_model_name or (folder.resolve().name if Path(model).exists() else model,)
-    return Supervisor(serve_config, folder, names)
+        tokenizer = resolve_tokenizer(Path(models[0].folder), resolved)
+        serve_config = replace(serve_config, engine=engine | {"tokenizer": str(tokenizer)})
+    return Supervisor(serve_config, models)
+
+
+def models_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return the models that are wanted. Raise InvalidConfig for several with a setting that only one can have."""
+    given = settings.get("model")
+    wanted = [str(each) for each in ([given] if isinstance(given, (str, Path)) else given or [])]
+    if len(wanted) > 1:
+        for name in ONE_MODEL:
+            if settings.get(name):
+                raise InvalidConfig(
+                    f"{name} cannot be had with several models; start a server for each, or leave it out."
+                )
+    return wanted
+
+
+def named_model(text: str, settings: LLMConfig) -> NamedModel:
+    """Return a model that is given as itself or as NAME=MODEL."""
+    from ridgeline.weights.folder import resolve_model
+
+    name, equals, model = ("", "", text) if Path(text).exists() else text.rpartition("=")
+    if equals and not (name and model):
+        raise InvalidConfig(f"{text!r} is no model; give a folder, a hub id, or NAME=MODEL.")
+    folder = resolve_model(model, settings.revision, settings.download_dir)
+    return NamedModel(str(folder), (name or (folder.resolve().name if Path(model).exists() else model),))
 
 
 def from_repository(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

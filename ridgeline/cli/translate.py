@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.vllm_flags import ALIASES, FLAGS, VALUES, Flag, State, Takes
 
 MODEL = "model"  # an argument of ours, and a flag of vLLM's
@@ -27,12 +26,13 @@ class Line(NamedTuple):
 class Translation:
     """The words of our command, and a line for everything that differs from what was given.
 
+    models: what is served, each once.
     unknown: flags that are nobody's, with their values.
     """
 
     words: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
-    model: str | None = None
+    models: list[str] = field(default_factory=list)
     unknown: list[list[str]] = field(default_factory=list)
 
     @property
@@ -50,18 +50,15 @@ class _Given(NamedTuple):
 
 
 def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
-    """Return vLLM's words (or ours) as ours. `own` holds our flags by name, with dashes.
-
-    Raise InvalidConfig if two models are named.
-    """
+    """Return vLLM's words (or ours) as ours. `own` holds our flags by name, with dashes."""
     found, objects = Translation(), dict[str, dict[str, Any]]()
     lists: list[tuple[str, list[str]]] = []
     for given in _read(words, own):
         name, values = given.name, given.values
         if not name:
-            _name_model(found, given.spelled)
+            found.models.append(given.spelled)
         elif name == MODEL:
-            _name_model(found, *values)
+            found.models += values
             found.lines.append(Line(given.spelled, None, "the model is an argument without a flag."))
         elif "." in name:
             head, *keys = name.split(".")
@@ -83,11 +80,11 @@ def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
         else:
             found.unknown.append([f"--{name}", text])
     several = [(name, values) for name, values in lists if len(values) > 1]
-    if found.model is None and several and not any(word == "--config" for word in found.words):
+    if not found.models and several and not any(word == "--config" for word in found.words):
         name, values = several[-1]
-        found.model = values.pop()
+        found.models = [values.pop()]
         found.lines.append(
-            Line(f"--{name}", None, f"{found.model!r}, its last word, is the model: none is named else.")
+            Line(f"--{name}", None, f"{found.models[0]!r}, its last word, is the model: none is named else.")
         )
     for name, values in lists:
         found.words += [word for value in values for word in (f"--{name}", value)]
@@ -104,13 +101,6 @@ def items(text: str) -> list[str]:
         if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
             return listed
     return [text]
-
-
-def _name_model(found: Translation, *named: str) -> None:
-    for model in named:
-        if found.model is not None:
-            raise InvalidConfig(f"two models are named, {found.model!r} and {model!r}; name one.")
-        found.model = model
 
 
 def _read(words: list[str], own: Mapping[str, Takes]) -> Iterator[_Given]:

@@ -11,6 +11,20 @@ from ridgeline.core.errors import InvalidConfig
 TEMPLATE_FIELDS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 
 
+@dataclass(frozen=True)
+class NamedModel:
+    """A model of a server.
+
+    folder: its folder.
+    names: what clients may call it. Answers carry the first name.
+    sockets: the paths of its engines' sockets, which the running server chooses.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    sockets: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """The settings of the server. Where a setting means the same as one of vLLM's, it has the same name.
@@ -57,6 +71,7 @@ class ServeConfig:
     batch_in_flight: how many requests of batches run at once, behind all others (0: 64 on a GPU and 4 on a CPU, where
         each makes a step longer).
     batch_file_bytes, batch_dir_bytes: bounds on a file, and on all files together.
+    model_turn: the seconds that one of several models, which have the devices in turn, may work while another waits.
     model_repository: a folder with models described by config.pbtxt, as Triton's, in place of a model.
     log_json: write logs as JSON.
     access_log: write a line for each request.
@@ -109,6 +124,7 @@ class ServeConfig:
     batch_in_flight: int = 0
     batch_file_bytes: int = 200 << 20
     batch_dir_bytes: int = 64 << 30
+    model_turn: float = 10.0
     model_repository: str | None = None
     log_level: str = "info"
     log_json: bool = False
@@ -134,10 +150,17 @@ class ServeConfig:
         for name in ("shutdown_timeout", "request_timeout", *queue, "max_stored_responses"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
-        for name in ("step_timeout", "grammar_timeout"):
+        for name in ("step_timeout", "grammar_timeout", "model_turn"):
             if getattr(self, name) <= 0:
                 raise InvalidConfig(f"{name} must be above 0, got {getattr(self, name)!r}.")
-        for name in ("shutdown_timeout", "request_timeout", "queue_timeout", "step_timeout", "grammar_timeout"):
+        for name in (
+            *queue[:1],
+            "shutdown_timeout",
+            "request_timeout",
+            "step_timeout",
+            "grammar_timeout",
+            "model_turn",
+        ):
             if not isfinite(getattr(self, name)):
                 raise InvalidConfig(f"{name} must be a number of seconds, got {getattr(self, name)!r}.")
         for name in ("api_key", "admin_key", "served_model_name"):

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient
@@ -34,7 +34,8 @@ from ridgeline.weights.modules import read_prompts
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
     model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
-    `served` the models that KServe's clients see."""
+    `served` the models that KServe's clients see. `beside` are the API servers of all models of this process, this one
+    among them; they have the devices in turn."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -50,19 +51,30 @@ class ApiServer:
     forms: Forms = field(default_factory=Forms)
     kept: Kept = field(default_factory=Kept)
     served: Mapping[str, ServedModel] = field(default_factory=dict)
+    beside: tuple[ApiServer, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.beside = (self,)
 
     @classmethod
-    def build(
-        cls, config: ServeConfig, folder: Path, names: tuple[str, ...], paths: Sequence[str], name: str, place: int = 1
-    ) -> ApiServer:
-        """Return an API server for the engines whose sockets have these paths. `name` is unlike any other API server's,
-        and `place` is its number among them.
+    def build_all(cls, config: ServeConfig, models: Sequence[NamedModel], name: str, place: int) -> list[ApiServer]:
+        """Return one API server for each model, as `build`. They keep their answers together."""
+        built = [cls.build(config, model, name, place) for model in models]
+        for api in built:
+            api.beside, api.kept, api.watchdog = tuple(built), built[0].kept, built[0].watchdog
+        return built
+
+    @classmethod
+    def build(cls, config: ServeConfig, model: NamedModel, name: str, place: int = 1) -> ApiServer:
+        """Return an API server for a model and its engines. `name` is unlike any other API server's, and `place` is its
+        number among them.
 
         Raise RidgelineError if the model's texts cannot be used.
         """
+        folder, names = Path(model.folder), model.names
         texts = Path(str(config.engine.get("tokenizer") or folder))
         tokenizer = Tokenizer.from_folder(texts)
-        engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in paths]
+        engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in model.sockets]
         client = Replicas(engines, step_timeout=config.step_timeout)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
@@ -84,7 +96,7 @@ class ApiServer:
             grammar_checks=GrammarChecks(config.grammar_timeout, tokenizer.added, tokenizer.vocab_size),
             defaults=defaults,
             forms=forms,
-            kept=Kept(place, share, Path(paths[0]).parent, config.max_stored_responses),
+            kept=Kept(place, share, Path(model.sockets[0]).parent, config.max_stored_responses),
             served=served_models(config.model_repository, names),
         )
 

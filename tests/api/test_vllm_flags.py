@@ -27,7 +27,7 @@ def words(line: str) -> list[str]:
     found = translate(shlex.split(line), OWN)
     assert not found.unknown
     assert not found.refused, found.refused
-    return [*([found.model] if found.model else []), *found.words]
+    return [*found.models, *found.words]
 
 
 # ---- the tables -------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_nothing_is_taken_in_silence() -> None:
     for name, flag in FLAGS.items():
         given = {"switch": [], "value": ["1.5"], "list": ["x", "y"]}[flag.takes]
         found = translate(["m", f"--{name}", *given], OWN)
-        assert found.model == "m"
+        assert found.models == ["m"]
         [line] = found.lines
         assert line.flag == " ".join([f"--{name}", *given])
         assert line.state is flag.state
@@ -106,9 +106,8 @@ def test_nothing_is_taken_in_silence() -> None:
         assert bool(found.words) is (flag.state is State.RENAMED)
 
 
-def test_two_models_are_a_mistake_and_unknown_flags_stay() -> None:
-    with pytest.raises(InvalidConfig, match="'a' and 'b'"):
-        translate(["a", "--model", "b"], OWN)
+def test_several_models_are_named_in_either_way_and_unknown_flags_stay() -> None:
+    assert translate(["a", "--model", "b", "--port", "1", "c=d", "--model=e"], OWN).models == ["a", "b", "c=d", "e"]
     assert translate(["a", "--frob", "3"], OWN).unknown == [["--frob", "3"]]
 
 

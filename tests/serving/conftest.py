@@ -24,7 +24,7 @@ import openai
 import pytest
 import uvicorn
 
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.app import create_app
@@ -76,9 +76,7 @@ async def open_api_server(socket: Path, config: ServeConfig | None = None) -> As
     running.cancel()
     api = ApiServer.build(
         config or ServeConfig(generation_config="none"),
-        Path(facts.folder),
-        (MODEL,),
-        [str(socket)],
+        NamedModel(facts.folder, (MODEL,), (str(socket),)),
         name=f"test-face-{next(_names)}",
     )
     running = asyncio.create_task(api.client.run())
@@ -154,7 +152,8 @@ def start_server(engine_socket: Path) -> StartServer:
         config = ServeConfig(**{"generation_config": "none", **settings})  # type: ignore[arg-type]
 
         async def main() -> None:
-            api = ApiServer.build(config, folder, (MODEL, "alias"), [str(engine)], f"http-face-{next(_names)}")
+            model = NamedModel(str(folder), (MODEL, "alias"), (str(engine),))
+            api = ApiServer.build(config, model, f"http-face-{next(_names)}")
             listening = asyncio.create_task(api.client.run())
             await api.client.wait_until_up()
             servers.append(Server(api, f"http://127.0.0.1:{listener.getsockname()[1]}", asyncio.get_running_loop()))

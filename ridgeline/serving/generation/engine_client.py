@@ -125,7 +125,7 @@ class EngineClient:
     @property
     def busy(self) -> bool:
         """True if requests run or wait: this API server's or, by the newest figures, another's."""
-        return self.num_open > 0 or (self.stats is not None and self.stats.running + self.stats.waiting > 0)
+        return self.num_open > 0 or self._others > 0
 
     @property
     def asleep(self) -> int:

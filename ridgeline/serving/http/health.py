@@ -13,12 +13,20 @@ RETRY_AFTER = "5"  # seconds
 def router(api: ApiServer) -> APIRouter:
     """Return the routes /health/live (the process answers), /health/ready (requests may come) and /health (the engine
     is there and works; a paused one does, and is not ready). Of several engines one is enough, and the answer names
-    those that do not work. /ping is /health by the name that SageMaker asks for, and /load says how many requests are
-    open here."""
+    those that do not work. Of several models one is enough too, and it may sleep, because requests wake it up. /ping is
+    /health by the name that SageMaker asks for, and /load says how many requests are open here."""
     routes = APIRouter(tags=["health"])
 
     def down() -> list[str]:
+        if len(api.beside) > 1:
+            return [f"{each.names[0]}: {each.illness}" for each in api.beside if each.illness is not None]
         return api.client.illnesses() if len(api.client.engines) > 1 else []
+
+    def illness() -> str | None:
+        ill = [f"{each.names[0]}: {each.illness}" for each in api.beside if each.illness is not None]
+        if len(api.beside) == 1:
+            return api.illness
+        return "; ".join(ill) if len(ill) == len(api.beside) else None
 
     @routes.get("/health/live")
     async def live() -> JSONResponse:
@@ -31,13 +39,13 @@ def router(api: ApiServer) -> APIRouter:
         paused = "the engine is paused; POST /resume lets it go on" if api.client.paused else None
         if api.client.asleep:
             paused = "the engine is asleep; POST /wake_up wakes it up"
-        return _answer(api.illness or paused, down())
+        return _answer(illness() or (paused if len(api.beside) == 1 else None), down())
 
     @routes.get("/health")
     @routes.get("/ping")
     @routes.post("/ping")
     async def health() -> JSONResponse:
-        return _answer(api.illness, down(), paused=api.client.paused)
+        return _answer(illness(), down(), paused=all(each.client.paused for each in api.beside))
 
     @routes.get("/load")
     async def load() -> JSONResponse:

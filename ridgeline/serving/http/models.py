@@ -16,7 +16,7 @@ from ridgeline.version import __version__
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
-    def card(name: str) -> dict[str, Any]:
+    def card(api: ApiServer, name: str) -> dict[str, Any]:
         facts = api.service.facts()
         return {
             "id": name,
@@ -28,15 +28,16 @@ def router(api: ApiServer) -> APIRouter:
             "max_model_len": facts.max_model_len,
         }
 
-    @routes.get("/v1/models", summary="The model, under each of its names", responses=answers(ModelList))
+    @routes.get("/v1/models", summary="The models, under each of their names", responses=answers(ModelList))
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(name) for name in api.names]}
+        return {"object": "list", "data": [card(each, name) for each in api.beside for name in each.names]}
 
     @routes.get("/v1/models/{name:path}", summary="One of them", responses=answers(Model, 404))
     async def retrieve_model(name: str) -> dict[str, Any]:
-        if name not in api.names:
-            raise ModelNotFound(f"the model {name[:80]!r} does not exist.", param="model")
-        return card(name)
+        for each in api.beside:
+            if name in each.names:
+                return card(each, name)
+        raise ModelNotFound(f"the model {name[:80]!r} does not exist.", param="model")
 
     @routes.get("/version", summary="The server's version", responses=answers(Version))
     async def version() -> dict[str, str]:

@@ -6,6 +6,7 @@ routes are behind keys where keys are set (http/middleware.py).
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -97,8 +98,13 @@ def router(api: ApiServer) -> APIRouter:
 
 async def page_of_metrics(api: ApiServer) -> bytes:
     """Return the text of /metrics, with the figures of now or, if the engine does not answer, the last ones known."""
-    told = await api.client.ask_each()
-    return metrics.render(*(snapshot(api, stats, index) for index, stats in enumerate(told)))
+    told = await asyncio.gather(*(each.client.ask_each() for each in api.beside))
+    pages = [
+        snapshot(each, stats, index)
+        for each, figures in zip(api.beside, told, strict=True)
+        for index, stats in enumerate(figures)
+    ]
+    return metrics.render(*pages)
 
 
 def info(api: ApiServer) -> dict[str, Any]:

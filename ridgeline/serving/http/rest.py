@@ -34,6 +34,10 @@ def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["operator"])
 
     async def order(message: Order, timeout: float = TIMEOUT) -> Standing:
+        if len(api.beside) > 1 and not isinstance(message, Reload):
+            raise NotObeyed(
+                "the models of this server take turns, by which they sleep and wake; stop the server instead."
+            )
         standing = await api.client.order(message, timeout)
         if standing.error:
             raise NotObeyed(standing.error)

@@ -14,9 +14,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,13 +24,16 @@ import uvloop
 from starlette.types import ASGIApp
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
+from ridgeline.serving.generation.turns import Turns
+from ridgeline.serving.http.by_model import by_model
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
 from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.serving.processes.turn import Turn, waits
 
 logger = logging.getLogger("ridgeline.serving.api_server")
 
@@ -45,17 +47,17 @@ LOOK = 0.05  # seconds between looks at the requests that still run
 class ApiServerSettings(msgspec.Struct, kw_only=True):
     """The settings of an API server.
 
-    `name` is unlike any other API server's, including earlier lives of this one, and `place` is its number. `sockets`
-    are the paths of the engines' sockets, `listener` the file descriptor of the listening socket, and `grpc_address` is
-    "host:port". `app` is the "module:function" that makes the app of an API server.
+    `name` is unlike any other API server's, including earlier lives of this one, and `place` is its number. `turns` are
+    the paths of the files that engines lock while they have the devices, where there are several models. `listener` is
+    the file descriptor of the listening socket, and `grpc_address` is "host:port". `app` is the "module:function" that
+    makes the app of an API server.
     """
 
     name: str
     place: int = 1
     config: ServeConfig
-    folder: str
-    names: tuple[str, ...]
-    sockets: tuple[str, ...]
+    models: tuple[NamedModel, ...]
+    turns: tuple[str, ...] = ()
     listener: int
     grpc_address: str | None = None
     app: str = APP
@@ -74,52 +76,76 @@ async def serve(settings: ApiServerSettings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
-    api = ApiServer.build(
-        config, Path(settings.folder), settings.names, settings.sockets, settings.name, settings.place
-    )
-    server = Server(_uvicorn_config(wrap(_create_app(settings.app)(api), api), config))
-    async with api.kept.listening():
-        await _serve(api, server, settings, stop)
+    apis = ApiServer.build_all(config, settings.models, settings.name, settings.place)
+    server = Server(_uvicorn_config(wrap(by_model(_create_app(settings.app), apis), apis[0]), config))
+    async with apis[0].kept.listening():
+        await _serve(apis, server, settings, stop)
 
 
-async def _serve(api: ApiServer, server: Server, settings: ApiServerSettings, stop: asyncio.Event) -> None:
-    listener = socket.socket(fileno=settings.listener)
+async def _serve(apis: Sequence[ApiServer], server: Server, settings: ApiServerSettings, stop: asyncio.Event) -> None:
+    listener, api = socket.socket(fileno=settings.listener), apis[0]
     api.watchdog.start(asyncio.get_running_loop())
-    engine = asyncio.create_task(api.client.run())
-    api.chat_template.warm()
+    engines = asyncio.create_task(_together([*(each.client.run() for each in apis), *_turns(apis, settings)]))
+    for each in apis:
+        each.chat_template.warm()
     # a client that waited for an API server that died finds an engine behind its successor
     with suppress(TimeoutError):
         await asyncio.wait_for(api.client.wait_until_up(), GREETING)
     serving = asyncio.create_task(server.serve([listener]))
     grpc_server = await _start_grpc(api, settings.grpc_address)
-    ready = asyncio.create_task(_announce(api, server))
+    ready = asyncio.create_task(_announce(apis, server))
     stopping = asyncio.create_task(stop.wait())
 
-    await asyncio.wait({engine, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({engines, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
-    for task in (engine, serving):
+    for task in (engines, serving):
         if task.done():
             task.result()
-    await drain(api, api.config.shutdown_timeout)
+    await drain(apis, api.config.shutdown_timeout)
     server.should_exit = True
     if grpc_server is not None:
         await grpc_server.stop(FLUSH)
     await serving
 
 
-async def drain(api: ApiServer, timeout: float) -> None:
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*works)
+
+
+def _turns(apis: Sequence[ApiServer], settings: ApiServerSettings) -> list[Coroutine[Any, Any, None]]:
+    """Return what lets several models have their turns, which is the first API server's work."""
+    if not settings.turns or settings.place > 1:
+        return []
+    locks = [Turn(path) for path in settings.turns]
+    waiting = [[Turn(waits(socket)) for socket in model.sockets] for model in settings.models]
+    turns = Turns(
+        [api.client for api in apis],
+        [api.names[0] for api in apis],
+        settings.config.model_turn,
+        free=lambda: all(lock.free for lock in locks),
+        starts=lambda place: not all(lock.free for lock in waiting[place]),
+    )
+    return [turns.run()]
+
+
+async def drain(apis: Sequence[ApiServer], timeout: float) -> None:
     """Take no more requests, wait until those under way have ended, and after `timeout` seconds end the others."""
-    admission = api.service.admission
-    admission.draining = True
-    logger.info("draining: %d requests run, for at most %g s more", admission.open_requests, timeout)
+
+    def left() -> int:
+        return sum(api.service.admission.open_requests for api in apis)
+
+    for api in apis:
+        api.service.admission.draining = True
+    logger.info("draining: %d requests run, for at most %g s more", left(), timeout)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
-    while admission.open_requests and loop.time() < deadline:
+    while left() and loop.time() < deadline:
         await asyncio.sleep(min(LOOK, max(0.0, deadline - loop.time())))
-    if admission.open_requests:
-        logger.warning("%d requests have not ended in %g s and are cut", admission.open_requests, timeout)
+    if left():
+        logger.warning("%d requests have not ended in %g s and are cut", left(), timeout)
         reason = f"the server shut down, and this request had not ended within {timeout:g} s; send it to another."
-        api.client.end_all(Unavailable(reason, retry_after=5))
+        for api in apis:
+            api.client.end_all(Unavailable(reason, retry_after=5))
 
 
 def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
@@ -155,8 +181,9 @@ async def _start_grpc(api: ApiServer, address: str | None) -> Any:
     return await start(api, address)
 
 
-async def _announce(api: ApiServer, server: uvicorn.Server) -> None:
-    await api.client.wait_until_up()
+async def _announce(apis: Sequence[ApiServer], server: uvicorn.Server) -> None:
+    for api in apis:
+        await api.client.wait_until_up()
     while not server.started:
         await asyncio.sleep(LOOK)
     tell_ready()

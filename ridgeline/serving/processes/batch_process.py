@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.batches.call import call
 from ridgeline.serving.batches.runner import Runner
@@ -45,9 +45,7 @@ class BatchSettings(msgspec.Struct, kw_only=True):
 
     name: str
     config: ServeConfig
-    folder: str
-    names: tuple[str, ...]
-    sockets: tuple[str, ...]
+    model: NamedModel
 
 
 class _Engines:
@@ -72,7 +70,7 @@ async def run(settings: BatchSettings) -> None:
     store = Store(Path(config.batch_dir), config.batch_dir_bytes)
     # nobody waits for these requests, so they have neither time limits nor a share of the queue
     unbounded = replace(config, request_timeout=0, queue_timeout=0, max_queue_requests=0, max_queue_tokens=0)
-    api = ApiServer.build(unbounded, Path(settings.folder), settings.names, settings.sockets, settings.name)
+    api = ApiServer.build(unbounded, settings.model, settings.name)
     api.service.background = True
     app = create_app(api)
     inside = with_operators_own(app, config.middleware)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 from msgspec.structs import replace
 
 from ridgeline.assembly import Assembly, assemble
@@ -27,12 +28,14 @@ from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
 from ridgeline.core.sleep import Kind
+from ridgeline.core.together import SIZES
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.gpus import Gpus
 from ridgeline.serving.observed.recent import RecentRequests
 from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.serving.processes.turn import Turn, waits
 from ridgeline.transport.messages import (
     Ask,
     Cancel,
@@ -70,6 +73,7 @@ IDLE_WAIT = 0.25  # seconds: the longest time for which a signal goes unseen whi
 KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 GRAMMAR_RETRY = 2  # seconds after which to try again, when there was no time to compile
 LOST = 3  # exit code of an engine whose device is lost
+TURN_WAIT = 1.0  # seconds for another model's engine to leave the devices
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
 
 
@@ -77,7 +81,9 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     """The settings of the engine's process.
 
     `socket` is the path to listen on, and `options` are arguments of `LLMConfig`. `life` is as in `EngineFacts`, and
-    `grammar_timeout` is in seconds. `name` is this engine's in the log, where there are several.
+    `grammar_timeout` is in seconds. `name` is this engine's in the log, where there are several. Where the engines of
+    several models share devices, `turn` is the path of the file that they lock, and one that begins `asleep` leaves the
+    devices to the next one as soon as it is there.
     """
 
     socket: str
@@ -86,6 +92,8 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     life: int = 1
     grammar_timeout: float = 5.0
     name: str = ""
+    turn: str | None = None
+    asleep: bool = False
     log_json: bool = False
     log_level: str = "info"
 
@@ -93,7 +101,14 @@ class EngineSettings(msgspec.Struct, kw_only=True):
 class EngineHost:
     """An engine and the API servers it works for."""
 
-    def __init__(self, assembly: Assembly, config: LLMConfig, socket: EngineSocket, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        assembly: Assembly,
+        config: LLMConfig,
+        socket: EngineSocket,
+        settings: EngineSettings,
+        turn: Turn | None = None,
+    ) -> None:
         self._config, self._folder, self._model = config, str(assembly.folder), assembly.model
         self._engine, self._worker, self._socket = assembly.engine, assembly.worker, socket
         self._facts = facts_of(assembly, config, settings.served_name, settings.life)
@@ -115,11 +130,20 @@ class EngineHost:
         self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
         self._pausing: list[tuple[bytes, Pause, bool]] = []  # orders not obeyed yet, and whether the engine was paused
         self._asleep = 0  # the level
+        self._turn = turn or Turn()
         self._told: tuple[Any, ...] = ()  # what the worker last told of itself
         self._engine.on_finish(self._note_end)
 
     def stop(self) -> None:
         self._stopped = True
+
+    def begin_asleep(self) -> None:
+        """Leave the devices to others until somebody wakes this engine up."""
+        self._freeze()
+        try:
+            self._fall_asleep(1)
+        except InvalidConfig:  # weights that cannot be kept are loaded again
+            self._fall_asleep(2)
 
     def run(self) -> None:
         """Run until `stop`. Raise DeviceLost if the device is lost."""
@@ -295,11 +319,14 @@ class EngineHost:
         self._asleep = level
         if level == 2:
             self._engine.shutdown()
+        self._turn.give()
         logger.info("the engine sleeps (level %d), after %.2f s", level, time.monotonic() - began)
 
     def _wake(self, connection: bytes, kinds: list[Kind]) -> None:
         error, began = "", time.monotonic()
         try:
+            if self._asleep and not self._turn.take(TURN_WAIT):
+                raise InvalidConfig("another model has the devices; let it sleep first.")
             if self._asleep == 2:
                 self._assemble(self._folder)
             elif self._asleep:
@@ -307,6 +334,8 @@ class EngineHost:
                 self._asleep = int(self._engine.asleep)
         except Exception as refusal:
             error = self._reason(refusal)
+            if self._asleep:
+                self._turn.give()
         else:
             logger.info("the engine woke up after %.2f s", time.monotonic() - began)
         if not (error or self._asleep):
@@ -334,6 +363,9 @@ class EngineHost:
             if folder:
                 self._assemble(self._folder)
             raise
+        finally:
+            if self._asleep:
+                self._turn.give()
         logger.info("the weights of %s are there", self._folder)
 
     def _assemble(self, folder: str) -> None:
@@ -528,20 +560,30 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
     )
 
 
+def _that_sleep(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an engine that sleeps often. Weights of several ranks, and on AMD, cannot be kept."""
+    kept = not torch.version.hip and all(options.get(name, 1) == 1 for name in SIZES)
+    return {"enable_sleep_mode": True, **options} if kept else options
+
+
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     set_up_logging(as_json=settings.log_json, level=settings.log_level, process=settings.name)
     end_with_parent()
     os.environ.update(KEPT_SHAPES | os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
+    turn = Turn(settings.turn)
     try:
-        config = LLMConfig(**settings.options)
+        config = LLMConfig(**(_that_sleep(settings.options) if settings.turn else settings.options))
+        turn.wait(Turn(waits(settings.socket) if settings.turn else None))
         assembly = assemble(config, interactive=True)
     except RidgelineError as error:
         tell_mistake(error)
     if (target := assembly.engine.config.itl_target) is not None:
         logger.info("steps with prompts take about %.3g ms at most while requests decode (--itl-target)", 1e3 * target)
-    host = EngineHost(assembly, config, EngineSocket(settings.socket), settings)
+    host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn)
+    if settings.asleep:
+        host.begin_asleep()
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()
     try:

@@ -18,8 +18,8 @@ from ridgeline.core.errors import InvalidConfig
 
 PREFIX = "ridgeline-"
 OWNER = "owner"
-SOCKET = "engine"
-OURS = (SOCKET, "kept")  # how the names of all our sockets begin (kept/kept.py)
+SOCKET, TURN = "engine", "turn"
+OURS = (SOCKET, TURN, "kept")  # how the names of all our files begin (kept/kept.py)
 LONGEST_PATH = 80  # of the directory above, in bytes: a Unix socket's path has at most 107
 LEAST_DESCRIPTORS = 128  # an engine opens about sixty, an API server forty and one for each connection
 
@@ -42,6 +42,10 @@ class RuntimeDirectory:
     def socket(self, engine: int) -> Path:
         """Return the path of the socket of the engine with this number."""
         return self.path / f"{SOCKET}-{engine}"
+
+    def turn(self, replica: int) -> Path:
+        """Return the path of the file that the engines of several models lock in turn (turn.py)."""
+        return self.path / f"{TURN}-{replica}"
 
     def remove(self) -> None:
         _empty(self.path)

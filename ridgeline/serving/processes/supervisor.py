@@ -18,15 +18,16 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.lifeline import MISTAKE, MISTAKEN, READY
@@ -62,7 +63,7 @@ class Keeper:
 
     `settings` returns what the process reads from standard input, by the number of its life. The process inherits
     `fds`. `environment` holds its variables. `needless` returns True while others do this process's work: then it is
-    tried again for ever, if it was ever ready.
+    tried again for ever, if it was ever ready. `after` is the keeper of one that must be ready before this one begins.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class Keeper:
         fds: tuple[int, ...] = (),
         environment: Mapping[str, str] = os.environ,
         needless: Callable[[], bool] = lambda: False,
+        after: Keeper | None = None,
     ) -> None:
         self.name, self._module, self._settings, self._fds = name, module, settings, fds
-        self._environment, self._needless = environment, needless
+        self._environment, self._needless, self._after = environment, needless, after
         self.ready = asyncio.Event()  # set once it was ready for the first time
         self._process: subprocess.Popen[bytes] | None = None
         self._began: float | None = None  # since when this life has worked
@@ -91,6 +93,8 @@ class Keeper:
 
         Raise GaveUp after MOST_FAILURES quick failures in a row, or if its first life ends with the user's mistake.
         """
+        if self._after is not None:
+            await _first_of(self._after.ready, self._stopping)
         failures, life = 0, 0
         while not self._stopping.is_set():
             life += 1
@@ -167,16 +171,20 @@ class Keeper:
 class Supervisor:
     """The supervisor of one server.
 
-    `folder` is the model's, `names` are what clients call it, and `app` is as in `ApiServerSettings`. Sockets are bound
-    at once, so InvalidConfig or ModelLoadError is raised before any process starts.
+    `models` are the models, of which several have the devices in turn, and the first begins. `app` is as in
+    `ApiServerSettings`. Sockets are bound at once, so InvalidConfig or ModelLoadError is raised before any process
+    starts.
     """
 
-    def __init__(self, config: ServeConfig, folder: Path, names: tuple[str, ...], *, app: str | None = None) -> None:
-        self._config, self._folder, self._names, self._app = config, folder, names, app
-        self.names = names
+    def __init__(self, config: ServeConfig, models: Sequence[NamedModel], *, app: str | None = None) -> None:
+        self._config, self._models, self._app = config, tuple(models), app
+        self.names = tuple(name for model in models for name in model.names)
         self.quiet = False  # True: nothing is said on standard output
         allow_descriptors()
-        self._defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
+        self._defaults = [
+            GenerationDefaults.of(config.generation_config, Path(model.folder), config.override_generation_config)
+            for model in models
+        ]
         check_certificate(config)
         if config.batch_dir is not None:
             Store(Path(config.batch_dir), config.batch_dir_bytes)  # complains about a folder that cannot be used
@@ -206,14 +214,21 @@ class Supervisor:
             self._kept_open.close()
             raise
         try:
-            paths = [directory.socket(engine) for engine in range(self._config.data_parallel_size)]
-            return asyncio.run(self._run(paths))
+            return asyncio.run(self._run(directory))
         finally:
             self._kept_open.close()
             directory.remove()
 
-    async def _run(self, paths: list[Path]) -> int:
-        engines, api_servers = self._engines(paths), [*self._api_servers(paths), *self._batches(paths)]
+    async def _run(self, directory: RuntimeDirectory) -> int:
+        replicas = range(self._config.data_parallel_size)
+        count = len(replicas)
+        models = [
+            replace(model, sockets=tuple(str(directory.socket(place * count + each)) for each in replicas))
+            for place, model in enumerate(self._models)
+        ]
+        turns = [str(directory.turn(replica)) for replica in replicas] if len(models) > 1 else []
+        engines = self._engines(models, turns)
+        api_servers = [*self._api_servers(models, turns), *self._batches(models[0])]
         everyone = [*engines, *api_servers]
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -255,38 +270,51 @@ class Supervisor:
             engine.stop()
         await asyncio.wait([lives[engine] for engine in engines], timeout=MARGIN)
 
-    def _engines(self, paths: list[Path]) -> list[Keeper]:
-        """Return the keepers of the engines, each of which can do the others' work."""
-        config = self._config
+    def _engines(self, models: Sequence[NamedModel], turns: Sequence[str]) -> list[Keeper]:
+        """Return the keepers of the engines. The replicas of a model can do one another's work. Those of several models
+        load one after the other, the first model's at last, since it begins."""
+        found: list[Keeper] = []
+        for model in (*models[1:], models[0]):
+            found += self._engines_of(model, turns, asleep=model is not models[0], after=found[-len(model.sockets) :])
+        return found
+
+    def _engines_of(
+        self, model: NamedModel, turns: Sequence[str], *, asleep: bool, after: Sequence[Keeper]
+    ) -> list[Keeper]:
+        config, replicas = self._config, len(model.sockets)
         settings = {
-            "options": {**config.engine, "model": str(self._folder)},
-            "served_name": self._names[0],
+            "options": {**config.engine, "model": model.folder},
+            "served_name": model.names[0],
             "grammar_timeout": config.grammar_timeout,
             "log_json": config.log_json,
             "log_level": config.log_level,
         }
         engines: list[Keeper] = []
-        names = ["engine"] if len(paths) == 1 else [f"engine {index}" for index in range(len(paths))]
+        name = f"engine of {model.names[0]}" if turns else "engine"
+        names = [name] if replicas == 1 else [f"{name} {index}" for index in range(replicas)]
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            own = {"socket": str(paths[index]), "name": names[index] if len(names) > 1 else ""}
-            return lambda life: encode({**settings, **own, "life": life})
+            own: dict[str, Any] = {"socket": model.sockets[index]}
+            own |= {"name": names[index]} if replicas > 1 or turns else {}
+            own |= {"turn": turns[index]} if turns else {}
+            return lambda life: encode({**settings, **own, "life": life, "asleep": asleep and life == 1})
 
-        def others_work(index: int) -> Callable[[], bool]:
-            return lambda: any(engine.works for engine in engines if engine is not engines[index])
+        def needless(index: int) -> Callable[[], bool]:
+            """Other models are worth more than an end of the whole server."""
+            return lambda: bool(turns) or any(engine.works for engine in engines if engine is not engines[index])
 
+        module = "ridgeline.serving.processes.engine_process"
         for index, environment in enumerate(self._environments):
-            module = "ridgeline.serving.processes.engine_process"
-            engines.append(Keeper(names[index], module, settings_of(index), (), environment, others_work(index)))
+            before = after[index] if after else None
+            engines.append(Keeper(names[index], module, settings_of(index), (), environment, needless(index), before))
         return engines
 
-    def _api_servers(self, paths: list[Path]) -> list[Keeper]:
+    def _api_servers(self, models: Sequence[NamedModel], turns: Sequence[str]) -> list[Keeper]:
         config, fd = self._config, self._listener.fileno()
         settings = {
             "config": config,
-            "folder": self._folder,
-            "names": self._names,
-            "sockets": [str(path) for path in paths],
+            "models": models,
+            "turns": turns,
             "listener": fd,
             "grpc_address": None if self.grpc_port is None else address(config.host, self.grpc_port),
             **({} if self._app is None else {"app": self._app}),
@@ -306,16 +334,11 @@ class Supervisor:
             for index in range(1, config.api_server_count + 1)
         ]
 
-    def _batches(self, paths: list[Path]) -> list[Keeper]:
+    def _batches(self, model: NamedModel) -> list[Keeper]:
         """Return the keeper of the process that runs batches, if there are any. Without it the others go on."""
         if self._config.batch_dir is None:
             return []
-        settings = {
-            "config": self._config,
-            "folder": self._folder,
-            "names": self._names,
-            "sockets": [str(path) for path in paths],
-        }
+        settings = {"config": self._config, "model": model}
         module = "ridgeline.serving.processes.batch_process"
         return [
             Keeper(
@@ -338,15 +361,26 @@ class Supervisor:
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
         if not self.quiet:
-            print(f"Ready: {', '.join(self._names)} at {urls}", flush=True)
-        if told := str(self._defaults):
-            logger.info("a request that leaves them out gets %s (--generation-config none: plain defaults)", told)
+            print(f"Ready: {', '.join(self.names)} at {urls}", flush=True)
+        for model, defaults in zip(self._models, self._defaults, strict=True):
+            if told := str(defaults):
+                whose = f" of {model.names[0]}" if len(self._models) > 1 else ""
+                logger.info("a request%s that leaves them out gets %s (--generation-config none: plain)", whose, told)
 
 
 def _same_path() -> list[str]:
     """Return the option that keeps the current folder off a child's module path if it is not on ours. Otherwise modules
     there could hide others from the child."""
     return [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> None:

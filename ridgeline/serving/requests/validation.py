@@ -82,7 +82,7 @@ def check_model(api: ApiServer, name: str | None) -> str:
     if name is None:
         return api.names[0]
     if name not in api.names:
-        known = ", ".join(api.names)
+        known = ", ".join(each for one in api.beside for each in one.names)
         raise ModelNotFound(f"the model {shortened(name)} does not exist; this server has: {known}.", param="model")
     return name
 

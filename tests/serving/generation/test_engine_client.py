@@ -18,7 +18,7 @@ import pytest
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import RequestStats, SamplingParams
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
 from ridgeline.serving.generation.service import GenerationRequest, Run
@@ -116,7 +116,9 @@ def ended(number: int) -> Ended:
 async def scripted(folder: Path, **settings: Any) -> AsyncIterator[tuple[ScriptedEngine, ApiServer]]:
     """An engine and an API server that has greeted it. settings: of ServeConfig."""
     engine = ScriptedEngine(folder / "socket")
-    api = ApiServer.build(ServeConfig(**settings), EMBEDDED_MODEL, (MODEL,), [str(folder / "socket")], "face")
+    api = ApiServer.build(
+        ServeConfig(**settings), NamedModel(str(EMBEDDED_MODEL), (MODEL,), (str(folder / "socket"),)), "face"
+    )
     running = asyncio.create_task(api.client.run())
     try:
         await engine.heard(Hello)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.sums import summed
@@ -25,7 +25,7 @@ async def pair(folder: Path) -> AsyncIterator[tuple[list[ScriptedEngine], ApiSer
     """Two engines, and an API server that has greeted both."""
     paths = [folder / "first", folder / "second"]
     engines = [ScriptedEngine(path) for path in paths]
-    api = ApiServer.build(ServeConfig(), EMBEDDED_MODEL, (MODEL,), [str(path) for path in paths], "face")
+    api = ApiServer.build(ServeConfig(), NamedModel(str(EMBEDDED_MODEL), (MODEL,), tuple(map(str, paths))), "face")
     running = asyncio.create_task(api.client.run())
     try:
         for engine, client in zip(engines, api.client.engines, strict=True):

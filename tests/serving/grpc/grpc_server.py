@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
@@ -63,9 +63,8 @@ def serve_grpc(engine_socket: Path, **settings: Any) -> Iterator[GrpcServer]:
         nonlocal stop
         stop = asyncio.Event()
         config = ServeConfig(**{"generation_config": "none", **settings})
-        api = ApiServer.build(
-            config, EMBEDDED_MODEL, (MODEL, "alias"), [str(engine_socket)], f"grpc-face-{next(_names)}"
-        )
+        model = NamedModel(str(EMBEDDED_MODEL), (MODEL, "alias"), (str(engine_socket),))
+        api = ApiServer.build(config, model, f"grpc-face-{next(_names)}")
         listening = asyncio.create_task(api.client.run())
         await api.client.wait_until_up()
         server = await start(api, address)

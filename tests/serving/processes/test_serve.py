@@ -29,6 +29,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.processes import supervisor
+from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE, Server
 
 KEY = {"Authorization": "Bearer secret"}
@@ -117,6 +118,10 @@ def wait_gone(*pids: int, seconds: float = PATIENCE) -> bool:
         ({"override_generation_config": {"top_q": 1}, "port": 0}, "'top_q'"),
         ({"hf_overrides": [1]}, "hf_overrides must be an object"),
         ({"max_logprobs": -2}, "max_logprobs"),
+        ({"model": ["a=", "b"]}, "'a=' is no model"),
+        ({"model": [str(EMBEDDED_MODEL), str(EMBEDDED_MODEL)]}, "two models have the name 'embedded'"),
+        ({"model": ["a", "b"], "grpc_port": 5}, "grpc_port cannot be had with several models"),
+        ({"model_turn": 0}, "model_turn"),
         ({"tokenizer": "/no/such/tokenizer"}, "/no/such/tokenizer"),
         ({"api_server_count": "two"}, "file.yaml: Expected `int`, got `str` for `api_server_count`."),
     ],

@@ -14,7 +14,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.supervisor import Supervisor
@@ -130,9 +130,9 @@ def test_a_wrong_file_is_told_before_anything_starts(
     shutil.copytree(EMBEDDED_MODEL, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(values))
     with pytest.raises(ModelLoadError, match=said):
-        Supervisor(ServeConfig(port=0), tmp_path / "model", ("m",))
+        Supervisor(ServeConfig(port=0), [NamedModel(str(tmp_path / "model"), ("m",))])
 
 
 def test_a_folder_without_such_a_file_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"use auto, none, or such a folder\.$"):
-        Supervisor(ServeConfig(port=0, generation_config=str(tmp_path)), EMBEDDED_MODEL, ("m",))
+        Supervisor(ServeConfig(port=0, generation_config=str(tmp_path)), [NamedModel(str(EMBEDDED_MODEL), ("m",))])

@@ -1,0 +1,82 @@
+"""The application of a server with several models: each request goes to the application of the model that it names.
+
+A request names its model in its body, in its query (`?model=`), or in its path, as KServe's clients do. One that names
+none, or one that there is not, goes to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.http.paths import is_under, route_path
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+
+KSERVE = "/v2/models/"
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Named)
+
+
+def by_model(create: Callable[[ApiServer], ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
+    """Return the application of all these models. Bodies must come in one piece."""
+    apps = [create(api) for api in models]
+    if len(apps) == 1:
+        return apps[0]
+    known = {name: app for api, app in zip(models, apps, strict=True) for name in api.names}
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        app = apps[0]
+        if scope["type"] == "http":
+            name = _in_query(scope) or next(
+                (name for name in known if is_under(KSERVE + name, route_path(scope))), None
+            )
+            if scope["method"] == "POST":
+                first = await receive()
+                named = await _in_body(first.get("body", b""))
+                name, receive = named or name, _replayed(first, receive)
+            app = known.get(name or "", app)
+        await app(scope, receive, send)
+
+    return run
+
+
+def _in_query(scope: Scope) -> str | None:
+    try:
+        named = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=64).get("model")
+    except ValueError:
+        return None
+    return named[-1] if named else None
+
+
+async def _in_body(body: bytes) -> str | None:
+    if body.lstrip()[:1] != b"{":
+        return None
+
+    def read() -> Any:
+        try:
+            return _decoder.decode(body).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None  # the route says what is wrong with it
+
+    name = await off_loop(len(body), INLINE_BYTES, read)
+    return name if isinstance(name, str) else None
+
+
+def _replayed(first: Message, receive: Receive) -> Receive:
+    """Return a `receive` that begins with a message that was taken already."""
+    left = [first]
+
+    async def again() -> Message:
+        return left.pop() if left else await receive()
+
+    return again
