@@ -210,7 +210,7 @@ class Work:
                     break
                 task = asyncio.create_task(self._place(asked, outputs, errors))
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(self._leave)
             while self._tasks and self._stop is None:
                 await asyncio.wait(self._tasks, timeout=LOOK)
         finally:
@@ -283,17 +283,20 @@ class Work:
                 yield asked
 
     async def _place(self, asked: Asked, outputs: Written, errors: Written) -> None:
+        outcome = await self._outcome(asked)
+        good = outcome.response is not None and outcome.response.status_code < 400
         try:
-            outcome = await self._outcome(asked)
-            good = outcome.response is not None and outcome.response.status_code < 400
-            try:
-                (outputs if good else errors).add(outcome)
-                self._done.add(digest_of(asked.custom_id))
-            except OSError:
-                logger.exception("the outcome of a line of batch %s cannot be written", self.batch.id)
-                self._broken.set()
-        finally:
-            self._runner.places.release()
+            (outputs if good else errors).add(outcome)
+            self._done.add(digest_of(asked.custom_id))
+        except OSError:
+            logger.exception("the outcome of a line of batch %s cannot be written", self.batch.id)
+            self._broken.set()
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        """Give the place of a line to another one. A task that is cancelled before its first step runs no `finally` of
+        its own, so the task's end does it."""
+        self._tasks.discard(task)
+        self._runner.places.release()
 
     async def _outcome(self, asked: Asked) -> Outcome:
         """Run a line until it has an answer of its own. One that the engine has died with runs while no other such line

@@ -256,3 +256,17 @@ def test_an_answer_that_was_torn_is_taken_away(tmp_path: Path) -> None:
     written.close()
     assert (written.count, len(done)) == (2, 2)
     assert path.read_bytes() == b'{"custom_id":"a"}\n{"custom_id":"b"}\n'
+
+
+def test_lines_that_are_cut_before_they_begin_leave_their_places_to_others(tmp_path: Path) -> None:
+    """The time of these batches is over when they begin."""
+    store, machine = Store(tmp_path, 1 << 20), Machine()
+    late = [add(store, [f"{b}-{n}" for n in range(6)], expires_at=1) for b in range(20)]
+    timely = add(store, ["p"])
+    asyncio.run(until(runner_of(store, machine, at_once=2), ended(store, *late, timely)))
+    for batch in late:
+        read = store.batch(batch.id, None)
+        assert read.status == "expired"
+        counts = read.request_counts
+        assert counts.completed + counts.failed == 6
+    assert store.batch(timely.id, None).status == "completed"

@@ -54,7 +54,7 @@ def until(client: openai.OpenAI, name: str, good: Callable[[Any], bool] | None =
         batch = client.batches.retrieve(name)
         if (good or (lambda batch: batch.status in ("completed", "failed", "expired", "cancelled")))(batch):
             return batch
-        assert time.monotonic() < deadline, batch
+        assert time.monotonic() < deadline, repr(batch)
         time.sleep(0.05)
 
 
