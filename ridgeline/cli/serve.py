@@ -202,7 +202,7 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
 def models_of(settings: Mapping[str, Any]) -> list[str]:
     """Return the models that are wanted. Raise InvalidConfig for several with a setting that only one can have."""
     given = settings.get("model")
-    wanted = [str(each) for each in ([given] if isinstance(given, (str, Path)) else given or [])]
+    wanted = [str(each) for each in ([given] if isinstance(given, (str, Path)) else given)] if given else []
     if len(wanted) > 1:
         for name in ONE_MODEL:
             if settings.get(name):
