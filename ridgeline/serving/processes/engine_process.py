@@ -27,7 +27,7 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
-from ridgeline.core.sleep import Kind
+from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.core.together import SIZES
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
@@ -128,8 +128,10 @@ class EngineHost:
         self._stopped = False
         self._standing: Literal["running", "draining", "paused"] = "running"
         self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
-        self._pausing: list[tuple[bytes, Pause, bool]] = []  # orders not obeyed yet, and whether the engine was paused
+        self._pausing: list[tuple[bytes, Pause]] = []  # orders not obeyed yet
+        self._goes_on = False  # after these orders: it ran before, and no order has kept it from that
         self._asleep = 0  # the level
+        self._missing = set[Kind]()  # what was given back and not asked for again
         self._turn = turn or Turn()
         self._told: tuple[Any, ...] = ()  # what the worker last told of itself
         self._engine.on_finish(self._note_end)
@@ -257,7 +259,8 @@ class EngineHost:
         """Begin to pause. `_settle` does the rest, and answers."""
         mode = order.mode
         logger.info("a pause is asked for (%s): %d requests are here", mode, len(self._owners) + len(self._held))
-        self._pausing.append((connection, order, self._standing != "running"))
+        self._pausing.append((connection, order))
+        self._goes_on = self._goes_on or self._standing == "running"
         if mode == "abort":
             for name, (owner, number) in list(self._owners.items()):
                 self._engine.abort(name)
@@ -275,30 +278,37 @@ class EngineHost:
         self._release()
 
     def _settle(self) -> None:
-        """Go from draining to paused once no request is left, and answer orders to pause once no step runs."""
+        """Go from draining to paused once no request is left, and obey orders one after the other once no step runs. A
+        pause of which nothing is left, because its API server is gone, is over then."""
         if self._standing == "draining" and not self._owners:
             self._freeze()
-        if self._standing == "paused" and self._pausing and not self._engine.has_work:
-            orders, self._pausing = self._pausing, []
-            for connection, order, was_paused in orders:
-                self._answer(connection, self._obey(order, was_paused))
+        if self._standing != "paused" or self._engine.has_work:
+            return
+        obeyed = []
+        while self._pausing:
+            connection, order = self._pausing.pop(0)
+            obeyed.append((connection, self._obey(order)))
+        if self._goes_on and not self._asleep:
+            self._go_on()
+        for connection, error in obeyed:
+            self._answer(connection, error)
 
-    def _obey(self, order: Pause, was_paused: bool) -> str:
+    def _obey(self, order: Pause) -> str:
         """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
-        error = ""
         self._broadcast()  # that it is paused, before the process may be too busy to speak
         try:
-            if isinstance(order, Sleep):
-                self._fall_asleep(order.level)
-            elif isinstance(order, Reload):
-                self._reload(order.path)
+            match order:
+                case Sleep():
+                    self._fall_asleep(order.level)
+                case Reload():
+                    self._reload(order.path)
+                    return ""
+                case _:
+                    logger.info("the engine is paused: requests wait until it is resumed")
         except Exception as refusal:
-            error = self._reason(refusal)
-        if type(order) is Pause:
-            logger.info("the engine is paused: requests wait until it is resumed")
-        elif (error or isinstance(order, Reload)) and not (was_paused or self._asleep):
-            self._go_on()
-        return error
+            return self._reason(refusal)
+        self._goes_on = False
+        return ""
 
     def _reason(self, error: Exception) -> str:
         """Return why an order was not obeyed. Whatever it is, it must not end the engine."""
@@ -307,22 +317,23 @@ class EngineHost:
         return str(error) if known else f"that failed: {type(error).__name__}; the engine's log has more."
 
     def _fall_asleep(self, level: int) -> None:
-        if self._asleep >= level:
+        if self._asleep == 2:
             return
-        if self._asleep:
+        if self._asleep and level == 2:
             raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
         began = time.monotonic()
         if level == 1:
-            self._engine.sleep()
+            self._engine.sleep()  # what a part of it was woken up for, too
         else:
             self._engine.scheduler.untouched()
-        self._asleep = level
+        self._asleep, self._missing = level, set(KINDS)
         if level == 2:
             self._engine.shutdown()
         self._turn.give()
         logger.info("the engine sleeps (level %d), after %.2f s", level, time.monotonic() - began)
 
     def _wake(self, connection: bytes, kinds: list[Kind]) -> None:
+        self._settle()
         error, began = "", time.monotonic()
         try:
             if self._asleep and not self._turn.take(TURN_WAIT):
@@ -337,8 +348,9 @@ class EngineHost:
             if self._asleep:
                 self._turn.give()
         else:
+            self._missing -= set(kinds)
             logger.info("the engine woke up after %.2f s", time.monotonic() - began)
-        if not (error or self._asleep):
+        if not (error or self._asleep or self._missing):
             self._go_on()
         self._answer(connection, error)
 
@@ -381,6 +393,7 @@ class EngineHost:
             self._engine.add(request, checked=True)
 
     def _resume(self, connection: bytes) -> None:
+        self._settle()
         if self._asleep:
             self._answer(connection, "the engine is asleep; POST /wake_up first.")
             return
@@ -390,12 +403,12 @@ class EngineHost:
     def _go_on(self) -> None:
         if self._standing != "running":
             logger.info("the engine goes on: %d requests have waited", len(self._owners) + len(self._held))
-        self._standing = "running"
+        self._standing, self._goes_on, self._missing = "running", False, set()
         self._engine.resume()
         self._release()
-        for connection, _, _ in self._pausing:  # they are overtaken
+        overtaken, self._pausing = self._pausing, []
+        for connection, _ in overtaken:
             self._answer(connection, "the engine was resumed before it had paused.")
-        self._pausing.clear()
 
     def _release(self) -> None:
         """Queue the requests that came while others drained."""

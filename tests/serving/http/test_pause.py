@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -221,3 +225,125 @@ def test_damaged_weights_leave_the_old_ones(server: Server, send: Send, tmp_path
     refused = httpx.post(f"{server.url}/reload_weights?path={copy}", headers=HEADERS, timeout=PATIENCE)
     assert refused.status_code == 409
     assert text_of(send(max_tokens=20, cache_salt="still here").result()) == alone
+
+
+# ---- orders that meet ------------------------------------------------------------------------------------------------
+
+
+def together(server: Server, send: Send, *paths: str) -> list[httpx.Response]:
+    """The answers to orders that are all there, in this order, before the first can be obeyed: they wait for a request
+    that runs."""
+    going = send(max_tokens=1500, cache_salt=" ".join(paths))
+    open_requests(server, 1)
+    with ThreadPoolExecutor(len(paths)) as threads:
+        answers = []
+        for place, path in enumerate(paths, 1):
+            answers.append(threads.submit(httpx.post, f"{server.url}{path}", headers=HEADERS, timeout=PATIENCE))
+            orders_under_way(server, place)
+        assert not going.done()
+        found = [answer.result() for answer in answers]
+    assert text_of(going.result())
+    return found
+
+
+def orders_under_way(server: Server, count: int) -> None:
+    """Wait until so many orders were sent to the engine and not answered."""
+    (engine,) = server.api.client.engines
+    for _ in range(int(PATIENCE / 0.01)):
+        if len(engine._ordered) == count:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"there never were {count} orders under way")
+
+
+def test_two_reloads_at_once_leave_an_engine_that_runs(server: Server, send: Send) -> None:
+    alone = text_of(send(max_tokens=20).result())
+    answers = together(server, send, "/reload_weights?mode=wait", "/reload_weights?mode=wait")
+    assert [answer.json() for answer in answers] == [{"status": "reloaded", "is_paused": False}] * 2
+    assert text_of(send(max_tokens=20, cache_salt="after both").result(timeout=20)) == alone
+
+
+def test_a_pause_behind_a_reload_is_one(server: Server, send: Send) -> None:
+    reloaded, paused = together(server, send, "/reload_weights?mode=wait", "/pause?mode=wait")
+    assert reloaded.status_code == 200
+    assert paused.json() == {"status": "paused", "is_paused": True}
+    assert get(server, "/is_paused").json() == {"is_paused": True}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleep_behind_a_reload_is_one(server: Server, send: Send, level: int) -> None:
+    reloaded, slept = together(server, send, "/reload_weights?mode=wait", f"/sleep?mode=wait&level={level}")
+    assert reloaded.status_code == 200
+    assert slept.json() == {"status": "asleep", "level": level, "is_sleeping": True}
+    waiting = send(max_tokens=5)
+    assert post(server, "/wake_up") == {"status": "awake", "is_sleeping": False}
+    assert text_of(waiting.result(timeout=20))
+
+
+def test_an_order_that_fails_keeps_nobody_else_from_a_pause(server: Server, send: Send) -> None:
+    refused, paused = together(server, send, "/reload_weights?mode=wait&path=/nowhere", "/pause?mode=wait")
+    assert refused.status_code == 409
+    assert paused.json() == {"status": "paused", "is_paused": True}
+
+
+def test_answers_come_in_the_order_of_the_orders(server: Server) -> None:
+    """Those that are refused at once do not overtake others."""
+    post(server, "/sleep")
+    (engine,) = server.api.client.engines
+    assert engine.facts is not None
+    os.kill(engine.facts.process_id, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            answers = []
+            for place, path in enumerate(("/sleep", "/resume"), 1):
+                answers.append(threads.submit(httpx.post, server.url + path, headers=HEADERS, timeout=PATIENCE))
+                orders_under_way(server, place)
+        finally:
+            os.kill(engine.facts.process_id, signal.SIGCONT)
+        slept, resumed = (answer.result() for answer in answers)
+    post(server, "/wake_up")
+    assert slept.json() == {"status": "asleep", "level": 1, "is_sleeping": True}
+    assert resumed.status_code == 409
+
+
+def test_who_sleeps_again_gives_back_what_a_part_woke_up(server: Server, send: Send) -> None:
+    post(server, "/sleep")
+    assert post(server, "/wake_up?tags=weights")["is_sleeping"]
+    post(server, "/sleep")
+    assert post(server, "/wake_up?tags=kv_cache")["is_sleeping"], "the weights are not there"
+    assert not post(server, "/wake_up?tags=weights")["is_sleeping"]
+    assert text_of(send(max_tokens=5).result())
+
+
+def test_an_engine_of_level_2_goes_on_when_all_was_asked_for(server: Server, send: Send) -> None:
+    post(server, "/sleep?level=2")
+    waiting = send(max_tokens=5)
+    open_requests(server, 1)
+    post(server, "/wake_up?tags=weights")
+    assert get(server, "/is_paused").json() == {"is_paused": True}
+    assert not waiting.done()
+    post(server, "/wake_up?tags=kv_cache")
+    assert text_of(waiting.result(timeout=20))
+
+
+def test_a_pause_ends_with_the_api_server_that_waited_for_it(
+    server: Server, send: Send, start_server: StartServer
+) -> None:
+    (engine,) = server.api.client.engines
+    going = send(max_tokens=1800, cache_salt="the other one ends")
+    open_requests(server, 1)
+    with start_server(engine=Path(engine._path), admin_key=(KEY,)) as other:
+        gone = Thread(target=abandoned, args=(f"{other.url}/sleep?mode=wait",))
+        gone.start()
+        orders_under_way(other, 1)
+    gone.join()
+    later = send(max_tokens=5)
+    assert not going.done()
+    assert text_of(going.result())
+    assert text_of(later.result(timeout=20))
+    assert get(server, "/is_paused").json() == {"is_paused": False}
+
+
+def abandoned(url: str) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(url, headers=HEADERS, timeout=PATIENCE)
