@@ -50,7 +50,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 def turns(*models: Model) -> Turns:
     names = [str(place) for place in range(len(models))]
-    given = cast(list[Replicas], list(models))
+    given = cast("list[Replicas]", list(models))
     return Turns(given, names, 0.05, lambda: all(model.asleep for model in models), lambda place: False)
 
 
