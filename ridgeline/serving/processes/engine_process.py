@@ -381,16 +381,26 @@ class EngineHost:
         logger.info("the weights of %s are there", self._folder)
 
     def _assemble(self, folder: str) -> None:
-        """Load a model in place of the one that was shut down. Its requests have no tokens yet, and move."""
-        requests = self._engine.scheduler.untouched()
+        """Load a model in place of the one that was shut down, and tell of it. Requests have no tokens yet, and move,
+        except for those that there is no more room for."""
+        before, requests = self._engine, self._engine.scheduler.untouched()
         assembly = assemble(dataclasses.replace(self._config, model=folder), interactive=True)
         self._folder, self._model = str(assembly.folder), assembly.model
         self._engine, self._worker = assembly.engine, assembly.worker
         self._engine.on_finish(self._note_end)
         self._engine.pause()
         self._asleep = 0
+        self._facts = facts_of(assembly, self._config, self._facts.model, self._facts.life)
+        for connection in self._api_servers:
+            self._socket.send(connection, Welcome(facts=self._facts))
         for request in requests:
-            self._engine.add(request, checked=True)
+            try:
+                self._engine.add(request)
+            except InvalidRequest as error:
+                connection, number = self._owners[request.id]
+                before.abort(request.id)
+                self._end(request.id, "error")
+                self._socket.send(connection, Refused(id=number, error=str(error), param=error.param))
 
     def _resume(self, connection: bytes) -> None:
         self._settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,8 +20,13 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.serving.processes import engine_process
+from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from tests.serving.conftest import PATIENCE, Server, StartServer, start_engine, stop_engine
+from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
 
 BODY = {"prompt": list(range(5, 25)), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 STEP_TIMEOUT = 1.0
@@ -347,3 +355,54 @@ def test_a_pause_ends_with_the_api_server_that_waited_for_it(
 def abandoned(url: str) -> None:
     with suppress(httpx.HTTPError):
         httpx.post(url, headers=HEADERS, timeout=PATIENCE)
+
+
+# ---- a model that is another one afterwards --------------------------------------------------------------------------
+
+
+def test_what_weights_bring_with_them_is_told(server: Server, send: Send, tmp_path: Path) -> None:
+    """The tokens that end an answer are those of the folder that is served now."""
+    first = text_of(send(max_tokens=20, ignore_eos=False, return_token_ids=True).result())
+    token = send(max_tokens=20, ignore_eos=False, return_token_ids=True).result().json()["choices"][0]["token_ids"][3]
+    copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "copy")
+    for name in ("config.json", "generation_config.json"):
+        (copy / name).write_text(json.dumps(json.loads((copy / name).read_text()) | {"eos_token_id": token}))
+    try:
+        post(server, f"/reload_weights?path={copy}")
+        assert get(server, "/server_info").json()["engine"]["folder"] == str(copy)
+        ended = send(max_tokens=20, ignore_eos=False).result().json()["choices"][0]
+        assert ended["finish_reason"] == "stop"
+        assert first.startswith(ended["text"])
+    finally:
+        post(server, f"/reload_weights?path={EMBEDDED_MODEL}")
+
+
+def test_who_has_no_more_room_is_told(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others took memory while the engine slept, so its cache is smaller."""
+    options = {"model": str(EMBEDDED_MODEL), "device": "cpu", "dtype": DTYPE}
+    config = LLMConfig(**options, kv_cache_memory=1 << 24)
+    path = str(tmp_path / "socket")
+    settings = EngineSettings(socket=path, options=options, served_name=MODEL)
+    host = EngineHost(assemble(config), config, EngineSocket(path), settings)
+    thread = Thread(target=host.run, daemon=True)
+    thread.start()
+    small = partial(replace, kv_cache_memory=1 << 22)
+    monkeypatch.setattr(engine_process, "assemble", lambda config, **more: assemble(small(config), **more))
+    settings_of_api = {"admin_key": (KEY,), "request_timeout": 30}
+    with start_server(engine=Path(path), **settings_of_api) as server, ThreadPoolExecutor(2) as threads:
+        post(server, "/sleep?level=2")
+        url = f"{server.url}/v1/completions"
+        long = threads.submit(httpx.post, url, json=BODY | {"max_tokens": 1000}, timeout=PATIENCE)
+        open_requests(server, 1)
+        short = threads.submit(httpx.post, url, json=BODY | {"max_tokens": 5}, timeout=PATIENCE)
+        open_requests(server, 2)
+        post(server, "/wake_up")
+        assert text_of(short.result(timeout=20))
+        refused = long.result(timeout=20)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+        assert get(server, "/server_info").json()["engine"]["cache_tokens"] < 1000
+        assert server.wait_idle()
+        host.stop()
+        thread.join(PATIENCE)
