@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
+from ridgeline.serving.grpc.health import ready as grpc_ready
 from ridgeline.serving.processes import engine_process
 from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
 from ridgeline.transport.zmq import EngineSocket
@@ -113,6 +114,9 @@ def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server
     assert (get(server, "/health").status_code, get(server, "/health").json()["paused"]) == (200, True)
     ready = get(server, "/health/ready")
     assert (ready.status_code, "paused" in ready.json()["reason"]) == (503, True)
+    for path in ("/v2/health/ready", f"/v2/models/{MODEL}/ready"):
+        assert (get(server, path).status_code, "paused" in get(server, path).json()["error"]) == (503, True)
+    assert not grpc_ready(server.api)
     assert "ridgeline:engine_paused{" in (page := get(server, "/metrics").text)
     assert [line[-3:] for line in page.splitlines() if line.startswith("ridgeline:engine_paused{")] == ["1.0"]
     assert not post(server, "/resume")["is_paused"]
@@ -167,6 +171,8 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     assert get(server, "/health").status_code == 200
     ready = get(server, "/health/ready")
     assert (ready.status_code, "asleep" in ready.json()["reason"]) == (503, True)
+    assert get(server, "/v2/health/ready").status_code == 503
+    assert not grpc_ready(server.api)
     state = {1: "weights_offloaded", 2: "discard_all"}[level]
     page = get(server, "/metrics").text
     assert any(f'sleep_state="{state}"' in line and line.endswith(" 1.0") for line in page.splitlines())
@@ -178,6 +184,8 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     assert post(server, "/wake_up") == {"status": "awake", "is_sleeping": False}
     assert text_of(waiting.result()) == alone
     assert get(server, "/health/ready").status_code == 200
+    assert get(server, "/v2/health/ready").status_code == 200
+    assert grpc_ready(server.api)
     assert get(server, "/is_sleeping").json() == {"is_sleeping": False}
 
 
