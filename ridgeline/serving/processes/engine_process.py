@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -256,8 +255,16 @@ class EngineHost:
     # ---- pauses -----------------------------------------------------------------------------------------------
 
     def _pause(self, connection: bytes, order: Pause) -> None:
-        """Begin to pause. `_settle` does the rest, and answers."""
+        """Begin to pause, unless that is in vain. `_settle` does the rest, and answers."""
         mode = order.mode
+        try:
+            self._check(order)
+        except Exception as refusal:
+            if self._pausing:  # which are answered first
+                self._pausing.append((connection, order))
+            else:
+                self._answer(connection, self._reason(refusal))
+            return
         logger.info("a pause is asked for (%s): %d requests are here", mode, len(self._owners) + len(self._held))
         self._pausing.append((connection, order))
         self._goes_on = self._goes_on or self._standing == "running"
@@ -297,6 +304,7 @@ class EngineHost:
         """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
         self._broadcast()  # that it is paused, before the process may be too busy to speak
         try:
+            self._check(order)
             match order:
                 case Sleep():
                     self._fall_asleep(order.level)
@@ -310,6 +318,27 @@ class EngineHost:
         self._goes_on = False
         return ""
 
+    def _check(self, order: Pause) -> None:
+        """Raise InvalidConfig or ModelLoadError for an order that cannot be obeyed, as far as that is known before any
+        request suffers from it."""
+        if isinstance(order, Sleep) and not self._asleep and order.level == 1:
+            self._engine.sleeper()
+        if isinstance(order, Sleep) and self._asleep == 1 and order.level == 2:
+            raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
+        if isinstance(order, Reload):
+            if self._asleep:
+                raise InvalidConfig("the engine is asleep; wake it up first.")
+            if order.path:
+                self._check_folder(order.path)
+
+    def _check_folder(self, folder: str) -> None:
+        if not os.path.isdir(folder):
+            raise InvalidConfig(f"there is no folder {folder} on the server.")
+        config = self._config
+        found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
+        if found.spec != self._model.spec:
+            raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
+
     def _reason(self, error: Exception) -> str:
         """Return why an order was not obeyed. Whatever it is, it must not end the engine."""
         known = isinstance(error, RidgelineError)
@@ -319,8 +348,6 @@ class EngineHost:
     def _fall_asleep(self, level: int) -> None:
         if self._asleep == 2:
             return
-        if self._asleep and level == 2:
-            raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
         began = time.monotonic()
         if level == 1:
             self._engine.sleep()  # what a part of it was woken up for, too
@@ -356,16 +383,7 @@ class EngineHost:
 
     def _reload(self, folder: str) -> None:
         """Read the weights again, from another folder of the same model or the same one. Raise InvalidConfig or
-        ModelLoadError; if what was checked beforehand is right and reading fails, the old weights are read again."""
-        if self._asleep:
-            raise InvalidConfig("the engine is asleep; wake it up first.")
-        if folder:
-            if not Path(folder).is_dir():
-                raise InvalidConfig(f"there is no folder {folder} on the server.")
-            config = self._config
-            found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
-            if found.spec != self._model.spec:
-                raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
+        ModelLoadError; if reading fails, the old weights are read again."""
         self._engine.scheduler.untouched()
         self._asleep = 2  # until a model is there again
         self._engine.shutdown()

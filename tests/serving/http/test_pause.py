@@ -296,10 +296,20 @@ def test_a_sleep_behind_a_reload_is_one(server: Server, send: Send, level: int) 
     assert text_of(waiting.result(timeout=20))
 
 
-def test_an_order_that_fails_keeps_nobody_else_from_a_pause(server: Server, send: Send) -> None:
-    refused, paused = together(server, send, "/reload_weights?mode=wait&path=/nowhere", "/pause?mode=wait")
-    assert refused.status_code == 409
+def test_an_order_that_fails_ends_nobody_elses_pause(server: Server, send: Send) -> None:
+    paused, refused = together(server, send, "/pause?mode=wait", "/reload_weights?path=/nowhere")
     assert paused.json() == {"status": "paused", "is_paused": True}
+    assert refused.status_code == 409
+    assert get(server, "/is_paused").json() == {"is_paused": True}
+
+
+def test_no_request_ends_for_an_order_that_is_in_vain(server: Server, send: Send) -> None:
+    going = send(max_tokens=500, cache_salt="in vain")
+    open_requests(server, 1)
+    for path in ("/nowhere", "/%00", EMBEDDED_MODEL.parent / "embedded-draft", EMBEDDED_MODEL / "config.json"):
+        answer = httpx.post(f"{server.url}/reload_weights?path={path}", headers=HEADERS, timeout=PATIENCE)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "order_not_obeyed")
+    assert text_of(going.result())
 
 
 def test_answers_come_in_the_order_of_the_orders(server: Server) -> None:
