@@ -336,8 +336,10 @@ class LLM:
             raise InvalidConfig(f"level must be 1 (keep the weights) or 2 (keep nothing), got {level!r}.")
         if self._is_shut_down:
             raise InvalidRequest(SHUT_DOWN)
-        if self._asleep:
+        if self._asleep == 2:
             return
+        if self._asleep and level == 2:
+            raise InvalidConfig("the model sleeps at level 1; wake it up first.")
         if level == 2 and self._running.any:
             raise InvalidConfig("outputs are under way, which level 2 would lose; finish them first, or take level 1.")
         self._running.settle()

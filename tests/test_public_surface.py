@@ -66,7 +66,7 @@ def _http() -> Iterator[str]:
     from ridgeline.core.serving import ServeConfig
     from ridgeline.serving.http.app import create_app
 
-    face: Any = SimpleNamespace(config=ServeConfig())
+    face: Any = SimpleNamespace(config=ServeConfig(), beside=())
     for route in _flat(create_app(face).routes):
         for method in route.methods if route.endpoint.__module__.startswith("ridgeline.") else ():
             yield f"http {method} {route.path}"

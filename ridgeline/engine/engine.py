@@ -156,13 +156,18 @@ class Engine:
         The engine must be paused, with no step in flight. Raise InvalidConfig if its worker cannot."""
         assert self._paused
         assert not self.scheduler.in_flight
+        worker = self.sleeper()
+        self.scheduler.vacate()
+        worker.sleep()
+        self._sleeps = True
+
+    def sleeper(self) -> Sleeps:
+        """Return the worker. Raise InvalidConfig if it cannot sleep."""
         if not isinstance(self._worker, Sleeps):
             raise InvalidConfig("several ranks cannot sleep at level 1; ask for level 2.")
         if self._worker.wakeful is not None:
             raise InvalidConfig(f"{self._worker.wakeful}.")
-        self.scheduler.vacate()
-        self._worker.sleep()
-        self._sleeps = True
+        return self._worker
 
     def wake(self, kinds: Sequence[Kind] = KINDS) -> None:
         """Bring memory of these kinds back. Raise InvalidConfig if others have taken it."""

@@ -126,6 +126,27 @@ class ApiServer:
         ill = self.client.illnesses()
         return "; ".join(ill) if len(ill) == len(self.client.engines) else None
 
+    @property
+    def unready(self) -> str | None:
+        """The reason why requests for this model should not be sent here now, or None. One of several models may sleep,
+        because requests wake it up."""
+        if self.service.admission.draining:
+            return "the server is shutting down"
+        if (illness := self.illness) is not None or len(self.beside) > 1:
+            return illness
+        if self.client.asleep:
+            return "the engine is asleep; POST /wake_up wakes it up"
+        return "the engine is paused; POST /resume lets it go on" if self.client.paused else None
+
+    @property
+    def unready_at_all(self) -> str | None:
+        """The same for whatever model."""
+        reasons = {each.names[0]: each.unready for each in self.beside}
+        if None in reasons.values():
+            return None
+        told = set(reasons.values())
+        return told.pop() if len(told) == 1 else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+
 
 def _tracing(endpoint: str, model: str, instance: str) -> Callable[[Run, BaseException | None], None]:
     try:

@@ -62,6 +62,19 @@ def test_the_cache_is_gone_and_nobody_finds_anything_in_it(llm: LLM) -> None:
     assert llm.engine.scheduler.cache.hit_tokens == found
 
 
+def test_who_sleeps_again_gives_back_what_a_part_woke_up(llm: LLM) -> None:
+    before = texts(llm)
+    llm.sleep()
+    llm.wake_up(["weights"])
+    llm.sleep()
+    llm.wake_up(["kv_cache"])
+    assert llm.is_sleeping, "the weights are not there"
+    with pytest.raises(InvalidConfig, match="level 1"):
+        llm.sleep(2)
+    llm.wake_up()
+    assert texts(llm) == before
+
+
 def test_what_is_under_way_goes_on_after_a_sleep(llm: LLM) -> None:
     [whole] = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
     stream = llm.stream(PROMPTS[0], GREEDY)

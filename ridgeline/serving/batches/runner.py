@@ -35,7 +35,7 @@ from ridgeline.serving.batches.store import Store
 
 logger = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 16  # batches: the others wait
+MOST_AT_ONCE = 16  # batches: the others wait, except for one of each client
 LOOK = 0.25  # seconds between looks for new batches, cancellations and progress to be written down
 SWEEP = 300.0  # seconds between removals of what has expired
 PAUSE = 1.0  # seconds before a line is tried again that the server could not take
@@ -77,6 +77,7 @@ class Runner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._owners: Counter[str] = Counter()
         self._ended: set[str] = set()
+        self._waiting: dict[str, Batch] = {}
 
     async def run(self) -> None:
         """Run batches until cancelled. Lines under way then are run by the next runner."""
@@ -94,29 +95,31 @@ class Runner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _start_some(self) -> None:
-        room = MOST_AT_ONCE - len(self._running)
-        for batch in await asyncio.to_thread(self._due, room) if room else ():
+        for batch in await asyncio.to_thread(self._due):
             self._owners[batch.owner] += 1
             task = self._running[batch.id] = asyncio.create_task(Work(self, batch).run())
             task.add_done_callback(lambda done, batch=batch: self._forget(done, batch))  # type: ignore[misc]
 
-    def _due(self, room: int) -> list[Batch]:
-        """Return batches to begin with, of clients with few of them first, and then the oldest first."""
-        waiting = []
+    def _due(self) -> list[Batch]:
+        """Return batches to begin with, of clients with few of them first, and then the oldest first. A client without
+        any never waits for those of others to end."""
+        waiting = self._waiting
         for name in self.store.names():
-            if name in self._ended or name in self._running:
+            if name in self._ended or name in self._running or name in waiting:
                 continue
             batch = self.store.kept(name)
             if batch is not None and batch.final:
                 self._ended.add(name)
                 self.store.clear(batch)
             elif batch is not None:
-                waiting.append(batch)
+                waiting[name] = batch
         chosen, owners = list[Batch](), Counter(self._owners)
-        while waiting and len(chosen) < room:
-            chosen.append(min(waiting, key=lambda batch: (owners[batch.owner], batch.id)))
-            owners[chosen[-1].owner] += 1
-            waiting.remove(chosen[-1])
+        while waiting:
+            first = min(waiting.values(), key=lambda batch: (owners[batch.owner], batch.id))
+            if owners[first.owner] and len(self._running) + len(chosen) >= MOST_AT_ONCE:
+                break
+            owners[first.owner] += 1
+            chosen.append(waiting.pop(first.id))
         return chosen
 
     def _forget(self, task: asyncio.Task[None], batch: Batch) -> None:

@@ -117,18 +117,21 @@ class Store:
         self._remove(self.files / name)
 
     def used(self) -> tuple[int, int]:
-        """Return the bytes of all files, those under way among them, and how many there are."""
-        total, count = 0, 0
-        for folder in (self.files, self._partial):
-            for entry in os.scandir(folder):
-                with suppress(OSError):
-                    total += os.stat(os.path.join(entry.path, "content")).st_size
-                    count += 1
-        for entry in os.scandir(self.batches):
-            for name in ("output.jsonl", "errors.jsonl"):
-                with suppress(OSError):
-                    total += os.stat(os.path.join(entry.path, name)).st_size
-        return total, count
+        """Return the bytes on the disk of all files, those under way and those that only batches still have among them,
+        and how many files there are."""
+        sizes, count = dict[int, int](), 0  # by inode: a batch's input and its results are files by other names
+        for parent, names in (
+            (self.files, ("content",)),
+            (self._partial, ("content",)),
+            (self.batches, ("input", "output.jsonl", "errors.jsonl")),
+        ):
+            for entry in os.scandir(parent):
+                for name in names:
+                    with suppress(OSError):
+                        found = os.stat(os.path.join(entry.path, name))
+                        sizes[found.st_ino] = found.st_size
+                        count += name == "content"
+        return sum(sizes.values()), count
 
     # ---- batches ----------------------------------------------------------------------------------------------
 

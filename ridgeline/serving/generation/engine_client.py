@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from ridgeline.core.request import Request
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
@@ -364,8 +366,8 @@ class EngineClient:
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
-            case Welcome():
-                pass  # the answer to a greeting that came late
+            case Welcome():  # the answer to a greeting that came late, or what a model is that was loaded again
+                self.facts = self.known = message.facts
 
     def _take_progress(self, progress: Progress) -> None:
         tickets, slow = self._tickets, dict[int, RequestTicket]()
@@ -395,6 +397,8 @@ class EngineClient:
 
     def _lose_engine(self) -> None:
         self.facts = None
+        if self.stats is not None:
+            self.stats = replace(self.stats, paused=False, asleep=0)  # its successor runs
         self._up.clear()
         if self._socket is not None:
             self._socket.close()

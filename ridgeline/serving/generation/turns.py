@@ -71,8 +71,8 @@ class Turns:
         """Return the model whose turn it is at this time, or None while nothing should change."""
         for place, model in enumerate(self._models):
             _note(self._awake, place, model.facts is not None and model.stats is not None and not model.asleep, now)
-            waits = self._starts(place) if model.facts is None else model.asleep > 0 and busy(model)
-            _note(self._waiting, place, waits, now)
+            waits = any(engine.asleep and engine.busy for engine in model.engines)
+            _note(self._waiting, place, self._starts(place) if model.facts is None else waits, now)
         if not self._waiting:
             return None
         if any(busy(self._models[place]) and now - since < self._turn for place, since in self._awake.items()):
@@ -83,7 +83,7 @@ class Turns:
 
     async def _begin(self, chosen: int) -> None:
         began = time.monotonic()
-        for place in list(self._awake):
+        for place in self._awake.keys() - {chosen}:  # of which some engines may be awake
             await self._let_sleep(place)
         model, name = self._models[chosen], self._names[chosen]
         if model.facts is not None:

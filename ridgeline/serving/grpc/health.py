@@ -22,7 +22,7 @@ class UnknownService(RequestFailed):
 
 def ready(api: ApiServer) -> bool:
     """Return True if requests may come."""
-    return api.healthy and not api.service.admission.draining
+    return api.unready is None
 
 
 class Health(health_pb2_grpc.HealthServicer):

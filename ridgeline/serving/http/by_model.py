@@ -1,7 +1,7 @@
 """The application of a server with several models: each request goes to the application of the model that it names.
 
 A request names its model in its body, in its query (`?model=`), or in its path, as KServe's clients do. One that names
-none, or one that there is not, goes to the first.
+none, or one in its body that there is not, goes to the first, whose routes say so.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import ModelNotFound
+from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.paths import is_under, route_path
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+from ridgeline.serving.requests.refusals import shortened
 
 KSERVE = "/v2/models/"
 
@@ -37,9 +40,13 @@ def by_model(create: Callable[[ApiServer], ASGIApp], models: Sequence[ApiServer]
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         app = apps[0]
         if scope["type"] == "http":
-            name = _in_query(scope) or next(
-                (name for name in known if is_under(KSERVE + name, route_path(scope))), None
-            )
+            name = _in_query(scope)
+            if name is not None and name not in known:  # most routes do not look at it, and would be another model's
+                unknown = ModelNotFound(
+                    f"the model {shortened(name)} does not exist; this server has: {', '.join(known)}.", param="model"
+                )
+                return await response_for(unknown, scope)(scope, receive, send)
+            name = name or next((each for each in known if is_under(KSERVE + each, route_path(scope))), None)
             if scope["method"] == "POST":
                 first = await receive()
                 named = await _in_body(first.get("body", b""))

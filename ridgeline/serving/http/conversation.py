@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+from msgspec.json import encode
 
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
@@ -29,11 +33,12 @@ class PreviousNotFound(BadRequest):
 class Conversation:
     """The conversation that a request goes on from, and what it adds to it.
 
-    before: the turns that are kept, as JSON. items: the request's own. known: both, without references.
+    before: the turns that are kept, as JSON. items: the request's own, without references. known: both. size: the bytes
+    of what is kept in both, about.
     """
 
-    def __init__(self, before: tuple[bytes, ...], items: Items, known: Items) -> None:
-        self.before, self.items, self._known = before, items, known
+    def __init__(self, before: tuple[bytes, ...], items: Items, known: Items, size: int) -> None:
+        self.before, self.items, self._known, self._size = before, items, known, size
 
     @classmethod
     async def of(cls, api: ApiServer, body: CountBody) -> Conversation:
@@ -56,17 +61,18 @@ class Conversation:
                     f"the conversation before has {length} bytes, of at most {most}; send what matters of it as input.",
                     param="previous_response_id",
                 )
-        items = await _resolved(api, input_items(body), tenant)
-        return cls(before, items, [*await decoded(before), *items])
+        items, size = await _resolved(api, input_items(body), tenant)
+        return cls(before, items, [*await decoded(before), *items], size + sum(map(len, before)))
 
     async def chat(self, api: ApiServer, body: CountBody) -> tuple[ChatBody, list[str]]:
-        size = sum(map(len, self.before)) + (len(body.input) if isinstance(body.input, (str, list)) else 0)
+        size = self._size + (len(body.input) if isinstance(body.input, (str, list)) else 0)
         later = await later_instructions(api, (item.get("role") for item in self._known[1:]))
         return await off_loop(size, INLINE_BYTES, lambda: chat_of(body, self._known, later=later))
 
 
-async def _resolved(api: ApiServer, items: Items, tenant: str) -> Items:
-    """Return the items with those in place that were only referred to."""
+async def _resolved(api: ApiServer, items: Items, tenant: str) -> tuple[Items, int]:
+    """Return the items with those in place that were only referred to, and the bytes of these. Together they are
+    bounded as a body is: an item may be referred to many times."""
     wanted: dict[str, list[int]] = {}  # by the answer that holds them
     for index, item in enumerate(items):
         if item.get("type") == "item_reference":
@@ -77,7 +83,7 @@ async def _resolved(api: ApiServer, items: Items, tenant: str) -> Items:
     if len(wanted) > MOST_REFERENCES:
         message = f"input refers to items of {len(wanted)} responses, of at most {MOST_REFERENCES}; send the items."
         raise BadRequest(message, param="input")
-    items = list(items)
+    items, size, most = list(items), 0, api.config.max_body_bytes
     for name, indices in wanted.items():
         found = await api.kept.find(name, tenant)
         ended = [] if found is None or found.runs else [found.turns[-1]]
@@ -87,7 +93,19 @@ async def _resolved(api: ApiServer, items: Items, tenant: str) -> Items:
             if items[index]["id"] not in held:
                 raise _no_item(items[index], index)
             items[index] = held[items[index]["id"]]
-    return items
+        work = partial(_bytes_of, [items[index] for index in indices])
+        size += await off_loop(sum(map(len, [*asked, *ended])), INLINE_BYTES, work)
+        if size > most:
+            raise TooLong(
+                f"input refers to items of more than {most} bytes together; send what matters of them.", param="input"
+            )
+    return items, size
+
+
+def _bytes_of(items: Items) -> int:
+    """Return the bytes of items as JSON, of which one may be there many times."""
+    counts, distinct = Counter(map(id, items)), {id(item): item for item in items}
+    return sum(count * len(encode(distinct[key])) for key, count in counts.items())
 
 
 def _no_item(item: dict[str, Any], index: int) -> BadRequest:

@@ -34,12 +34,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.get("/health/ready")
     async def ready() -> JSONResponse:
-        if api.service.admission.draining:
-            return _answer("the server is shutting down", down())
-        paused = "the engine is paused; POST /resume lets it go on" if api.client.paused else None
-        if api.client.asleep:
-            paused = "the engine is asleep; POST /wake_up wakes it up"
-        return _answer(illness() or (paused if len(api.beside) == 1 else None), down())
+        return _answer(api.unready_at_all, down())
 
     @routes.get("/health")
     @routes.get("/ping")

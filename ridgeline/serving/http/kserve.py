@@ -75,9 +75,6 @@ class GenerateBody(Body):
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["kserve"])
 
-    def ill() -> str | None:
-        return "the server is shutting down" if api.service.admission.draining else api.illness
-
     def state(flag: str, reason: str | None, **more: Any) -> Response:
         if reason is None:
             return JSONResponse({**more, flag: True})
@@ -93,14 +90,14 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
-        return state("ready", ill())
+        return state("ready", api.unready_at_all)
 
     async def metadata(model: str, version: str = "") -> dict[str, Any]:
         return model_of(api, model, version).metadata()
 
     async def model_ready(model: str, version: str = "") -> Response:
         model_of(api, model, version)
-        return state("ready", ill(), name=model)
+        return state("ready", api.unready, name=model)
 
     async def infer(request: Request, model: str, version: str = "") -> Response:
         found = model_of(api, model, version)

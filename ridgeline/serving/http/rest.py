@@ -32,6 +32,7 @@ def router(api: ApiServer) -> APIRouter:
     """Return the routes POST /pause, /resume, /sleep, /wake_up and /reload_weights, and GET /is_paused and
     /is_sleeping."""
     routes = APIRouter(tags=["operator"])
+    whose = set[str]({"model"} if len(api.beside) > 1 else ())  # by_model.py has read it
 
     async def order(message: Order, timeout: float = TIMEOUT) -> Standing:
         if len(api.beside) > 1 and not isinstance(message, Reload):
@@ -45,12 +46,12 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.post("/pause", summary="Begin no further step; requests wait")
     async def pause(request: Request) -> dict[str, Any]:
-        standing = await order(Pause(mode=_mode(request, {"mode"})))
+        standing = await order(Pause(mode=_mode(request, whose | {"mode"})))
         return {"status": "paused", "is_paused": standing.paused}
 
     @routes.post("/resume", summary="Go on after a pause")
     async def resume(request: Request) -> dict[str, Any]:
-        _check(request, set())
+        _check(request, whose)
         return {"status": "resumed", "is_paused": (await order(Resume())).paused}
 
     @routes.get("/is_paused", summary="Whether the engine is paused")
@@ -59,7 +60,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.post("/sleep", summary="Pause, and give the device's memory back")
     async def sleep(request: Request) -> dict[str, Any]:
-        mode, level = _mode(request, {"mode", "level"}), request.query_params.get("level", "1")
+        mode, level = _mode(request, whose | {"mode", "level"}), request.query_params.get("level", "1")
         if level not in ("1", "2"):
             raise BadRequest(
                 f"level must be 1 (keep the weights) or 2 (keep nothing), got {level[:32]!r}.", param="level"
@@ -69,7 +70,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.post("/wake_up", summary="Bring the device's memory back, and go on")
     async def wake_up(request: Request) -> dict[str, Any]:
-        _check(request, {"tags"})
+        _check(request, whose | {"tags"})
         tags = request.query_params.getlist("tags") or KINDS
         if unknown := [tag for tag in tags if tag not in KINDS]:
             raise BadRequest(f"there is no tag {unknown[0][:32]!r}; known: {', '.join(KINDS)}.", param="tags")
@@ -83,7 +84,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.post("/reload_weights", summary="Read the weights again, from a folder of the same model")
     async def reload_weights(request: Request) -> dict[str, Any]:
-        mode, path = _mode(request, {"mode", "path"}), request.query_params.get("path", "")
+        mode, path = _mode(request, whose | {"mode", "path"}), request.query_params.get("path", "")
         if path and not api.config.admin_key:
             raise NotAllowed("path names a folder of the server, which needs the operator's key; set --admin-key.")
         if len(path) > MOST_PATH:

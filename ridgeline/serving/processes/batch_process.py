@@ -68,9 +68,10 @@ async def run(settings: BatchSettings) -> None:
     config = settings.config
     assert config.batch_dir is not None
     store = Store(Path(config.batch_dir), config.batch_dir_bytes)
-    # nobody waits for these requests, so they have neither time limits nor a share of the queue
+    # Nobody waits for these requests, so they have neither time limits nor a share of the queue, and nobody can ask
+    # this process for what it keeps.
     unbounded = replace(config, request_timeout=0, queue_timeout=0, max_queue_requests=0, max_queue_tokens=0)
-    api = ApiServer.build(unbounded, settings.model, settings.name)
+    api = ApiServer.build(replace(unbounded, max_stored_responses=0), settings.model, settings.name)
     api.service.background = True
     app = create_app(api)
     inside = with_operators_own(app, config.middleware)

@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -27,7 +26,7 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
-from ridgeline.core.sleep import Kind
+from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.core.together import SIZES
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
@@ -128,8 +127,10 @@ class EngineHost:
         self._stopped = False
         self._standing: Literal["running", "draining", "paused"] = "running"
         self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
-        self._pausing: list[tuple[bytes, Pause, bool]] = []  # orders not obeyed yet, and whether the engine was paused
+        self._pausing: list[tuple[bytes, Pause]] = []  # orders not obeyed yet
+        self._goes_on = False  # after these orders: it ran before, and no order has kept it from that
         self._asleep = 0  # the level
+        self._missing = set[Kind]()  # what was given back and not asked for again
         self._turn = turn or Turn()
         self._told: tuple[Any, ...] = ()  # what the worker last told of itself
         self._engine.on_finish(self._note_end)
@@ -254,10 +255,19 @@ class EngineHost:
     # ---- pauses -----------------------------------------------------------------------------------------------
 
     def _pause(self, connection: bytes, order: Pause) -> None:
-        """Begin to pause. `_settle` does the rest, and answers."""
+        """Begin to pause, unless that is in vain. `_settle` does the rest, and answers."""
         mode = order.mode
+        try:
+            self._check(order)
+        except Exception as refusal:
+            if self._pausing:  # which are answered first
+                self._pausing.append((connection, order))
+            else:
+                self._answer(connection, self._reason(refusal))
+            return
         logger.info("a pause is asked for (%s): %d requests are here", mode, len(self._owners) + len(self._held))
-        self._pausing.append((connection, order, self._standing != "running"))
+        self._pausing.append((connection, order))
+        self._goes_on = self._goes_on or self._standing == "running"
         if mode == "abort":
             for name, (owner, number) in list(self._owners.items()):
                 self._engine.abort(name)
@@ -275,30 +285,59 @@ class EngineHost:
         self._release()
 
     def _settle(self) -> None:
-        """Go from draining to paused once no request is left, and answer orders to pause once no step runs."""
+        """Go from draining to paused once no request is left, and obey orders one after the other once no step runs. A
+        pause of which nothing is left, because its API server is gone, is over then."""
         if self._standing == "draining" and not self._owners:
             self._freeze()
-        if self._standing == "paused" and self._pausing and not self._engine.has_work:
-            orders, self._pausing = self._pausing, []
-            for connection, order, was_paused in orders:
-                self._answer(connection, self._obey(order, was_paused))
+        if self._standing != "paused" or self._engine.has_work:
+            return
+        obeyed = []
+        while self._pausing:
+            connection, order = self._pausing.pop(0)
+            obeyed.append((connection, self._obey(order)))
+        if self._goes_on and not self._asleep:
+            self._go_on()
+        for connection, error in obeyed:
+            self._answer(connection, error)
 
-    def _obey(self, order: Pause, was_paused: bool) -> str:
+    def _obey(self, order: Pause) -> str:
         """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
-        error = ""
         self._broadcast()  # that it is paused, before the process may be too busy to speak
         try:
-            if isinstance(order, Sleep):
-                self._fall_asleep(order.level)
-            elif isinstance(order, Reload):
-                self._reload(order.path)
+            self._check(order)
+            match order:
+                case Sleep():
+                    self._fall_asleep(order.level)
+                case Reload():
+                    self._reload(order.path)
+                    return ""
+                case _:
+                    logger.info("the engine is paused: requests wait until it is resumed")
         except Exception as refusal:
-            error = self._reason(refusal)
-        if type(order) is Pause:
-            logger.info("the engine is paused: requests wait until it is resumed")
-        elif (error or isinstance(order, Reload)) and not (was_paused or self._asleep):
-            self._go_on()
-        return error
+            return self._reason(refusal)
+        self._goes_on = False
+        return ""
+
+    def _check(self, order: Pause) -> None:
+        """Raise InvalidConfig or ModelLoadError for an order that cannot be obeyed, as far as that is known before any
+        request suffers from it."""
+        if isinstance(order, Sleep) and not self._asleep and order.level == 1:
+            self._engine.sleeper()
+        if isinstance(order, Sleep) and self._asleep == 1 and order.level == 2:
+            raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
+        if isinstance(order, Reload):
+            if self._asleep:
+                raise InvalidConfig("the engine is asleep; wake it up first.")
+            if order.path:
+                self._check_folder(order.path)
+
+    def _check_folder(self, folder: str) -> None:
+        if not os.path.isdir(folder):
+            raise InvalidConfig(f"there is no folder {folder} on the server.")
+        config = self._config
+        found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
+        if found.spec != self._model.spec:
+            raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
 
     def _reason(self, error: Exception) -> str:
         """Return why an order was not obeyed. Whatever it is, it must not end the engine."""
@@ -307,22 +346,21 @@ class EngineHost:
         return str(error) if known else f"that failed: {type(error).__name__}; the engine's log has more."
 
     def _fall_asleep(self, level: int) -> None:
-        if self._asleep >= level:
+        if self._asleep == 2:
             return
-        if self._asleep:
-            raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
         began = time.monotonic()
         if level == 1:
-            self._engine.sleep()
+            self._engine.sleep()  # what a part of it was woken up for, too
         else:
             self._engine.scheduler.untouched()
-        self._asleep = level
+        self._asleep, self._missing = level, set(KINDS)
         if level == 2:
             self._engine.shutdown()
         self._turn.give()
         logger.info("the engine sleeps (level %d), after %.2f s", level, time.monotonic() - began)
 
     def _wake(self, connection: bytes, kinds: list[Kind]) -> None:
+        self._settle()
         error, began = "", time.monotonic()
         try:
             if self._asleep and not self._turn.take(TURN_WAIT):
@@ -337,23 +375,15 @@ class EngineHost:
             if self._asleep:
                 self._turn.give()
         else:
+            self._missing -= set(kinds)
             logger.info("the engine woke up after %.2f s", time.monotonic() - began)
-        if not (error or self._asleep):
+        if not (error or self._asleep or self._missing):
             self._go_on()
         self._answer(connection, error)
 
     def _reload(self, folder: str) -> None:
         """Read the weights again, from another folder of the same model or the same one. Raise InvalidConfig or
-        ModelLoadError; if what was checked beforehand is right and reading fails, the old weights are read again."""
-        if self._asleep:
-            raise InvalidConfig("the engine is asleep; wake it up first.")
-        if folder:
-            if not Path(folder).is_dir():
-                raise InvalidConfig(f"there is no folder {folder} on the server.")
-            config = self._config
-            found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
-            if found.spec != self._model.spec:
-                raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
+        ModelLoadError; if reading fails, the old weights are read again."""
         self._engine.scheduler.untouched()
         self._asleep = 2  # until a model is there again
         self._engine.shutdown()
@@ -369,18 +399,29 @@ class EngineHost:
         logger.info("the weights of %s are there", self._folder)
 
     def _assemble(self, folder: str) -> None:
-        """Load a model in place of the one that was shut down. Its requests have no tokens yet, and move."""
-        requests = self._engine.scheduler.untouched()
+        """Load a model in place of the one that was shut down, and tell of it. Requests have no tokens yet, and move,
+        except for those that there is no more room for."""
+        before, requests = self._engine, self._engine.scheduler.untouched()
         assembly = assemble(dataclasses.replace(self._config, model=folder), interactive=True)
         self._folder, self._model = str(assembly.folder), assembly.model
         self._engine, self._worker = assembly.engine, assembly.worker
         self._engine.on_finish(self._note_end)
         self._engine.pause()
         self._asleep = 0
+        self._facts = facts_of(assembly, self._config, self._facts.model, self._facts.life)
+        for connection in self._api_servers:
+            self._socket.send(connection, Welcome(facts=self._facts))
         for request in requests:
-            self._engine.add(request, checked=True)
+            try:
+                self._engine.add(request)
+            except InvalidRequest as error:
+                connection, number = self._owners[request.id]
+                before.abort(request.id)
+                self._end(request.id, "error")
+                self._socket.send(connection, Refused(id=number, error=str(error), param=error.param))
 
     def _resume(self, connection: bytes) -> None:
+        self._settle()
         if self._asleep:
             self._answer(connection, "the engine is asleep; POST /wake_up first.")
             return
@@ -390,12 +431,12 @@ class EngineHost:
     def _go_on(self) -> None:
         if self._standing != "running":
             logger.info("the engine goes on: %d requests have waited", len(self._owners) + len(self._held))
-        self._standing = "running"
+        self._standing, self._goes_on, self._missing = "running", False, set()
         self._engine.resume()
         self._release()
-        for connection, _, _ in self._pausing:  # they are overtaken
+        overtaken, self._pausing = self._pausing, []
+        for connection, _ in overtaken:
             self._answer(connection, "the engine was resumed before it had paused.")
-        self._pausing.clear()
 
     def _release(self) -> None:
         """Queue the requests that came while others drained."""

@@ -21,9 +21,8 @@ class Turn:
 
     def wait(self, told: Turn) -> None:
         """Take the turn, as soon as nobody has it. Until then `told` is this process's, which tells others of it."""
-        told.take(0)
-        if self._file is not None:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+        told._lock()  # others look for a moment only
+        self._lock()
         told.give()
 
     def take(self, seconds: float) -> bool:
@@ -38,6 +37,10 @@ class Turn:
                     return False
                 time.sleep(LOOK)
         return True
+
+    def _lock(self) -> None:
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def give(self) -> None:
         """Let another take the turn."""

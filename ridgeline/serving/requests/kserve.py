@@ -181,7 +181,7 @@ def streams(asked: GenerationRequest, parameters: dict[str, Any]) -> bool:
 def timeout_of(parameters: dict[str, Any]) -> float | None:
     """Return the timeout in seconds. The protocol gives it in microseconds, and 0 is none."""
     value = parameters.get("timeout", 0)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise BadRequest(f"timeout must be a whole number of microseconds, got {str(value)[:80]!r}.", param="timeout")
     return value / 1e6 or None
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ridgeline.core.errors import InvalidConfig
@@ -196,6 +197,30 @@ def test_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert store.batch(one.id, "one").status == "completed"
 
 
+def test_a_client_with_many_batches_keeps_nobody_else_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_AT_ONCE", 2)
+    store, machine = Store(tmp_path, 1 << 20), Machine()
+
+    async def for_ever(path: str, body: bytes, name: str, owner: str) -> tuple[int, bytes]:
+        return (503, b"{}") if owner == "many" else await machine(path, body, name, owner)
+
+    many = [add(store, [f"{n}"], owner="many") for n in range(3)]
+    runner = Runner(store, for_ever, machine, at_once=4, longest=4096, known=lambda model: True)
+
+    async def main() -> None:
+        running = asyncio.create_task(until(runner, lambda: False))
+        while not all(store.batch(each.id, None).in_progress_at for each in many[:2]):
+            await asyncio.sleep(0.01)
+        few = [add(store, ["x"], owner=owner) for owner in ("one", "other")]
+        async with asyncio.timeout(30):
+            while not ended(store, *few)():
+                await asyncio.sleep(0.01)
+        running.cancel()
+        assert store.batch(many[2].id, None).in_progress_at is None, "a bound is a bound"
+
+    asyncio.run(main())
+
+
 def test_batches_that_are_cancelled_or_late_before_they_run_end_at_once(tmp_path: Path) -> None:
     store, machine = Store(tmp_path, 1 << 20), Machine()
     cancelled, late = add(store, ["a"]), add(store, ["b", "c"], expires_at=1)
@@ -240,6 +265,22 @@ def test_files_are_bounded_and_leave_in_time(tmp_path: Path) -> None:
     assert not store.content(record.id).exists()
     assert not left.exists()
     assert store.used() == (0, 0)
+
+
+def test_what_batches_need_of_deleted_files_counts(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10_000)
+    batch = add(store, ["x" * 1000])
+    used, _ = store.used()
+    assert used > 1000
+    store.create(msgspec.structs.replace(batch, id=new_id("batch_")), store.content(batch.input_file_id))
+    assert store.used()[0] == used, "it is on the disk once"
+    store.delete_file(batch.input_file_id, "")
+    assert store.used()[0] == used
+    for _ in range(3):
+        more = add(store, ["x" * 1000])
+        store.delete_file(more.input_file_id, "")
+    with pytest.raises(StoreFull):
+        add(store, ["x" * 1000])
 
 
 def test_lines_are_never_longer_in_memory_than_allowed(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ TEXT = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]}
         ("infer", {"inputs": [TEXT], "parameters": {"temprature": 1}}, "did you mean temperature"),
         ("infer", {"inputs": [TEXT], "parameters": {"n": 2}}, "n must be 1"),
         ("infer", {"inputs": [TEXT], "parameters": {"timeout": -1}}, "microseconds"),
+        ("infer", {"inputs": [TEXT], "parameters": {"timeout": 10**400}}, "microseconds"),
         ("infer", {"inputs": [TEXT], "sequence": 1}, "sequence"),
         ("infer", [1], "JSON object"),
         ("generate", {"text_input": 3}, "must be a text"),

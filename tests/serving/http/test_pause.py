@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.serving.grpc.health import ready as grpc_ready
+from ridgeline.serving.processes import engine_process
+from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from tests.serving.conftest import PATIENCE, Server, StartServer, start_engine, stop_engine
+from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
 
 BODY = {"prompt": list(range(5, 25)), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 STEP_TIMEOUT = 1.0
@@ -101,6 +114,9 @@ def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server
     assert (get(server, "/health").status_code, get(server, "/health").json()["paused"]) == (200, True)
     ready = get(server, "/health/ready")
     assert (ready.status_code, "paused" in ready.json()["reason"]) == (503, True)
+    for path in ("/v2/health/ready", f"/v2/models/{MODEL}/ready"):
+        assert (get(server, path).status_code, "paused" in get(server, path).json()["error"]) == (503, True)
+    assert not grpc_ready(server.api)
     assert "ridgeline:engine_paused{" in (page := get(server, "/metrics").text)
     assert [line[-3:] for line in page.splitlines() if line.startswith("ridgeline:engine_paused{")] == ["1.0"]
     assert not post(server, "/resume")["is_paused"]
@@ -155,6 +171,8 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     assert get(server, "/health").status_code == 200
     ready = get(server, "/health/ready")
     assert (ready.status_code, "asleep" in ready.json()["reason"]) == (503, True)
+    assert get(server, "/v2/health/ready").status_code == 503
+    assert not grpc_ready(server.api)
     state = {1: "weights_offloaded", 2: "discard_all"}[level]
     page = get(server, "/metrics").text
     assert any(f'sleep_state="{state}"' in line and line.endswith(" 1.0") for line in page.splitlines())
@@ -166,6 +184,8 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     assert post(server, "/wake_up") == {"status": "awake", "is_sleeping": False}
     assert text_of(waiting.result()) == alone
     assert get(server, "/health/ready").status_code == 200
+    assert get(server, "/v2/health/ready").status_code == 200
+    assert grpc_ready(server.api)
     assert get(server, "/is_sleeping").json() == {"is_sleeping": False}
 
 
@@ -221,3 +241,186 @@ def test_damaged_weights_leave_the_old_ones(server: Server, send: Send, tmp_path
     refused = httpx.post(f"{server.url}/reload_weights?path={copy}", headers=HEADERS, timeout=PATIENCE)
     assert refused.status_code == 409
     assert text_of(send(max_tokens=20, cache_salt="still here").result()) == alone
+
+
+# ---- orders that meet ------------------------------------------------------------------------------------------------
+
+
+def together(server: Server, send: Send, *paths: str) -> list[httpx.Response]:
+    """The answers to orders that are all there, in this order, before the first can be obeyed: they wait for a request
+    that runs."""
+    going = send(max_tokens=1500, cache_salt=" ".join(paths))
+    open_requests(server, 1)
+    with ThreadPoolExecutor(len(paths)) as threads:
+        answers = []
+        for place, path in enumerate(paths, 1):
+            answers.append(threads.submit(httpx.post, f"{server.url}{path}", headers=HEADERS, timeout=PATIENCE))
+            orders_under_way(server, place)
+        assert not going.done()
+        found = [answer.result() for answer in answers]
+    assert text_of(going.result())
+    return found
+
+
+def orders_under_way(server: Server, count: int) -> None:
+    """Wait until so many orders were sent to the engine and not answered."""
+    (engine,) = server.api.client.engines
+    for _ in range(int(PATIENCE / 0.01)):
+        if len(engine._ordered) == count:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"there never were {count} orders under way")
+
+
+def test_two_reloads_at_once_leave_an_engine_that_runs(server: Server, send: Send) -> None:
+    alone = text_of(send(max_tokens=20).result())
+    answers = together(server, send, "/reload_weights?mode=wait", "/reload_weights?mode=wait")
+    assert [answer.json() for answer in answers] == [{"status": "reloaded", "is_paused": False}] * 2
+    assert text_of(send(max_tokens=20, cache_salt="after both").result(timeout=20)) == alone
+
+
+def test_a_pause_behind_a_reload_is_one(server: Server, send: Send) -> None:
+    reloaded, paused = together(server, send, "/reload_weights?mode=wait", "/pause?mode=wait")
+    assert reloaded.status_code == 200
+    assert paused.json() == {"status": "paused", "is_paused": True}
+    assert get(server, "/is_paused").json() == {"is_paused": True}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleep_behind_a_reload_is_one(server: Server, send: Send, level: int) -> None:
+    reloaded, slept = together(server, send, "/reload_weights?mode=wait", f"/sleep?mode=wait&level={level}")
+    assert reloaded.status_code == 200
+    assert slept.json() == {"status": "asleep", "level": level, "is_sleeping": True}
+    waiting = send(max_tokens=5)
+    assert post(server, "/wake_up") == {"status": "awake", "is_sleeping": False}
+    assert text_of(waiting.result(timeout=20))
+
+
+def test_an_order_that_fails_ends_nobody_elses_pause(server: Server, send: Send) -> None:
+    paused, refused = together(server, send, "/pause?mode=wait", "/reload_weights?path=/nowhere")
+    assert paused.json() == {"status": "paused", "is_paused": True}
+    assert refused.status_code == 409
+    assert get(server, "/is_paused").json() == {"is_paused": True}
+
+
+def test_no_request_ends_for_an_order_that_is_in_vain(server: Server, send: Send) -> None:
+    going = send(max_tokens=500, cache_salt="in vain")
+    open_requests(server, 1)
+    for path in ("/nowhere", "/%00", EMBEDDED_MODEL.parent / "embedded-draft", EMBEDDED_MODEL / "config.json"):
+        answer = httpx.post(f"{server.url}/reload_weights?path={path}", headers=HEADERS, timeout=PATIENCE)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "order_not_obeyed")
+    assert text_of(going.result())
+
+
+def test_answers_come_in_the_order_of_the_orders(server: Server) -> None:
+    """Those that are refused at once do not overtake others."""
+    post(server, "/sleep")
+    (engine,) = server.api.client.engines
+    assert engine.facts is not None
+    os.kill(engine.facts.process_id, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            answers = []
+            for place, path in enumerate(("/sleep", "/resume"), 1):
+                answers.append(threads.submit(httpx.post, server.url + path, headers=HEADERS, timeout=PATIENCE))
+                orders_under_way(server, place)
+        finally:
+            os.kill(engine.facts.process_id, signal.SIGCONT)
+        slept, resumed = (answer.result() for answer in answers)
+    post(server, "/wake_up")
+    assert slept.json() == {"status": "asleep", "level": 1, "is_sleeping": True}
+    assert resumed.status_code == 409
+
+
+def test_who_sleeps_again_gives_back_what_a_part_woke_up(server: Server, send: Send) -> None:
+    post(server, "/sleep")
+    assert post(server, "/wake_up?tags=weights")["is_sleeping"]
+    post(server, "/sleep")
+    assert post(server, "/wake_up?tags=kv_cache")["is_sleeping"], "the weights are not there"
+    assert not post(server, "/wake_up?tags=weights")["is_sleeping"]
+    assert text_of(send(max_tokens=5).result())
+
+
+def test_an_engine_of_level_2_goes_on_when_all_was_asked_for(server: Server, send: Send) -> None:
+    post(server, "/sleep?level=2")
+    waiting = send(max_tokens=5)
+    open_requests(server, 1)
+    post(server, "/wake_up?tags=weights")
+    assert get(server, "/is_paused").json() == {"is_paused": True}
+    assert not waiting.done()
+    post(server, "/wake_up?tags=kv_cache")
+    assert text_of(waiting.result(timeout=20))
+
+
+def test_a_pause_ends_with_the_api_server_that_waited_for_it(
+    server: Server, send: Send, start_server: StartServer
+) -> None:
+    (engine,) = server.api.client.engines
+    going = send(max_tokens=1800, cache_salt="the other one ends")
+    open_requests(server, 1)
+    with start_server(engine=Path(engine._path), admin_key=(KEY,)) as other:
+        gone = Thread(target=abandoned, args=(f"{other.url}/sleep?mode=wait",))
+        gone.start()
+        orders_under_way(other, 1)
+    gone.join()
+    later = send(max_tokens=5)
+    assert not going.done()
+    assert text_of(going.result())
+    assert text_of(later.result(timeout=20))
+    assert get(server, "/is_paused").json() == {"is_paused": False}
+
+
+def abandoned(url: str) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(url, headers=HEADERS, timeout=PATIENCE)
+
+
+# ---- a model that is another one afterwards --------------------------------------------------------------------------
+
+
+def test_what_weights_bring_with_them_is_told(server: Server, send: Send, tmp_path: Path) -> None:
+    """The tokens that end an answer are those of the folder that is served now."""
+    first = text_of(send(max_tokens=20, ignore_eos=False, return_token_ids=True).result())
+    token = send(max_tokens=20, ignore_eos=False, return_token_ids=True).result().json()["choices"][0]["token_ids"][3]
+    copy = shutil.copytree(EMBEDDED_MODEL, tmp_path / "copy")
+    for name in ("config.json", "generation_config.json"):
+        (copy / name).write_text(json.dumps(json.loads((copy / name).read_text()) | {"eos_token_id": token}))
+    try:
+        post(server, f"/reload_weights?path={copy}")
+        assert get(server, "/server_info").json()["engine"]["folder"] == str(copy)
+        ended = send(max_tokens=20, ignore_eos=False).result().json()["choices"][0]
+        assert ended["finish_reason"] == "stop"
+        assert first.startswith(ended["text"])
+    finally:
+        post(server, f"/reload_weights?path={EMBEDDED_MODEL}")
+
+
+def test_who_has_no_more_room_is_told(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others took memory while the engine slept, so its cache is smaller."""
+    options = {"model": str(EMBEDDED_MODEL), "device": "cpu", "dtype": DTYPE}
+    config = LLMConfig(**options, kv_cache_memory=1 << 24)
+    path = str(tmp_path / "socket")
+    settings = EngineSettings(socket=path, options=options, served_name=MODEL)
+    host = EngineHost(assemble(config), config, EngineSocket(path), settings)
+    thread = Thread(target=host.run, daemon=True)
+    thread.start()
+    small = partial(replace, kv_cache_memory=1 << 22)
+    monkeypatch.setattr(engine_process, "assemble", lambda config, **more: assemble(small(config), **more))
+    settings_of_api = {"admin_key": (KEY,), "request_timeout": 30}
+    with start_server(engine=Path(path), **settings_of_api) as server, ThreadPoolExecutor(2) as threads:
+        post(server, "/sleep?level=2")
+        url = f"{server.url}/v1/completions"
+        long = threads.submit(httpx.post, url, json=BODY | {"max_tokens": 1000}, timeout=PATIENCE)
+        open_requests(server, 1)
+        short = threads.submit(httpx.post, url, json=BODY | {"max_tokens": 5}, timeout=PATIENCE)
+        open_requests(server, 2)
+        post(server, "/wake_up")
+        assert text_of(short.result(timeout=20))
+        refused = long.result(timeout=20)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+        assert get(server, "/server_info").json()["engine"]["cache_tokens"] < 1000
+        assert server.wait_idle()
+        host.stop()
+        thread.join(PATIENCE)

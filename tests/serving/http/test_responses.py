@@ -198,6 +198,18 @@ def test_an_answer_is_gone_on_from(server: Server) -> None:
     assert refused(server, previous_response_id="resp_1")[0] == "previous_response_id"
 
 
+def test_items_that_are_referred_to_are_bounded_as_a_body_is(start_server: StartServer) -> None:
+    """One item of a tenth of a body, two hundred times over."""
+    with start_server(max_body_bytes=1 << 16) as running:
+        told = [said("user", "word " * 1200), said("user", "Hi")]
+        answer = client(running).responses.create(**GREEDY, input=told, truncation="auto")
+        long = WIRE.get(f"{running.url}/v1/responses/{answer.id}/input_items").json()["data"][-1]["id"]
+        again = [{"type": "item_reference", "id": long}]
+        assert client(running).responses.create(**GREEDY, input=[*again, *told[1:]], truncation="auto").status
+        param, message = refused(running, input=[*again * 200, *told[1:]], truncation="auto")
+        assert (param, "65536 bytes" in message) == ("input", True)
+
+
 def test_answers_are_kept_until_they_are_deleted(server: Server) -> None:
     answer = client(server).responses.create(**GREEDY, input=TEXT)
     assert client(server).responses.retrieve(answer.id).to_dict() == answer.to_dict()

@@ -121,6 +121,22 @@ def test_every_endpoint_answers_as_it_does_alone(client: openai.OpenAI) -> None:
     assert "generates" in answer["response"]["body"]["error"]["message"]
 
 
+def test_answers_of_a_batch_are_kept_in_its_files_alone(client: openai.OpenAI) -> None:
+    """A background's answer would be that it has begun."""
+
+    def asked(name: str, **more: Any) -> dict[str, Any]:
+        body = {"model": "m", "input": "Hello", "max_output_tokens": 3, **more}
+        return {"custom_id": name, "method": "POST", "url": "/v1/responses", "body": body}
+
+    ended = until(client, begin(client, lines(asked("plain"), asked("later", background=True)), "/v1/responses").id)
+    [plain], [later] = (told(client, file).values() for file in (ended.output_file_id, ended.error_file_id))
+    assert (plain["custom_id"], plain["response"]["body"]["store"]) == ("plain", False)
+    assert (later["response"]["status_code"], "background" in later["response"]["body"]["error"]["message"]) == (
+        400,
+        True,
+    )
+
+
 def test_what_is_wrong_with_a_file_is_told_line_by_line(client: openai.OpenAI) -> None:
     wrong = lines(
         line("good"),

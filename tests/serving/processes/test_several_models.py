@@ -121,6 +121,18 @@ def test_requests_find_their_model_by_body_path_and_query(server: Served) -> Non
     assert status == 400
 
 
+def test_an_engines_routes_are_those_of_the_model_in_the_query(server: Served) -> None:
+    status, told = send(server, "/reload_weights?model=large", {})
+    asleep = (409, "the engine is asleep; wake it up first.")  # whose turn it is, nobody knows here
+    assert (status, told.get("status")) == (200, "reloaded") or (status, told["error"]["message"]) == asleep
+    for path in ("/reload_weights", "/reset_prefix_cache", "/sleep"):
+        status, error = send(server, f"{path}?model=other", {})
+        assert (status, error["error"]["code"]) == (404, "model_not_found")
+        assert "large, small" in error["error"]["message"]
+    assert send(server, "/server_info?model=other")[0] == 404
+    assert send(server, "/sleep?model=small", {})[0] == 409
+
+
 def test_metrics_and_health_are_of_all_models(server: Served) -> None:
     page = server.get("/metrics")[1].decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
