@@ -313,6 +313,7 @@ class EngineConfig:
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
+    num_drafts: how many drafts of a request's next tokens a step verifies at most.
     """
 
     max_model_len: int
@@ -326,9 +327,15 @@ class EngineConfig:
     itl_target: float | None = None
     cascade: bool = False
     pools: bool = False
+    num_drafts: int = 0
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
+        if self.num_drafts and self.max_num_batched_tokens < self.max_num_seqs * (1 + self.num_drafts):
+            raise InvalidConfig(
+                f"{self.max_num_seqs} sequences of {1 + self.num_drafts} tokens each, with their drafts, make steps of "
+                f"more than max_num_batched_tokens ({self.max_num_batched_tokens}); lower max_num_seqs or raise that."
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfig(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}; "

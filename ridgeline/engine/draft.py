@@ -55,7 +55,7 @@ def _guided(seqs: list[Sequence], num_logits_R: np.ndarray) -> tuple[Guided, ...
 
 
 class Standing(NamedTuple):
-    """The decoding set: rows that all run as many tokens and sample. columns_R: where `SlotTable` has them, as numpy
+    """The decoding set: rows that sample all their tokens. columns_R: where `SlotTable` has them, as numpy
     wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot.
     """
 
@@ -66,12 +66,13 @@ class Standing(NamedTuple):
 
     @staticmethod
     def of(seqs: list[Sequence], slots: SlotTable, tokens_each: int = 1) -> Standing:
-        """More than one token each: rows that verify drafts, of which all but the first token are."""
-        kind, counts_R = (
-            RowKind.TOKEN if tokens_each == 1 else RowKind.VERIFY,
-            np.full(len(seqs), tokens_each, np.int32),
-        )
-        rows = build_rows(seqs, np.full(len(seqs), kind, np.int8), counts_R, counts_R, tokens_each)
+        """More than one token each: rows that verify drafts, of which all but the first token are. Sequences whose
+        next tokens cannot be guessed run one."""
+        counts_R = np.array([tokens_each if seq.guessable else 1 for seq in seqs], np.int32)
+        kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
+        alike = len(seqs) == 0 or bool((counts_R == counts_R[0]).all())
+        each = (int(counts_R[0]) if len(seqs) else tokens_each) if alike else 0
+        rows = build_rows(seqs, kinds_R, counts_R, counts_R, each)
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 

@@ -22,13 +22,13 @@ from ridgeline.engine.slots import SlotTable
 class Running:
     """The cache, the slot table and everybody who has a place in them.
 
-    each: tokens of a decoding row. prefilling, decoding, paced: ordered sets; those in `paced` decode with lookahead 0,
+    each: tokens of a decoding row at most. prefilling, decoding, paced: ordered sets; those in `paced` decode with lookahead 0,
     and those in `decoding` may be planned before their last token is known. deltas: what the next plan tells the
     worker, in order. prefixes: which decoding rows share their first blocks, if attention makes use of it.
     """
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout, tokens_each: int) -> None:
-        self.each = tokens_each
+    def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
+        self.each = 1 + config.num_drafts
         self.cache = CacheManager(
             layout,
             prefix_caching=config.enable_prefix_caching,
@@ -41,7 +41,7 @@ class Running:
         self.decoding: dict[Sequence, None] = {}
         self.paced: dict[Sequence, None] = {}
         self.deltas: list[Delta] = []
-        self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and tokens_each == 1 else None
+        self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and self.each == 1 else None
         self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots

@@ -204,9 +204,8 @@ def test_a_row_whose_scores_are_no_numbers_keeps_what_it_emitted_before() -> Non
 
 
 def test_steps_that_could_not_hold_all_rows_are_refused() -> None:
-    config = EngineConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=23)
     with pytest.raises(InvalidConfig, match="8 sequences of 3 tokens"):
-        Scheduler(config, layout_of(((None, 1),), 4, 9), tokens_each=3)
+        EngineConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=23, num_drafts=2)
 
 
 @pytest.mark.parametrize(
