@@ -162,9 +162,9 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
 
 class InFlight:
     """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
-    when it was made."""
+    when it was made. verifies: some of its rows verify drafts."""
 
-    __slots__ = ("departures", "masks_given", "plan", "published", "seqs")
+    __slots__ = ("departures", "masks_given", "plan", "published", "seqs", "verifies")
 
     def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0) -> None:
         self.departures = departures
@@ -172,3 +172,4 @@ class InFlight:
         self.seqs = seqs
         self.published = published
         self.masks_given = not plan.rows.features & Feature.MASK
+        self.verifies = plan.rows.tokens_each != 1 and bool((plan.rows.kinds_R == RowKind.VERIFY).any())

@@ -107,7 +107,7 @@ class Results:
         """Do what follows from a plan's tokens for the few rows to which something happened."""
         seqs, plan, block_size = record.seqs, record.plan, self._running.cache.block_size
         full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
-        if len(tokens_KR) > 1:
+        if record.verifies:
             full_R &= plan.rows.kinds_R != RowKind.VERIFY
             self._note_verified(record, emitted_R, newest)
         for row in full_R.nonzero()[0].tolist():
