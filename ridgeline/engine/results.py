@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class End(Protocol):
 
 
 class Results:
-    """unsent: ends of requests that no result brought; they are told with the next one."""
+    """unsent: ends of requests that no result brought; they are told with the next one. drafts: as in `Figures`."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Results:
         preempt: Callable[[Sequence, Preemption], None],
     ) -> None:
         self.unsent: list[TokenEvent] = []
+        self.drafts = Counter[str]()
         self._running, self._suspects = running, suspects
         self._finish, self._preempt = end, preempt
         self._takers: tuple[Rows, list[str], list[Callable[[int], None]]] | None = None  # of rows whose set stays
@@ -51,8 +53,20 @@ class Results:
             events = self._take(record, result, tokens_KR, finish_R)
         if result.pooled:
             events.events += self._vectors(record, result)
+        if result.drafted_R is not None:
+            self._count_drafts(result.drafted_R, result.emitted_R)
         self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
         return events
+
+    def _count_drafts(self, drafted_R: np.ndarray, emitted_R: np.ndarray) -> None:
+        """Count the drafts of a step. A row emits one token more than it had right drafts, unless one ended it."""
+        for row in drafted_R.nonzero()[0].tolist():
+            right = max(0, int(emitted_R[row]) - 1)
+            self.drafts["drafts"] += 1
+            self.drafts["draft_tokens"] += int(drafted_R[row])
+            self.drafts["accepted_tokens"] += right
+            for place in range(right):
+                self.drafts[f"accepted_tokens_per_pos: {place}"] += 1
 
     def _vectors(self, record: InFlight, result: StepResult) -> Iterator[TokenEvent]:
         """Yield the ends of requests that are pooled, unless their vectors are no numbers."""

@@ -109,7 +109,8 @@ class Scheduler:
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
         groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
         counts = cache.checkpoints.counts if cache.checkpoints.groups else None
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts)
+        drafts = Counter(self._results.drafts) if self.config.num_drafts else None
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return what is known so far of an unfinished request."""
