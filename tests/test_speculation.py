@@ -16,7 +16,8 @@ from ridgeline.core.token_bits import packed
 from tests.driving import Outcome, Rig, ask, rig
 
 TinyModel = Callable[[str], Path]
-LOOKUP = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+DRAFTS = 3
+LOOKUP = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 # full attention; windows between it; learned positions; latent-free mixture; keys of two sizes
 FAMILIES = ("llama", "mixed", "gpt2", "qwen3_moe", "gpt_oss", "gemma4_moe")
 VOCABULARY = 300  # tokens that all tiny models have
@@ -37,6 +38,19 @@ class Scripted:
         wrong = [self._draw.randrange(VOCABULARY) for _ in right]
         chosen = [a if self._draw.random() < self._share else b for a, b in zip(right, wrong, strict=True)]
         return np.array(chosen[: self._draw.randrange(count + 1)], np.int32)
+
+
+class Always:
+    """All requests verify as many drafts as they may, whatever it costs."""
+
+    def wanted(self, seq: Any) -> int:
+        return DRAFTS if seq.guessable else 0
+
+    def pays(self, rows: int) -> bool:
+        return True
+
+    def note(self, record: object, result: object) -> bool:
+        return False
 
 
 class Even:
@@ -101,6 +115,7 @@ def plain(folder: Path, **settings: Any) -> dict[str, Outcome]:
 def scripted(own: Rig, want: dict[str, Outcome], asked: Sequence[Request], share: float) -> Scripted:
     """Let a rig's drafts be those of a proposer that knows the outcomes."""
     texts = [[*request.prompt_token_ids, *want[request.id].tokens] for request in asked]
+    own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
     proposer = own.runner._speculator._proposer = Scripted(texts, share)  # type: ignore[union-attr, assignment]
     return proposer
 
@@ -175,6 +190,7 @@ def test_a_step_for_every_token_becomes_a_step_for_four(tiny_model: TinyModel) -
         want = own.run(request)
         plain_steps = len(own.results)
     with rig(tiny_model("llama"), speculative_config=LOOKUP) as own:
+        own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
         text = [*request.prompt_token_ids, *want["a"].tokens]
         own.runner._speculator._proposer.propose = (  # type: ignore[union-attr, method-assign]
             lambda known_N, count: np.array(text[len(known_N) : len(known_N) + count], np.int32)

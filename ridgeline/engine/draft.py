@@ -65,13 +65,13 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(seqs: list[Sequence], slots: SlotTable, tokens_each: int = 1) -> Standing:
-        """More than one token each: rows that verify drafts, of which all but the first token are. Sequences whose
-        next tokens cannot be guessed run one."""
-        counts_R = np.array([tokens_each if seq.guessable else 1 for seq in seqs], np.int32)
+    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: bool = True) -> Standing:
+        """Each runs its last token, and behind it the drafts that it verifies, unless there should be none."""
+        counts_R = np.array([1 + seq.drafts if drafts else 1 for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
-        alike = len(seqs) == 0 or bool((counts_R == counts_R[0]).all())
-        each = (int(counts_R[0]) if len(seqs) else tokens_each) if alike else 0
+        each = int(counts_R[0]) if len(seqs) else 1
+        if (counts_R != each).any():
+            each = 0
         rows = build_rows(seqs, kinds_R, counts_R, counts_R, each)
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])

@@ -56,6 +56,7 @@ class Results:
         if result.drafted_R is not None:
             self._count_drafts(result.drafted_R, result.emitted_R)
         self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
+        self._running.learn(record, result)
         return events
 
     def _count_drafts(self, drafted_R: np.ndarray, emitted_R: np.ndarray) -> None:

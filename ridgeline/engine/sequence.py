@@ -27,7 +27,8 @@ class Sequence:
     leading blocks the prefix index has been told of. passed: per cache group, leading blocks that were let go.
     source: per cache group the block that its first plan will copy, held until then; empty if there is none.
     has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
-    scores were once no numbers. guessable: drafts of its next tokens can be verified. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many
+    scores were once no numbers. guessable: drafts of its next tokens can be verified. drafts: how many its next rows verify. trials: how many of its
+    drafts were right, and how many were tried, the newest most. undrafted: tokens since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many
     tokens it left a state that is published when these are known. has_waited: it let a plan pass for a state that the
     plan leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be
     planned again before that plan has retired, since a late token may still arrive. companion: of a guided request,
@@ -44,6 +45,7 @@ class Sequence:
         "checkpoint",
         "companion",
         "distrusted",
+        "drafts",
         "features",
         "first_token",
         "generation",
@@ -67,6 +69,8 @@ class Sequence:
         "source",
         "status",
         "tokens",
+        "trials",
+        "undrafted",
     )
 
     def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None) -> None:
@@ -101,6 +105,7 @@ class Sequence:
         self._leader = leader
         negative = request.companion()
         self.companion = None if negative is None else Sequence(negative, num_groups, leader=self)
+        self.drafts, self.undrafted, self.trials = 0, 0, (0.0, 0.0)
         self.guessable = _guessable(request) and leader is None and negative is None
 
     @property

@@ -227,7 +227,9 @@ def test_rows_say_how_many_tokens_each_of_them_brings(standing: tuple[int, int],
     desk.add(*(make_request(str(n), PROMPT[n:]) for n in range(standing[0] + len(chunks))))
     desk.submit()
     seqs, draft = desk.scheduler.in_flight[0].seqs, Draft(64)
-    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots, standing[1])
+    for seq in seqs[: standing[0]]:
+        seq.drafts = standing[1] - 1
+    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots)
     for seq, count in zip(seqs[standing[0] :], chunks, strict=True):
         draft.add(seq, count, 1, np.ones(count, np.int32))
     _, rows, _ = draft.assemble()
