@@ -1,5 +1,5 @@
-"""Drafts change nothing but the number of steps: whoever makes them, whatever a request asks for, and whatever happens to
-it. Tokens and logprobs are compared with those of the same engine without drafts."""
+"""Drafts change nothing but the number of steps: whoever makes them, whatever a request asks for, and whatever happens
+to it. Tokens and logprobs are compared with those of the same engine without drafts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def scripted(own: Rig, want: dict[str, Outcome], asked: Sequence[Request], share
     """Let a rig's drafts be those of a proposer that knows the outcomes."""
     texts = [[*request.prompt_token_ids, *want[request.id].tokens] for request in asked]
     own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
-    proposer = own.runner._speculator._proposer = Scripted(texts, share)  # type: ignore[union-attr, assignment]
+    proposer = own.runner.speculator.proposer = Scripted(texts, share)  # type: ignore[union-attr, assignment]
     return proposer
 
 
@@ -166,7 +166,7 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, ti
         scheduler, left = own.engine.scheduler, set()
         scripted(own, want, asked, 0.7)
         own.add(*requests(own.runner.decoder.spec.vocab_size))
-        for step in range(2000):
+        for _ in range(2000):
             if not own.engine.has_work:
                 break
             running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
@@ -176,7 +176,7 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, ti
                 left.add(leaver := draw.choice(running).id)
                 own.engine.abort(leaver)
             own.step()
-        assert not own.engine.has_work, step
+        assert not own.engine.has_work
         assert scheduler.preemptions.total() > 3
         check_same({k: v for k, v in own.outcomes.items() if k not in left},
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip
@@ -192,7 +192,7 @@ def test_a_step_for_every_token_becomes_a_step_for_four(tiny_model: TinyModel) -
     with rig(tiny_model("llama"), speculative_config=LOOKUP) as own:
         own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
         text = [*request.prompt_token_ids, *want["a"].tokens]
-        own.runner._speculator._proposer.propose = (  # type: ignore[union-attr, method-assign]
+        own.runner.speculator.proposer.propose = (  # type: ignore[union-attr, method-assign]
             lambda known_N, count: np.array(text[len(known_N) : len(known_N) + count], np.int32)
         )
         assert own.run(request)["a"].tokens == want["a"].tokens

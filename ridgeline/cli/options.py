@@ -105,6 +105,7 @@ ALIASES = {  # as vLLM has them
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
     "prefill_context_parallel_size": ("-pcp",),
+    "speculative_config": ("-sc",),
 }
 
 SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed

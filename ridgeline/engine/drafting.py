@@ -1,12 +1,12 @@
 """How many drafts a request's next row verifies.
 
-A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row is
-right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the step by
-b seconds. Steps bring r tokens a second. So drafts are added as long as aⁱ ≥ b · r, which makes the rate of all rows
-together the highest (Dinkelbach's condition for a quotient of sums).
+A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row
+is right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the
+step by b seconds. Steps bring r tokens a second. So drafts are added as long as aⁱ ≥ b · r, which makes the rate of
+all rows together the highest (Dinkelbach's condition for a quotient of sums).
 
-All three are learned while requests run: a for each request, beginning with that of all; b and r from the times of steps
-without prompts.
+All three are learned while requests run: a for each request, beginning with that of all; b and r from the times of
+steps without prompts.
 
 A step that verifies may cost more besides, whatever it verifies. So for about as many rows the rates with drafts and
 without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is.
@@ -14,7 +14,9 @@ without are compared as well, and the slower way is taken for a few steps now an
 
 from __future__ import annotations
 
+from collections import deque
 from math import log
+from statistics import median
 
 import numpy as np
 
@@ -26,8 +28,9 @@ KEPT = 0.98  # of a step's weight is left after another one
 TRIALS_KEPT = 0.9  # of the weight of a request's trials after another row of it
 PRIOR = 2.0  # trials that those of all requests count for in one's share
 HOPE = 0.8  # the share of right drafts before any was tried
-LONG, SHORT = 128, 4  # steps that go the faster way, and then the other one
-RATES_KEPT = 0.9  # of the weight of a way's steps after another one of them
+SHORT = 6  # steps that go the slower way, to see if it still is
+LONG, LONGEST = 64, 512  # steps that go the faster one before; so many more each time that it stays the faster one
+NEWEST = 12  # steps that a rate is taken of
 PROBE = 64  # tokens after which a request without drafts tries them again
 UNKNOWN = 0.5  # the price of a draft before steps of unlike numbers of tokens were seen
 CHEAPEST = 0.05  # a draft costs something, even where the times of few steps say that it does not
@@ -46,7 +49,7 @@ class StepTimes:
         """Learn from a step of so many tokens that emitted so many."""
         self._sums = KEPT * self._sums + (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
         self._emitted = KEPT * self._emitted + emitted
-        weight, x, xx, y, xy = self._sums / self._sums[0]
+        x, xx, y, xy = self._sums[1:] / self._sums[0]
         if (variance := xx - x * x) > SPREAD * x * x:
             self._slope = min(max(0.0, (xy - x * y) / variance), y / x)
 
@@ -59,26 +62,36 @@ class StepTimes:
 
 
 class Way:
-    """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both."""
+    """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
+
+    A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine with
+    other work to do makes single steps long.
+    """
 
     def __init__(self) -> None:
         self.drafts = True
-        self._sums = {False: np.zeros(2), True: np.zeros(2)}  # tokens, seconds
-        self._left, self._tries = SHORT, False
+        self._steps = {False: deque[tuple[int, float]](maxlen=NEWEST), True: deque[tuple[int, float]](maxlen=NEWEST)}
+        self._left, self._tries, self._long = SHORT, False, LONG
 
     def note(self, verified: bool, emitted: int, seconds: float) -> None:
         """Learn from a step that went one of the ways, and choose that of the next."""
-        self._sums[verified] = RATES_KEPT * self._sums[verified] + (emitted, seconds)
+        self._steps[verified].append((emitted, seconds))
         self._left -= 1
-        if self._left:
+        if self._left > 0:
             return
-        known = all(sums[1] > 0 for sums in self._sums.values())
-        self._tries = not self._tries
-        if self._tries or not known:
-            self.drafts, self._left = not self.drafts, SHORT
+        if not self._tries:
+            self.drafts, self._left, self._tries = not self.drafts, SHORT, True
             return
-        without, with_drafts = (tokens / spent for tokens, spent in self._sums.values())
-        self.drafts, self._left = bool(with_drafts >= without), LONG
+        before = not self.drafts
+        self.drafts = self._rate(True) >= self._rate(False)
+        self._long = min(2 * self._long, LONGEST) if self.drafts is before else LONG
+        self._left, self._tries = self._long, False
+
+    def _rate(self, verified: bool) -> float:
+        steps = self._steps[verified]
+        if not steps:
+            return 0.0
+        return sum(emitted for emitted, _ in steps) / (len(steps) * median(seconds for _, seconds in steps))
 
 
 class Drafting:

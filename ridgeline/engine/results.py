@@ -37,7 +37,7 @@ class Results:
         preempt: Callable[[Sequence, Preemption], None],
     ) -> None:
         self.unsent: list[TokenEvent] = []
-        self.drafts = Counter[str]()
+        self.drafts = Counter({"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0})
         self._running, self._suspects = running, suspects
         self._finish, self._preempt = end, preempt
         self._takers: tuple[Rows, list[str], list[Callable[[int], None]]] | None = None  # of rows whose set stays

@@ -109,7 +109,7 @@ class Scheduler:
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
         groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
         counts = cache.checkpoints.counts if cache.checkpoints.groups else None
-        drafts = Counter(self._results.drafts) if self.config.num_drafts else None
+        drafts = self._results.drafts.copy() if self.config.num_drafts else None
         return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts)
 
     def stats_of(self, request_id: str) -> RequestStats:

@@ -27,13 +27,14 @@ class Sequence:
     leading blocks the prefix index has been told of. passed: per cache group, leading blocks that were let go.
     source: per cache group the block that its first plan will copy, held until then; empty if there is none.
     has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
-    scores were once no numbers. guessable: drafts of its next tokens can be verified. drafts: how many its next rows verify. trials: how many of its
-    drafts were right, and how many were tried, the newest most. undrafted: tokens since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many
-    tokens it left a state that is published when these are known. has_waited: it let a plan pass for a state that the
-    plan leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be
-    planned again before that plan has retired, since a late token may still arrive. companion: of a guided request,
-    the sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its
-    leader is known as a request, whose status, order and times stand for both.
+    scores were once no numbers. guessable: drafts of its next tokens can be verified. drafts: how many its next rows
+    verify. trials: how many of its drafts were right, and how many were tried, the newest most. undrafted: tokens
+    since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
+    it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
+    leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned again
+    before that plan has retired, since a late token may still arrive. companion: of a guided request, the sequence
+    with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is known
+    as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (

@@ -82,8 +82,8 @@ class TakesRounded(Protocol):
 
 
 def takes_rounded(weight: Weight) -> TypeGuard[TakesRounded]:
-    """Return True if a weight is `TakesRounded`. Layers ask in every step, and Python takes 8 µs to look for methods, so
-    each class is looked at once."""
+    """Return True if a weight is `TakesRounded`. Layers ask in every step, and Python takes 8 µs to look for methods,
+    so each class is looked at once."""
     return _takes_rounded(type(weight))
 
 

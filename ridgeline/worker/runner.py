@@ -117,7 +117,7 @@ class Runner:
         vocabulary = 1 if self.pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
         self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep, drafts)
-        self._speculator = None if speculation is None else Speculator(speculation, self.slots, max_model_len)
+        self.speculator = None if speculation is None else Speculator(speculation, self.slots, max_model_len)
         self._sleep, self._asleep = sleep, frozenset[Kind]()
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores and not self.pools
@@ -170,7 +170,7 @@ class Runner:
         hand the hidden states on instead."""
         self.relay.settle(plan.after)
         self.prepare(plan)
-        plan, drafts = (plan, None) if self._speculator is None else self._speculator.drafted(plan)
+        plan, drafts = (plan, None) if self.speculator is None else self.speculator.drafted(plan)
         given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
         graph = self._graphs.find(plan) if self._graphs is not None and given is None else None
         if graph is not None:
@@ -219,8 +219,8 @@ class Runner:
         if plan.expected is not None:
             self.slots.check(plan.expected)
         self._check_generations(plan)
-        if self._speculator is not None:
-            self._speculator.assign(plan.deltas)
+        if self.speculator is not None:
+            self.speculator.assign(plan.deltas)
         elif plan.rows.num_logits_R.max() > 1:
             raise ContractViolation(
                 f"a row may emit {plan.rows.num_logits_R.max()} tokens; this worker verifies no drafts, so a row emits "
@@ -258,8 +258,8 @@ class Runner:
             outcome = self.segments.verify(forwarded.inputs, scores, drafts, features, guides)
         elif outcome is None:
             outcome = self.segments.sample(forwarded.inputs, scores, features, guides)
-        if self._speculator is not None:
-            self._speculator.note(plan, outcome.token_RK)
+        if self.speculator is not None:
+            self.speculator.note(plan, outcome.token_RK)
         if self.pipe.size > 1 and plan.rows.num_logits_R.any():
             self.pipe.tell(outcome.token_R[: len(plan.rows)].clone())
         letter = self.segments.mailbox.expect(outcome.packed)

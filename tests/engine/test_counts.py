@@ -19,7 +19,6 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan import Feature, Finish, RowKind, StepLogprobs, StepResult
 from ridgeline.core.request import Preemption, TokenEvent
 from ridgeline.engine.draft import Draft, Standing
-from ridgeline.engine.scheduler import Scheduler
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import REVOCABLE, Groups, layout_of
 from tests.engine.profiles import quick_settings

@@ -18,8 +18,8 @@ MOST = 5
 
 
 class Device:
-    """Steps of `base` seconds, `each` more for every token, and `extra` more where drafts are verified. A draft is right
-    with a probability of its request's."""
+    """Steps of `base` seconds, `each` more for every token, and `extra` more where drafts are verified. A draft is
+    right with a probability of its request's."""
 
     def __init__(self, shares: list[float], base: float, each: float, extra: float = 0.0, seed: int = 0) -> None:
         self._draw, self._times = random.Random(seed), (base, each, extra)

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS, STEP_VERIFY, Case, StepInputs
+from ridgeline.kernels.step.op import (
+    CASES,
+    STEP_ADVANCE,
+    STEP_INPUTS,
+    STEP_POST,
+    STEP_TURNS,
+    STEP_VERIFY,
+    Case,
+    StepInputs,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]

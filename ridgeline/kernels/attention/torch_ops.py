@@ -149,8 +149,9 @@ def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv
 
 
 def _alike(queries: int, spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
-    """Group the rows with so many queries. A group runs together, with all its rows made as long as its longest. A group is
-    split if that saves more keys than a pass costs, or if its keys and values would not fit the processor's cache."""
+    """Group the rows with so many queries. A group runs together, with all its rows made as long as its longest. A
+    group is split if that saves more keys than a pass costs, or if its keys and values would not fit the
+    processor's cache."""
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
     block_bytes = 2 * block_size * kv_heads * head_dim * k_cache_NGPD.element_size()
     most = min(WORKSPACE_BYTES // 2, CACHED_BYTES * torch.get_num_threads())

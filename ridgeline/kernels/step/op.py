@@ -189,7 +189,7 @@ def step_verify(
     out_token_RK: Tensor,
     out_finish_R: Tensor,
 ) -> None:
-    """Take the tokens into the slots that rows emit which verify drafts, and find the rows that have finished; in place.
+    """Take what rows that verify drafts emit into the slots, and find the rows that have finished; in place.
 
     A row's tokens were drawn behind its last token and behind each of its drafts. It emits the first one; and another
     one for every draft that is equal to the token drawn in its place, until a draft is not, or the row has finished.

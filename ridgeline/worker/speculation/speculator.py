@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -25,12 +26,17 @@ from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.ngram import NGram
 
 
+class Proposer(Protocol):
+    def propose(self, known_N: np.ndarray, count: int) -> np.ndarray:
+        """Return up to `count` drafts of what follows the known tokens. int32 [K]"""
+
+
 class Speculator:
     """Keeps the tokens of all slots, and the drafts that follow them."""
 
     def __init__(self, speculation: Speculation, slots: Slots, max_model_len: int) -> None:
         self.num_drafts = speculation.num_speculative_tokens
-        self._proposer = NGram(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
+        self.proposer: Proposer = NGram(speculation.prompt_lookup_min, speculation.prompt_lookup_max)
         self._known_SN = np.empty((slots.dummy, max_model_len), np.int32)
         self._drafts: dict[int, np.ndarray] = {}  # slot → what may follow its last token
         self._kv_len_S, self._max_len_S = slots.kv_len_S.numpy(), slots.max_len_S.numpy()
@@ -93,4 +99,4 @@ class Speculator:
             if self._stopped_S[slot]:
                 self._drafts.pop(slot, None)
             else:
-                self._drafts[slot] = self._proposer.propose(self._known_SN[slot, :known], self.num_drafts)
+                self._drafts[slot] = self.proposer.propose(self._known_SN[slot, :known], self.num_drafts)
