@@ -123,4 +123,5 @@ def choose_limits(
         tokens = LARGE_STEP
     max_seqs = config.max_num_seqs or min(seqs, config.max_num_batched_tokens or seqs)
     whole = longest if pooling is not None and pooling.whole else 0
-    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs, whole)
+    each = 1 + (0 if config.speculation is None else config.speculation.num_speculative_tokens)
+    return max_seqs, config.max_num_batched_tokens or max(tokens, max_seqs * each, whole)

@@ -143,6 +143,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         check_files(folder, model)
     forms = of_stage(_kept(stored_forms(folder, model, files=files), config, folder, ops), own)
     check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
+    if config.speculation is not None:
+        _check_speculation(model.spec, platform)
     max_seqs, max_tokens = choose_limits(config, device, model.spec.pooling, wanted_len)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
     cascade = cascade and mesh.cp.size == 1
@@ -198,6 +200,19 @@ def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
         for name, form in forms.items()
         if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops, form.helds))
     }
+
+
+def _check_speculation(model: ModelSpec, platform: Platform) -> None:
+    """Raise InvalidConfig if this device cannot verify drafts of what the model writes."""
+    if on_gpu(platform):
+        raise InvalidConfig("speculative_config: drafts are verified on a CPU yet, and not on a GPU; leave it out.")
+    if model.pooling is not None:
+        raise InvalidConfig("speculative_config is for models that write, and this one pools; leave it out.")
+    if any(group.spec.exact for group in model.cache_groups):
+        raise InvalidConfig(
+            "speculative_config: drafts cannot be taken back yet from states that every token replaces, which this "
+            "model's recurrent layers have; leave it out."
+        )
 
 
 def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:

@@ -87,6 +87,7 @@ def _run_on(
             cascade=choices.cascade,
             divide_from=_divide_from(choices),
             sleep=sleep,
+            speculation=choices.config.speculation,
         )
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)

@@ -63,6 +63,8 @@ ENGINE_HELP = {
     "init_expert_location": "JSON file with the tokens that experts got, by which they are placed on ranks.",
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "rank_trace_dir": "Folder for traces of which rank waited for which (several devices; slower).",
+    "speculative_config": "JSON object that says how drafts are made, for example "
+    '{"method": "ngram", "num_speculative_tokens": 4} (a CPU).',
     "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "
@@ -103,6 +105,7 @@ ALIASES = {  # as vLLM has them
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
     "prefill_context_parallel_size": ("-pcp",),
+    "speculative_config": ("-sc",),
 }
 
 SAMPLING_NAMES = {"seed": "sampling_seed"}  # both objects have a field named seed

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
+from ridgeline.core.speculation import Speculation, speculation_of
 from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
@@ -96,6 +97,9 @@ class LLMConfig:
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
         waits, there is none.
+    speculative_config: how drafts of tokens to come are made, which a step verifies together, as in {"method": "ngram",
+        "num_speculative_tokens": 4, "prompt_lookup_max": 4} (`core.speculation.Speculation`). Answers are the same as
+        without it. A CPU, for models whose cache keeps every token.
     kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
     quantization: how plain weights of linear maps are rounded when they are loaded. "w8a8": to int8, with a scale for
         each output, and activations too, with a scale for each token (a GPU, or a CPU with VNNI, or with AVX2 and a C++
@@ -151,6 +155,7 @@ class LLMConfig:
     init_expert_location: str | Path | None = None
     distributed_timeout_seconds: float = 120.0
     rank_trace_dir: str | None = None
+    speculative_config: Mapping[str, object] | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
     debug_checks: bool = False
 
@@ -162,6 +167,7 @@ class LLMConfig:
             object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         self._check_types()
         check_overrides(self.hf_overrides, self.override_generation_config)
+        speculation_of(self.speculative_config)
         if self.max_logprobs < -1:
             raise InvalidConfig(f"max_logprobs must be at least 0, or -1 for all, got {self.max_logprobs!r}.")
         if self.dtype not in ("auto", *DTYPES):
@@ -214,6 +220,11 @@ class LLMConfig:
         if not kv_format(self.kv_cache_dtype).quantized:
             unset.add("kv_cache_dtype")
         check_together({name: value for name, value in given.items() if name not in unset})
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How drafts are made, or None if there are none."""
+        return speculation_of(self.speculative_config)
 
     @property
     def divided_by(self) -> list[str]:
@@ -313,6 +324,7 @@ class EngineConfig:
     itl_target: the seconds that a step should take at most while requests decode (engine/itl.py).
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
+    num_drafts: how many drafts of a request's next tokens a step verifies at most.
     """
 
     max_model_len: int
@@ -326,9 +338,15 @@ class EngineConfig:
     itl_target: float | None = None
     cascade: bool = False
     pools: bool = False
+    num_drafts: int = 0
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
+        if self.num_drafts and self.max_num_batched_tokens < self.max_num_seqs * (1 + self.num_drafts):
+            raise InvalidConfig(
+                f"{self.max_num_seqs} sequences of {1 + self.num_drafts} tokens each, with their drafts, make steps of "
+                f"more than max_num_batched_tokens ({self.max_num_batched_tokens}); lower max_num_seqs or raise that."
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfig(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}; "

@@ -233,9 +233,9 @@ class StepLogprobs:
 class StepResult:
     """The outcome of a plan.
 
-    tokens_RK: the tokens that each row emitted, in order, then -1. K is at least 1 and at least the largest of
-        `Rows.num_logits_R`.
+    tokens_RK: the tokens that each row emitted, in order, then -1. K is at least 1.
     emitted_R: how many tokens each row emitted, int32, at most its `Rows.num_logits_R`.
+    drafted_R: how many drafts each row verified, int32. None: there were none.
     finish_R: `Finish` codes. They belong to the row's last token, or for NAN to the token that could not be drawn; no
         row emits anything after its end.
     pooled: row → the vector of a prompt that is complete, float32 [M], or those of its tokens [T, M]. Such a row emits
@@ -257,6 +257,7 @@ class StepResult:
     tokens_RK: np.ndarray = field(default_factory=lambda: np.empty((0, 1), np.int32))
     emitted_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     finish_R: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
+    drafted_R: np.ndarray | None = None
     logprobs: StepLogprobs | None = None
     pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     apart: Mapping[int, StepLogprobs] = field(default_factory=dict)

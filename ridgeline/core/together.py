@@ -26,6 +26,7 @@ APART: Mapping[tuple[str, str], str] = {
     },
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (OFFLOAD, "quantization"): "it copies plain weights",
+    **{("speculative_config", axis): "drafts are verified on one device yet" for axis in SIZES},
 }
 
 # Setting → groups of settings, of each of which it needs one, and why

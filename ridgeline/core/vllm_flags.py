@@ -280,7 +280,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     ("states are kept in the numbers that docs/state.md names", VALUE, "mamba-cache-philox-rounds"),
 )
 
-_SPECULATION = "speculative decoding is not supported; leave it out, and answers have the same distribution"
+_SPECULATION = "drafts are asked for by --speculative-config (docs/speculation.md)"
 _LORA = "adapters are not supported; merge them into the model's weights and serve the merged folder"
 _NODES = "one server runs on one machine; start one on each and put a balancer before them"
 _OFFLOAD = "weights and caches stay on the device; use --moe-expert-cache-size, --quantization or more devices"
@@ -292,7 +292,7 @@ _REASONING = "how reasoning is written follows from --reasoning-parser; bounds a
 # (what to do, what it takes, names, harmless values)
 _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     (_SPECULATION, VALUE,
-     "speculative-config spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
+     "spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
      "speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min", ()),
     (_LORA, SWITCH,
      "enable-lora enable-lora-bias fully-sharded-loras enable-tower-connector-lora specialize-active-lora "

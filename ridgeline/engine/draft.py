@@ -55,7 +55,7 @@ def _guided(seqs: list[Sequence], num_logits_R: np.ndarray) -> tuple[Guided, ...
 
 
 class Standing(NamedTuple):
-    """The decoding set: rows that all run as many tokens and sample. columns_R: where `SlotTable` has them, as numpy
+    """The decoding set: rows that sample all their tokens. columns_R: where `SlotTable` has them, as numpy
     wants its indices. last_kv_len_R: from there; it does not change while the request keeps its slot.
     """
 
@@ -65,13 +65,14 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(seqs: list[Sequence], slots: SlotTable, tokens_each: int = 1) -> Standing:
-        """More than one token each: rows that verify drafts, of which all but the first token are."""
-        kind, counts_R = (
-            RowKind.TOKEN if tokens_each == 1 else RowKind.VERIFY,
-            np.full(len(seqs), tokens_each, np.int32),
-        )
-        rows = build_rows(seqs, np.full(len(seqs), kind, np.int8), counts_R, counts_R, tokens_each)
+    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: bool = True) -> Standing:
+        """Each runs its last token, and behind it the drafts that it verifies, unless there should be none."""
+        counts_R = np.array([1 + seq.drafts if drafts else 1 for seq in seqs], np.int32)
+        kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
+        each = int(counts_R[0]) if len(seqs) else 1
+        if (counts_R != each).any():
+            each = 0
+        rows = build_rows(seqs, kinds_R, counts_R, counts_R, each)
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 
@@ -161,9 +162,9 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
 
 class InFlight:
     """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
-    when it was made."""
+    when it was made. verifies: some of its rows verify drafts."""
 
-    __slots__ = ("departures", "masks_given", "plan", "published", "seqs")
+    __slots__ = ("departures", "masks_given", "plan", "published", "seqs", "verifies")
 
     def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0) -> None:
         self.departures = departures
@@ -171,3 +172,4 @@ class InFlight:
         self.seqs = seqs
         self.published = published
         self.masks_given = not plan.rows.features & Feature.MASK
+        self.verifies = plan.rows.tokens_each != 1 and bool((plan.rows.kinds_R == RowKind.VERIFY).any())

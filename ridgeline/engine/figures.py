@@ -15,6 +15,9 @@ class Figures:
 
     group_hits: by cache group, after how many of these tokens it could have gone on by itself.
     checkpoints: the states that are kept, made, given up and begun from; None if no group keeps any.
+    drafts: rows that verified some ("drafts"), how many they verified ("draft_tokens"), how many of these were right
+        ("accepted_tokens"), and at which place behind the last token ("accepted_tokens_per_pos: 0", …); None if no row
+        may.
     """
 
     running: int
@@ -26,6 +29,7 @@ class Figures:
     preemptions: Counter[Preemption]
     group_hits: Counter[str]
     checkpoints: Counts | None = None
+    drafts: Counter[str] | None = None
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -38,4 +42,5 @@ class Figures:
             self.preemptions + other.preemptions,
             self.group_hits + other.group_hits,
             None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
+            None if self.drafts is None or other.drafts is None else self.drafts + other.drafts,
         )

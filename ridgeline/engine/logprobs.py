@@ -21,7 +21,7 @@ def row_entries(record: InFlight, result: StepResult, k: int) -> Iterable[Entrie
     width, prompts = result.tokens_RK.shape[1], result.prompt_logprobs if k == 0 else {}
     return [
         (
-            _entry(result.apart[row], k, seq.request.params.num_logprobs)
+            _entry(result.apart[row] if k == 0 else None, 0, seq.request.params.num_logprobs)
             if row in result.apart
             else _entry(result.logprobs, row * width + k, seq.request.params.num_logprobs),
             _prompt_entries(record, prompts[row], row) if row in prompts else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class End(Protocol):
 
 
 class Results:
-    """unsent: ends of requests that no result brought; they are told with the next one."""
+    """unsent: ends of requests that no result brought; they are told with the next one. drafts: as in `Figures`."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Results:
         preempt: Callable[[Sequence, Preemption], None],
     ) -> None:
         self.unsent: list[TokenEvent] = []
+        self.drafts = Counter({"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0})
         self._running, self._suspects = running, suspects
         self._finish, self._preempt = end, preempt
         self._takers: tuple[Rows, list[str], list[Callable[[int], None]]] | None = None  # of rows whose set stays
@@ -51,8 +53,21 @@ class Results:
             events = self._take(record, result, tokens_KR, finish_R)
         if result.pooled:
             events.events += self._vectors(record, result)
+        if result.drafted_R is not None:
+            self._count_drafts(result.drafted_R, result.emitted_R)
         self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
+        self._running.learn(record, result)
         return events
+
+    def _count_drafts(self, drafted_R: np.ndarray, emitted_R: np.ndarray) -> None:
+        """Count the drafts of a step. A row emits one token more than it had right drafts, unless one ended it."""
+        for row in drafted_R.nonzero()[0].tolist():
+            right = max(0, int(emitted_R[row]) - 1)
+            self.drafts["drafts"] += 1
+            self.drafts["draft_tokens"] += int(drafted_R[row])
+            self.drafts["accepted_tokens"] += right
+            for place in range(right):
+                self.drafts[f"accepted_tokens_per_pos: {place}"] += 1
 
     def _vectors(self, record: InFlight, result: StepResult) -> Iterator[TokenEvent]:
         """Yield the ends of requests that are pooled, unless their vectors are no numbers."""
@@ -107,7 +122,7 @@ class Results:
         """Do what follows from a plan's tokens for the few rows to which something happened."""
         seqs, plan, block_size = record.seqs, record.plan, self._running.cache.block_size
         full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
-        if len(tokens_KR) > 1:
+        if record.verifies:
             full_R &= plan.rows.kinds_R != RowKind.VERIFY
             self._note_verified(record, emitted_R, newest)
         for row in full_R.nonzero()[0].tolist():

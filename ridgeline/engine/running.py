@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows
+from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows, StepResult
 from ridgeline.engine.cache.manager import CacheManager
-from ridgeline.engine.draft import NOBODY, Standing
+from ridgeline.engine.draft import NOBODY, InFlight, Standing
+from ridgeline.engine.drafting import Drafting
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.slots import SlotTable
@@ -22,13 +23,15 @@ from ridgeline.engine.slots import SlotTable
 class Running:
     """The cache, the slot table and everybody who has a place in them.
 
-    each: tokens of a decoding row. prefilling, decoding, paced: ordered sets; those in `paced` decode with lookahead 0,
-    and those in `decoding` may be planned before their last token is known. deltas: what the next plan tells the
-    worker, in order. prefixes: which decoding rows share their first blocks, if attention makes use of it.
+    each: tokens of a decoding row at most. drafting: how many drafts each verifies, if there are any. prefilling,
+    decoding, paced: ordered sets; those in `paced` decode with lookahead 0, and those in `decoding` may be planned
+    before their last token is known. deltas: what the next plan tells the worker, in order. prefixes: which decoding
+    rows share their first blocks, if attention makes use of it.
     """
 
-    def __init__(self, config: EngineConfig, layout: CacheLayout, tokens_each: int) -> None:
-        self.each = tokens_each
+    def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
+        self.each = 1 + config.num_drafts
+        self.drafting = Drafting(config.num_drafts) if config.num_drafts else None
         self.cache = CacheManager(
             layout,
             prefix_caching=config.enable_prefix_caching,
@@ -41,7 +44,7 @@ class Running:
         self.decoding: dict[Sequence, None] = {}
         self.paced: dict[Sequence, None] = {}
         self.deltas: list[Delta] = []
-        self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and tokens_each == 1 else None
+        self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and self.each == 1 else None
         self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
@@ -88,10 +91,16 @@ class Running:
             self.paced[seq] = None
             seq.last_plan = plan_id + 1
         else:
+            seq.drafts = self.drafting.wanted(seq) if self.drafting is not None else 0
             self.decoding[seq] = None
             self._standing = None
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
+
+    def learn(self, record: InFlight, result: StepResult) -> None:
+        """Let the next rows verify as many drafts as pays, by how those of a step turned out."""
+        if self.drafting is not None and self.drafting.note(record, result):
+            self._standing = None
 
     def end_decoding(self, seq: Sequence) -> None:
         """Take a sequence out of those that decode: it leaves, or its last token is on the way."""
@@ -135,7 +144,8 @@ class Running:
 
     def standing_rows(self) -> Standing:
         if self._standing is None:
-            self._standing = Standing.of(list(self.decoding), self.slots, self.each) if self.decoding else NOBODY
+            drafts = self.drafting is not None and self.drafting.pays(len(self.decoding))
+            self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts) if self.decoding else NOBODY
             if self.prefixes is not None and self.decoding:
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)

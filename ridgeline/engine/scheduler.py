@@ -46,23 +46,16 @@ LOOK_AGAIN = 16  # plans after which it is looked again for whom the first waiti
 class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
-    tokens_each: the tokens of a decoding row. If there are several, they are its last token and drafts to verify, and
-        the row may emit as many. Blocks are taken for all of them, so a request's cache may come to hold
-        tokens_each - 1 positions more than `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
+    A decoding row runs its last token, and `config.num_drafts` drafts to verify behind it; it may emit as many tokens
+    as it runs. Blocks are taken for all of them, so a request's cache may come to hold that many positions more than
+    `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
     """
 
-    def __init__(
-        self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None, *, tokens_each: int = 1
-    ) -> None:
-        if config.max_num_seqs * tokens_each > config.max_num_batched_tokens:
-            raise InvalidConfig(
-                f"{config.max_num_seqs} sequences of {tokens_each} tokens each make steps of more than "
-                f"max_num_batched_tokens ({config.max_num_batched_tokens}); lower max_num_seqs or raise that."
-            )
-        self.config = config
+    def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
+        self.config, tokens_each = config, 1 + config.num_drafts
         if tokens_each > 1 and any(group.spec.exact for group in layout.groups):
             raise InvalidConfig("drafts cannot be taken back from a state that every token replaces; verify none.")
-        self.running = Running(config, layout, tokens_each)
+        self.running = Running(config, layout)
         self.cache, self.slots = self.running.cache, self.running.slots
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
@@ -116,7 +109,8 @@ class Scheduler:
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
         groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
         counts = cache.checkpoints.counts if cache.checkpoints.groups else None
-        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts)
+        drafts = self._results.drafts.copy() if self.config.num_drafts else None
+        return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts)
 
     def stats_of(self, request_id: str) -> RequestStats:
         """Return what is known so far of an unfinished request."""
@@ -223,9 +217,9 @@ class Scheduler:
         self._preempt(seq, Preemption.BLOCKS)
 
     def _advance_decoding(self, draft: Draft) -> None:
-        seqs, _, columns_R, last_kv_len_R = draft.standing = self.running.standing_rows()
-        draft.budget -= len(seqs) * self.running.each
-        kv_len_R = self.slots.kv_len[columns_R] + self.running.each
+        seqs, rows, columns_R, last_kv_len_R = draft.standing = self.running.standing_rows()
+        draft.budget -= int(rows.num_tokens_R.sum())
+        kv_len_R = self.slots.kv_len[columns_R] + rows.num_tokens_R
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
             self.running.end_decoding(seqs[i])  # its last token is on the way, if every row emits what it may

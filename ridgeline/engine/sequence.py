@@ -27,12 +27,14 @@ class Sequence:
     leading blocks the prefix index has been told of. passed: per cache group, leading blocks that were let go.
     source: per cache group the block that its first plan will copy, held until then; empty if there is none.
     has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
-    scores were once no numbers. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many
-    tokens it left a state that is published when these are known. has_waited: it let a plan pass for a state that the
-    plan leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be
-    planned again before that plan has retired, since a late token may still arrive. companion: of a guided request,
-    the sequence with which its scores are compared; it runs in the same plans and takes the same tokens. Only its
-    leader is known as a request, whose status, order and times stand for both.
+    scores were once no numbers. guessable: drafts of its next tokens can be verified. drafts: how many its next rows
+    verify. trials: how many of its drafts were right, and how many were tried, the newest most. undrafted: tokens
+    since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
+    it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
+    leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned again
+    before that plan has retired, since a late token may still arrive. companion: of a guided request, the sequence
+    with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is known
+    as a request, whose status, order and times stand for both.
     """
 
     __slots__ = (
@@ -44,9 +46,11 @@ class Sequence:
         "checkpoint",
         "companion",
         "distrusted",
+        "drafts",
         "features",
         "first_token",
         "generation",
+        "guessable",
         "has_emitted",
         "has_waited",
         "hashes",
@@ -66,6 +70,8 @@ class Sequence:
         "source",
         "status",
         "tokens",
+        "trials",
+        "undrafted",
     )
 
     def __init__(self, request: Request, num_groups: int, leader: Sequence | None = None) -> None:
@@ -100,6 +106,8 @@ class Sequence:
         self._leader = leader
         negative = request.companion()
         self.companion = None if negative is None else Sequence(negative, num_groups, leader=self)
+        self.drafts, self.undrafted, self.trials = 0, 0, (0.0, 0.0)
+        self.guessable = _guessable(request) and leader is None and negative is None
 
     @property
     def leader(self) -> Sequence:
@@ -155,3 +163,10 @@ class Sequence:
             output_tokens=len(self.tokens) - self.num_prompt,
             preempted_for=dict(self.preemptions),
         )
+
+
+def _guessable(request: Request) -> bool:
+    """Return whether drafts of a request's next tokens can be verified. A mask follows from the tokens before it, which
+    the host does not know along a draft; vectors say nothing of what comes next; and logprobs that are reported apart
+    are of one token."""
+    return request.token_mask is None and request.embeds is None and not reports_apart(request.params)

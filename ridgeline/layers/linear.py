@@ -20,7 +20,7 @@ from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.token_parts import TokenParts
 from ridgeline.quantization.held import Filling, empty, joined, settled
 from ridgeline.quantization.multiplied import MultipliedWeight, Multipliers, factors
-from ridgeline.quantization.scheme import PlainWeight, TakesRounded, Weight
+from ridgeline.quantization.scheme import PlainWeight, Weight, takes_rounded
 
 
 class Linear(nn.Module):
@@ -101,7 +101,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor | Rounded) -> Tensor:
         """Return [T, O] in the dtype of x [T, I]."""
         if isinstance(x, Rounded):
-            assert isinstance(self.matrix, TakesRounded)
+            assert takes_rounded(self.matrix)
             y_TO = self.matrix.rounded_linear(x, self.bias)
         else:
             y_TO = self.matrix.linear(x, self.bias)
@@ -109,7 +109,7 @@ class Linear(nn.Module):
 
     def room(self, tokens: int) -> Rounded | None:
         """Return memory for this layer's input where the op before had better round it; None where it had not."""
-        return self.matrix.room(tokens, self.dtype) if isinstance(self.matrix, TakesRounded) else None
+        return self.matrix.room(tokens, self.dtype) if takes_rounded(self.matrix) else None
 
     def normed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
@@ -135,7 +135,7 @@ class Linear(nn.Module):
     ) -> tuple[Tensor | Rounded, Tensor]:
         """Return what `normed` does, as the layer `then` had better get it."""
         plain = norm is None or norm.bias is not None or self.pending.size > 1
-        if plain or not isinstance(self.matrix, TakesRounded) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
+        if plain or not takes_rounded(self.matrix) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
             return self.normed(norm, x_TI, residual_TI, gate)
         if (room := then.room(len(x_TI))) is None:
             return self.normed(norm, x_TI, residual_TI, gate)

@@ -23,7 +23,7 @@ import torch
 from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan import Feature, RowKind, Rows, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.kernels.fp8_gemm.saturation import total_saturations
@@ -82,12 +82,14 @@ class Expected:
             self._done.synchronize()
         sampled = self._sampled
         plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
-        rows, finish_at = len(plan.rows), 4 * (len(packed) // 5)  # as in `Outcome`
-        tokens_R1 = packed[:finish_at].view(np.int32)[:rows, None]
+        columns = sampled.outcome.columns
+        rows, finish_at = len(plan.rows), 4 * columns * (len(packed) // (4 * columns + 1))  # as in `Outcome`
+        tokens_RK = packed[:finish_at].view(np.int32).reshape(-1, columns)[:rows]
         return StepResult(
             plan_id=plan.id,
-            tokens_RK=tokens_R1,
-            emitted_R=(tokens_R1[:, 0] >= 0).astype(np.int32),
+            tokens_RK=tokens_RK,
+            emitted_R=(tokens_RK >= 0).sum(1, dtype=np.int32),
+            drafted_R=_drafted(plan.rows) if sampled.forwarded.drafts is not None else None,
             finish_R=packed[finish_at:].view(np.int8)[:rows],
             logprobs=_arrived(self._logprobs) if self._logprobs else None,
             apart={row: _arrived(scores) for row, scores in self._apart.items()},
@@ -378,6 +380,11 @@ def _mark(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()
     event.record()
     return event
+
+
+def _drafted(rows: Rows) -> np.ndarray:
+    """Return how many drafts each row verified, int32."""
+    return np.where(rows.kinds_R == RowKind.VERIFY, rows.num_tokens_R - 1, 0)
 
 
 def _download(scores: DeviceLogprobs) -> Download:

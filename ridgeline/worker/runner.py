@@ -22,6 +22,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, Rows, StepPlan, reports_apart
 from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
@@ -37,6 +38,8 @@ from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
 from ridgeline.worker.sleep import SleepMemory, forget_pages
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.drafts import Drafts
+from ridgeline.worker.speculation.speculator import Speculator
 from ridgeline.worker.tallies import Tallies
 from ridgeline.worker.upload import upload
 
@@ -46,13 +49,14 @@ SCORED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Forwarded:
-    """The output of the forward segment, which the sample segment takes."""
+    """The output of the forward segment, which the sample segment takes. plan: with the drafts that there were."""
 
     plan: StepPlan
     inputs: SampledRows
     scores: Scores
     graph: Graph | None
     prompt_logprobs: dict[int, DeviceLogprobs]
+    drafts: Drafts | None = None
 
     @property
     def rows(self) -> KeptRows:
@@ -85,6 +89,7 @@ class Runner:
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
     divide_from: as in `Segments`.
     sleep: the memory of weights and cache, if it may be given back while the engine sleeps.
+    speculation: how drafts are made that rows verify; on a CPU.
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     pools: True if prompts end with vectors instead of tokens.
@@ -101,15 +106,18 @@ class Runner:
         cascade: bool = False,
         divide_from: int | None = None,
         sleep: SleepMemory | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
-        columns = -(-max_model_len // (16 * layout.block_size)) * 16
+        drafts = 0 if speculation is None else speculation.num_speculative_tokens
+        columns = -(-(max_model_len + drafts) // (16 * layout.block_size)) * 16
         self.pools = decoder.spec.pooling is not None
         vocabulary = 1 if self.pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep)
+        self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep, drafts)
+        self.speculator = None if speculation is None else Speculator(speculation, self.slots, max_model_len)
         self._sleep, self._asleep = sleep, frozenset[Kind]()
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores and not self.pools
@@ -162,6 +170,7 @@ class Runner:
         hand the hidden states on instead."""
         self.relay.settle(plan.after)
         self.prepare(plan)
+        plan, drafts = (plan, None) if self.speculator is None else self.speculator.drafted(plan)
         given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
         graph = self._graphs.find(plan) if self._graphs is not None and given is None else None
         if graph is not None:
@@ -176,9 +185,9 @@ class Runner:
         else:
             whole = bool(plan.rows.features & Feature.PROMPT_LOGPROBS) or given is not None
             lengths = HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, whole)
-            scores = self.segments.forward(inputs, lengths, given)
+            scores = self.segments.forward(inputs, lengths, given, None if drafts is None else drafts.scored_P)
         if self.draws:
-            return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden))
+            return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden), drafts)
         if self.pools:
             return Forwarded(plan, inputs, scores, graph, {})
         forwarded, x_TM = Forwarded(plan, inputs, scores, graph, {}), scores.hidden.x_TM[: plan.num_tokens]
@@ -210,6 +219,13 @@ class Runner:
         if plan.expected is not None:
             self.slots.check(plan.expected)
         self._check_generations(plan)
+        if self.speculator is not None:
+            self.speculator.assign(plan.deltas)
+        elif plan.rows.num_logits_R.max() > 1:
+            raise ContractViolation(
+                f"a row may emit {plan.rows.num_logits_R.max()} tokens; this worker verifies no drafts, so a row emits "
+                "one."
+            )
 
     def inputs(self, plan: StepPlan) -> DeviceInputs:
         """Return the plan's rows on the device, for a step that runs op by op."""
@@ -225,27 +241,35 @@ class Runner:
     def sample(self, forwarded: Forwarded, masks: Mapping[int, np.ndarray]) -> Sampled:
         """Draw a token for every sampling row and advance the slots."""
         plan, features, scores = forwarded.plan, forwarded.plan.rows.features, forwarded.scores
+        drafts = forwarded.drafts
         vocabulary = self.segments.vocabulary
         guides = self._guides(plan.rows, forwarded.inputs.num_rows) if plan.rows.guided else None
         if guides is not None:
             scores = replace(scores, logits_RU=guides.scores(scores.logits_RU, vocabulary))
-        reported_RU = scores.logits_RU[: len(plan.rows)]  # logprobs are taken from the scores before masks
+        reported_RU = scores.logits_RU  # logprobs are taken from the scores before masks
+        if drafts is None:
+            reported_RU = reported_RU[: len(plan.rows)]
         if masks:
             if features & Feature.LOGPROBS:
                 reported_RU = reported_RU.clone()
             self.segments.mask(scores, Masks.of(vocabulary.own_bits(masks), vocabulary.each, self.device))
         outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
-        if outcome is None:
+        if drafts is not None:
+            outcome = self.segments.verify(forwarded.inputs, scores, drafts, features, guides)
+        elif outcome is None:
             outcome = self.segments.sample(forwarded.inputs, scores, features, guides)
+        if self.speculator is not None:
+            self.speculator.note(plan, outcome.token_RK)
         if self.pipe.size > 1 and plan.rows.num_logits_R.any():
             self.pipe.tell(outcome.token_R[: len(plan.rows)].clone())
         letter = self.segments.mailbox.expect(outcome.packed)
         logprobs = None
         apart: dict[int, DeviceLogprobs] = {}
         if features & Feature.LOGPROBS:
-            token_R = outcome.token_R[: len(plan.rows)].long().clamp(min=0)
-            logprobs = vocabulary.score(reported_RU, token_R, plan.rows.num_logprobs)
-            apart = self._score_apart(plan, reported_RU, token_R) if features & Feature.APART else apart
+            token_RK = outcome.token_RK[: len(plan.rows)].long().clamp(min=0)
+            scored_QU = reported_RU if drafts is None else reported_RU[drafts.places_RK.flatten()]
+            logprobs = vocabulary.score(scored_QU, token_RK.flatten(), plan.rows.num_logprobs)
+            apart = self._score_apart(plan, reported_RU, token_RK[:, 0]) if features & Feature.APART else apart
         return Sampled(forwarded, outcome, letter, logprobs, apart)
 
     def _score_apart(self, plan: StepPlan, scores_RU: Tensor, token_R: Tensor) -> dict[int, DeviceLogprobs]:

@@ -11,6 +11,8 @@ Legend:
     S  slots
     C  columns of a block table
     E  stop ids of a slot
+    K  tokens that a row may emit, at most
+    P  positions that are scored: the first one of every row, then the others
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from ridgeline.worker.masks import Masks
 from ridgeline.worker.share import Share
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -61,8 +64,8 @@ class Scores:
 
     active_R: True for rows that the device has not stopped.
     kv_len_R: tokens cached after the step (1 for stopped rows, so that their attention stays defined).
-    logits_RU: the scores of every row's last token; none on a stage of a pipeline that is not the last, and of a model
-        that pools.
+    logits_RU: the scores of every row's last token, or [P, U] where rows verify drafts; none on a stage of a pipeline
+        that is not the last, and of a model that pools.
     hidden: the hidden state of all tokens that were run here, from which prompts are scored, which the next stage
         gets, or which is pooled.
     """
@@ -75,26 +78,36 @@ class Scores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The output of the sample segment, in one piece of memory that is posted: token_R, int32 (-1: none), then
-    finish_R, int8 (`Finish` codes)."""
+    """The output of the sample segment, in one piece of memory that is posted: token_RK, int32 (-1: none), then
+    finish_R, int8 (`Finish` codes). columns: K."""
 
     packed: Tensor
+    columns: int = 1
 
     @staticmethod
-    def empty(num_rows: int, device: torch.device) -> Outcome:
-        return Outcome(torch.empty(Outcome.size(num_rows), dtype=torch.uint8, device=device))
+    def empty(num_rows: int, device: torch.device, columns: int = 1) -> Outcome:
+        return Outcome(torch.empty(Outcome.size(num_rows, columns), dtype=torch.uint8, device=device), columns)
 
     @staticmethod
-    def size(num_rows: int) -> int:
-        return 5 * num_rows
+    def size(num_rows: int, columns: int = 1) -> int:
+        return (4 * columns + 1) * num_rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.packed) // (4 * self.columns + 1)
+
+    @property
+    def token_RK(self) -> Tensor:
+        return self.packed[: -self.num_rows].view(torch.int32).view(self.num_rows, self.columns)
 
     @property
     def token_R(self) -> Tensor:
-        return self.packed[: 4 * (len(self.packed) // 5)].view(torch.int32)
+        """The tokens of rows that emit one at most."""
+        return self.packed[: -self.num_rows].view(torch.int32)
 
     @property
     def finish_R(self) -> Tensor:
-        return self.packed[4 * (len(self.packed) // 5) :].view(torch.int8)
+        return self.packed[-self.num_rows :].view(torch.int8)
 
 
 class SampledRows(Protocol):
@@ -112,6 +125,7 @@ class Segments:
     """The model, its cache and the slots, as two functions of a step's inputs.
 
     divide_from: the tokens of a step from which on the ranks of `mesh.cp` divide them.
+    num_drafts: how many drafts a row verifies at most.
     """
 
     def __init__(
@@ -122,6 +136,7 @@ class Segments:
         slots: Slots,
         divide_from: int | None = None,
         sleep: SleepMemory | None = None,
+        num_drafts: int = 0,
     ) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
@@ -133,7 +148,7 @@ class Segments:
         self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring, sleep)
         self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
-        self.mailbox = Mailbox(Outcome.size(slots.dummy), ops, parameter.device)
+        self.mailbox = Mailbox(Outcome.size(slots.dummy, 1 + num_drafts), ops, parameter.device)
 
     def inputs(
         self,
@@ -147,9 +162,14 @@ class Segments:
         return DeviceInputs(shape, self.slots.dummy, device, plan, cascade=cascade)
 
     def forward(
-        self, inputs: DeviceInputs, lengths: HostLengths | None = None, given: GivenRows | None = None
+        self,
+        inputs: DeviceInputs,
+        lengths: HostLengths | None = None,
+        given: GivenRows | None = None,
+        scored_P: Tensor | None = None,
     ) -> Scores:
-        """Run the network and score every row's last token. given: vectors of tokens that came as such."""
+        """Run the network and score every row's last token, or the tokens scored_P. given: vectors of tokens that came
+        as such."""
         slots = self.slots
         share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
@@ -193,6 +213,8 @@ class Segments:
             self._lengthen(inputs, kv_len_R, active_R)
             x_TM = self.decoder.handed_on(hidden)
             return Scores(active_R, kv_len_R, x_TM.new_empty(0), Hidden(x_TM, None))
+        if scored_P is not None:
+            return Scores(active_R, kv_len_R, self.decoder.own_logits(self._at(hidden, scored_P)), hidden)
         last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden)
 
@@ -272,3 +294,59 @@ class Segments:
         )
         self.mailbox.post(outcome.packed)
         return outcome
+
+    def verify(
+        self, inputs: SampledRows, scores: Scores, drafts: Drafts, features: Feature, guides: Guides | None = None
+    ) -> Outcome:
+        """Draw a token for every position that was scored, take those that drafts made right, advance the slots, and
+        post the outcome."""
+        slots = self.slots
+        outcome = Outcome.empty(inputs.num_rows, inputs.slots_R.device, drafts.columns)
+        token_P = self._draw_behind(inputs.slots_R, scores, drafts, features & SAMPLING)
+        if guides is not None:
+            token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
+        token_RK = torch.full_like(drafts.token_RK, -1)
+        token_RK[drafts.row_P, drafts.column_P] = token_P
+        self._ops.step_verify(
+            token_RK,
+            drafts.token_RK,
+            drafts.num_logits_R,
+            inputs.slots_R,
+            scores.kv_len_R,
+            scores.active_R,
+            slots.sampling.stop_ids_SE,
+            slots.max_len_S,
+            slots.kv_len_S,
+            slots.last_token_S,
+            slots.stopped_S,
+            slots.sampling.output_count_SV if features & Feature.PENALTY else None,
+            outcome.token_RK,
+            outcome.finish_R,
+        )
+        self.mailbox.post(outcome.packed)
+        return outcome
+
+    def _draw_behind(self, slots_R: Tensor, scores: Scores, drafts: Drafts, features: Feature) -> Tensor:
+        """Return the tokens drawn at all positions. [P]
+
+        Penalties count the drafts before a position as if they had been emitted: where they are not, nobody asks for
+        what was drawn behind them.
+        """
+        slots_P = slots_R[drafts.row_P]
+        index_P = scores.kv_len_R[drafts.row_P] - (drafts.num_logits_R[drafts.row_P] - 1).clamp(min=0) + drafts.column_P
+        if not features & Feature.PENALTY:
+            return self.vocabulary.sample(scores.logits_RU, self.slots.sampling, slots_P, index_P, features)
+        count_SV = self.slots.sampling.output_count_SV
+        token_P = torch.empty_like(slots_P, dtype=torch.int64)
+        counted = []
+        for column in range(drafts.columns):
+            at = (drafts.column_P == column).nonzero()[:, 0]
+            if column > 0:
+                counted.append((slots_P[at].long(), drafts.token_RK[drafts.row_P[at], column]))
+                count_SV.index_put_(counted[-1], count_SV.new_ones(()), accumulate=True)
+            token_P[at] = self.vocabulary.sample(
+                scores.logits_RU[at], self.slots.sampling, slots_P[at], index_P[at], features
+            )
+        for places in counted:
+            count_SV.index_put_(places, -count_SV.new_ones(()), accumulate=True)
+        return token_P

@@ -66,6 +66,7 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "step_inputs",
         "step_turns",
         "step_advance",
+        "step_verify",
         "step_post",
         "attention_schedule",
     }, "an op without cases here is never measured"

@@ -55,8 +55,8 @@ class Desk:
     ) -> None:
         self.layout = layout_of(groups, block_size, pages)
         sizes = {"max_model_len": 64, "max_num_seqs": slots, "max_num_batched_tokens": budget}
-        config = EngineConfig(**sizes, debug_checks=True, **settings)
-        self.scheduler = Scheduler(config, self.layout, tokens_each=tokens_each)
+        config = EngineConfig(**sizes, debug_checks=True, num_drafts=tokens_each - 1, **settings)
+        self.scheduler = Scheduler(config, self.layout)
         self.worker = IdealWorker(self.layout)
         self.got: dict[str, list[int]] = {}
         self.ended: dict[str, tuple[str, str | None]] = {}

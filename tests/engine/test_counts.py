@@ -19,7 +19,6 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan import Feature, Finish, RowKind, StepLogprobs, StepResult
 from ridgeline.core.request import Preemption, TokenEvent
 from ridgeline.engine.draft import Draft, Standing
-from ridgeline.engine.scheduler import Scheduler
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import REVOCABLE, Groups, layout_of
 from tests.engine.profiles import quick_settings
@@ -204,9 +203,8 @@ def test_a_row_whose_scores_are_no_numbers_keeps_what_it_emitted_before() -> Non
 
 
 def test_steps_that_could_not_hold_all_rows_are_refused() -> None:
-    config = EngineConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=23)
     with pytest.raises(InvalidConfig, match="8 sequences of 3 tokens"):
-        Scheduler(config, layout_of(((None, 1),), 4, 9), tokens_each=3)
+        EngineConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=23, num_drafts=2)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +226,9 @@ def test_rows_say_how_many_tokens_each_of_them_brings(standing: tuple[int, int],
     desk.add(*(make_request(str(n), PROMPT[n:]) for n in range(standing[0] + len(chunks))))
     desk.submit()
     seqs, draft = desk.scheduler.in_flight[0].seqs, Draft(64)
-    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots, standing[1])
+    for seq in seqs[: standing[0]]:
+        seq.drafts = standing[1] - 1
+    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots)
     for seq, count in zip(seqs[standing[0] :], chunks, strict=True):
         draft.add(seq, count, 1, np.ones(count, np.int32))
     _, rows, _ = draft.assemble()

@@ -96,9 +96,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             scheduling_policy=policy,
             lookahead_depth=depth,
             cascade=True,
+            num_drafts=each - 1,
             debug_checks=True,
         )
-        self.scheduler = Scheduler(self.config, self.layout, tokens_each=each)
+        self.scheduler = Scheduler(self.config, self.layout)
         if each == 1:
             self.scheduler.running.prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.distrusted: set[str] = set()

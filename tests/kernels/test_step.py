@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import Tensor
 
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.step.op import CASES, STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS, Case, StepInputs
+from ridgeline.kernels.step.op import (
+    CASES,
+    STEP_ADVANCE,
+    STEP_INPUTS,
+    STEP_POST,
+    STEP_TURNS,
+    STEP_VERIFY,
+    Case,
+    StepInputs,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]
@@ -183,3 +194,67 @@ def test_outcomes_are_posted_round_the_ring(name: str, num_bytes: int, device: s
             torch.cuda.synchronize()
         assert torch.equal(ring_QO, expected_QO)
     assert turn_1.item() == 5
+
+
+def verified_by_hand(tokens, drafts, count, length, stops, limit) -> tuple[list[int], int]:
+    """What a row emits whose tokens were drawn behind its last one and behind its drafts, and why it ends there."""
+    emitted: list[int] = []
+    for k in range(count):
+        if k and drafts[k] != tokens[k - 1]:
+            break
+        if tokens[k] < 0:
+            return emitted, Finish.NAN
+        emitted.append(tokens[k])
+        if tokens[k] in stops:
+            return emitted, Finish.STOP
+        if length - count + k + 2 >= limit:
+            return emitted, Finish.LENGTH
+    return emitted, Finish.NONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_VERIFY.implementations)])
+def test_rows_emit_what_their_drafts_made_right(name: str, seed: int) -> None:
+    draw = random.Random(seed)
+    rows, columns, vocabulary = 12, 4, 7
+    slots_R = torch.tensor(draw.sample(range(rows + 2), rows), dtype=torch.int32)
+    counts = [draw.randrange(columns + 1) for _ in range(rows)]
+    active = [draw.random() < 0.85 for _ in range(rows)]
+    drafts = [[draw.randrange(3) for _ in range(columns)] for _ in range(rows)]
+    tokens = [[d if draw.random() < 0.8 else draw.randrange(vocabulary) for d in (*row[1:], 5)] for row in drafts]
+    tokens = [[-1 if draw.random() < 0.05 else token for token in row] for row in tokens]
+    lengths = [max(count, 1) + draw.randrange(20) if on else 1 for count, on in zip(counts, active, strict=True)]
+    slots = rows + 3
+    tables = {
+        "stop_ids_SE": torch.tensor([[-1, draw.choice((-1, 1, 4))] for _ in range(slots)]),
+        "max_len_S": torch.tensor([draw.randrange(4, 26) for _ in range(slots)]),
+        "kv_len_S": torch.arange(slots) + 50,
+        "last_token_S": torch.arange(slots) + 70,
+        "stopped_S": torch.zeros(slots, dtype=torch.int32),
+        "output_count_SV": torch.zeros(slots, vocabulary, dtype=torch.int32),
+    }
+    want = {field: table.clone() for field, table in tables.items()}
+    want_tokens, want_finish = [], []
+    for row, slot in enumerate(slots_R.tolist()):
+        stops, limit = set(want["stop_ids_SE"][slot].tolist()) - {-1}, int(want["max_len_S"][slot])
+        count = counts[row] if active[row] else 0
+        emitted, finish = verified_by_hand(tokens[row], drafts[row], count, lengths[row], stops, limit)
+        want_tokens.append([*emitted, *[-1] * (columns - len(emitted))])
+        want_finish.append(finish)
+        if active[row]:
+            want["kv_len_S"][slot] = lengths[row] - count + max(len(emitted), min(count, 1))
+        if emitted:
+            want["last_token_S"][slot] = emitted[-1]
+        want["stopped_S"][slot] = int(finish != Finish.NONE)
+        for token in emitted:
+            want["output_count_SV"][slot, token] += 1
+    out_token_RK = torch.full((rows, columns), 77, dtype=torch.int32)
+    out_finish_R = torch.full((rows,), 77, dtype=torch.int8)
+    chosen(STEP_VERIFY, name, "cpu")(
+        torch.tensor(tokens), torch.tensor(drafts), torch.tensor(counts), slots_R, torch.tensor(lengths),
+        torch.tensor(active), *tables.values(), out_token_RK, out_finish_R,
+    )  # fmt: skip
+    assert out_token_RK.tolist() == want_tokens
+    assert out_finish_R.tolist() == want_finish
+    for field, table in want.items():
+        assert torch.equal(tables[field], table), field

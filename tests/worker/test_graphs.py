@@ -105,14 +105,6 @@ def test_inputs_refuse_rows_of_other_numbers_of_tokens(each: int, tokens: list[i
         inputs.load(plan(tokens))
 
 
-def test_inputs_refuse_rows_that_verify_drafts() -> None:
-    """The worker has nobody who makes drafts, and takes one token of a row."""
-    made = plan([3, 3])
-    made = replace(made, rows=replace(made.rows, num_logits_R=np.array([3, 3], np.int32)))
-    with pytest.raises(ContractViolation, match="verifies no drafts"):
-        DeviceInputs(Shape(2, 6, 3), DUMMY, torch.device("cpu"), made)
-
-
 def test_inputs_rank_the_rows_of_prefix_groups() -> None:
     steady = plan([1, 1, 1, 1, 1])
     groups = PrefixGroup(np.array([1, 4]), 32), PrefixGroup(np.array([0, 2]), 16)

@@ -32,6 +32,7 @@ from ridgeline.kernels.kv_cache import KVScales
 WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass gathers
 PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and attending to so many bytes
 CACHED_BYTES = 1 << 22  # bytes per thread; so many keys and values are still in its cache when they are attended to
+FEW = 17  # queries of a row that runs with others of as many; more are cut into tiles, row by row
 TILE = 128  # queries of a tile
 
 
@@ -140,19 +141,21 @@ def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv
     tokens_R = np.diff(start_R1)
     first_R = np.zeros_like(kv_len_R) if window is None else np.maximum(kv_len_R - tokens_R - window + 1, 0)
     spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R)
-    for rows in _alike(spans, k_cache_NGPD):
-        yield _decode_pass(rows, spans, batch.block_table_SC, k_cache_NGPD.shape[2], per_kv)
-    for row in np.flatnonzero(tokens_R > 1).tolist():
+    for queries in np.unique(tokens_R[(tokens_R > 0) & (tokens_R <= FEW)]).tolist():
+        for rows in _alike(queries, spans, k_cache_NGPD):
+            yield _decode_pass(rows, queries, spans, batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv)
+    for row in np.flatnonzero(tokens_R > FEW).tolist():
         yield _prefill_pass(row, spans, batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv)
 
 
-def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
-    """Group the rows with one query. A group runs together, with all its rows made as long as its longest. A group is
-    split if that saves more keys than a pass costs, or if its keys and values would not fit the processor's cache."""
+def _alike(queries: int, spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
+    """Group the rows with so many queries. A group runs together, with all its rows made as long as its longest. A
+    group is split if that saves more keys than a pass costs, or if its keys and values would not fit the
+    processor's cache."""
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
     block_bytes = 2 * block_size * kv_heads * head_dim * k_cache_NGPD.element_size()
     most = min(WORKSPACE_BYTES // 2, CACHED_BYTES * torch.get_num_threads())
-    rows = np.flatnonzero(spans.tokens_R == 1)
+    rows = np.flatnonzero(spans.tokens_R == queries)
     blocks = -(-spans.end_R[rows] // block_size) - spans.first_R[rows] // block_size
     ascending = np.argsort(blocks, kind="stable")
     pending, groups = [(rows[ascending], blocks[ascending])] if len(rows) else [], []
@@ -170,9 +173,12 @@ def _alike(spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
     return groups
 
 
-def _decode_pass(rows: np.ndarray, spans: Spans, table_SC: Tensor, block_size: int, per_kv: int) -> Pass:
+def _decode_pass(
+    rows: np.ndarray, queries: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int
+) -> Pass:
+    """Return the pass of rows that have so many queries each."""
     device = table_SC.device
-    everything = len(rows) == len(spans.tokens_R)  # these rows have one token each, so the step has no other tokens
+    everything = len(rows) == len(spans.tokens_R)  # the step has no other rows, so no other tokens
     first_B, end_B = spans.first_R[rows], spans.end_R[rows]
     base_B = first_B // block_size
     column_BC = base_B[:, None] + np.arange((-(-end_B // block_size) - base_B).max())
@@ -186,12 +192,18 @@ def _decode_pass(rows: np.ndarray, spans: Spans, table_SC: Tensor, block_size: i
     among = np.zeros_like(seen_BK)
     among[:, keys] = ~seen_BK[:, keys]
     unseen, seen_BGMK = None, None
+    position_BQ, gathered_BK = end_B[:, None] + np.arange(-queries, 0), gathered_BK[:, keys]
     if among.any():
         unseen = torch.from_numpy(np.flatnonzero(among)).to(device)
-        seen_BGMK = torch.from_numpy(seen_BK[:, keys]).to(device)[:, None, None].repeat(1, 1, per_kv, 1)
-    tokens = slice(None) if everything else torch.from_numpy(spans.start_R[rows]).to(device)
-    position_B1, key_BK = (torch.from_numpy(x).to(device) for x in (end_B[:, None] - 1, gathered_BK[:, keys]))
-    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position_B1, key_BK, seen_BGMK)])
+    if among.any() or queries > 1:
+        seen_BQK = seen_BK[:, None, keys] & (gathered_BK[:, None] <= position_BQ[..., None])
+        if window is not None:
+            seen_BQK &= gathered_BK[:, None] > position_BQ[..., None] - window
+        seen_BGMK = torch.from_numpy(seen_BQK).to(device)[:, None].repeat(1, 1, per_kv, 1)
+    token_BQ = spans.start_R[rows][:, None] + np.arange(queries)
+    tokens = slice(None) if everything else torch.from_numpy(token_BQ.reshape(-1)).to(device)
+    position, key_BK = (torch.from_numpy(x).to(device) for x in (position_BQ, gathered_BK))
+    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position, key_BK, seen_BGMK)])
 
 
 def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int) -> Pass:

@@ -13,6 +13,7 @@ Legend:
     C  columns of a block table
     E  stop ids of a slot
     V  vocabulary
+    K  tokens that a row may emit, at most
     Q  outcomes that the ring keeps
     O  octets (bytes) of an outcome, or of a row of the ring
 """
@@ -172,6 +173,62 @@ def step_advance(
         output_count_SV.index_put_((slots_R, torch.where(drawn_R, token_R, 0)), counted_R, accumulate=True)
 
 
+def step_verify(
+    token_RK: Tensor,
+    draft_RK: Tensor,
+    num_logits_R: Tensor,
+    slots_R: Tensor,
+    kv_len_R: Tensor,
+    active_R: Tensor,
+    stop_ids_SE: Tensor,
+    max_len_S: Tensor,
+    kv_len_S: Tensor,
+    last_token_S: Tensor,
+    stopped_S: Tensor,
+    output_count_SV: Tensor | None,
+    out_token_RK: Tensor,
+    out_finish_R: Tensor,
+) -> None:
+    """Take what rows that verify drafts emit into the slots, and find the rows that have finished; in place.
+
+    A row's tokens were drawn behind its last token and behind each of its drafts. It emits the first one; and another
+    one for every draft that is equal to the token drawn in its place, until a draft is not, or the row has finished.
+    With one token each this is `step_advance`.
+
+    token_RK: int64, the tokens drawn; -1 where none could be drawn.
+    draft_RK: int64, in column k the draft behind which token_RK[:, k] was drawn. Column 0 means nothing.
+    num_logits_R: int64, how many of its columns a row has; 0: it emits nothing.
+    out_token_RK: int32, the emitted tokens, then -1.
+    out_finish_R: int8, as of `step_advance`, of the last token that was emitted, or of the one that could not be drawn.
+    """
+    columns = token_RK.shape[1]
+    column_K = torch.arange(columns, device=token_RK.device)
+    slots_R = slots_R.long()
+    right_RK = torch.ones_like(token_RK, dtype=torch.bool)
+    right_RK[:, 1:] = draft_RK[:, 1:] == token_RK[:, :-1]
+    right_RK &= (column_K < num_logits_R[:, None]) & active_R[:, None]
+    before_R = kv_len_R - num_logits_R  # cached before the first of these columns' tokens
+    stops_RK = (stop_ids_SE[slots_R][:, None] == token_RK[..., None]).any(-1)
+    full_RK = before_R[:, None] + column_K + 2 >= max_len_S[slots_R][:, None]
+    code_RK = torch.where(stops_RK, Finish.STOP, torch.where(full_RK, Finish.LENGTH, Finish.NONE))
+    code_RK = torch.where(token_RK < 0, Finish.NAN, code_RK)
+    ended_RK = (code_RK != Finish.NONE).long()
+    reached_RK = (right_RK.cumprod(1) > 0) & (ended_RK.cumsum(1) == ended_RK)  # nothing has ended before
+    emits_RK = reached_RK & (token_RK >= 0)
+    count_R = emits_RK.sum(1)
+    finish_R = (code_RK * reached_RK).amax(1)  # one of them at most
+    out_token_RK.copy_(torch.where(emits_RK, token_RK, -1))
+    out_finish_R.copy_(finish_R)
+    length_R = before_R + torch.maximum(count_R, num_logits_R.clamp(max=1))
+    kv_len_S[slots_R] = torch.where(active_R & (kv_len_R > 0), length_R, kv_len_S[slots_R])
+    newest_R = token_RK.gather(1, (count_R - 1).clamp(min=0)[:, None])[:, 0]
+    last_token_S[slots_R] = torch.where(count_R > 0, newest_R, last_token_S[slots_R])
+    stopped_S[slots_R] |= (finish_R != Finish.NONE).int()
+    if output_count_SV is not None:
+        places = slots_R[:, None].expand_as(token_RK), torch.where(emits_RK, token_RK, 0)
+        output_count_SV.index_put_(places, emits_RK.to(output_count_SV.dtype), accumulate=True)
+
+
 def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
     """Write the turn (int64) and then the outcome's bytes to row turn % Q of a ring on the host, and count the turn.
 
@@ -281,6 +338,7 @@ STEP_ADVANCE = Op(
         Implementation("torch", "ridgeline.kernels.step.op:step_advance"),
     ),
 )
+STEP_VERIFY = Op("step_verify", step_verify, (Implementation("torch", "ridgeline.kernels.step.op:step_verify"),))
 STEP_POST = Op(
     "step_post",
     step_post,

@@ -169,6 +169,8 @@ class EngineStats:
         if figures.checkpoints is not None:
             others |= {f"checkpoints: {name}": count for name, count in figures.checkpoints._asdict().items()}
             others |= {f"prefix_cache_hits: {group}": tokens for group, tokens in figures.group_hits.items()}
+        if figures.drafts is not None:
+            others |= {f"drafts: {name}": count for name, count in figures.drafts.items()}
         if expert_cache is not None:
             others |= {f"expert_cache: {name}": count for name, count in expert_cache._asdict().items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}

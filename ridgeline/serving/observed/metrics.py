@@ -58,6 +58,11 @@ COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found there.",
 }
+DRAFTS = {
+    "drafts": "Rows of steps that verified drafts.",
+    "draft_tokens": "Drafts that were verified.",
+    "accepted_tokens": "Drafts of them that were right.",
+}
 VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 
 
@@ -136,6 +141,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
         *_engine(snapshot),
         *_sources(snapshot),
         *_states(snapshot),
+        *_drafts(snapshot),
         *_experts(snapshot),
         *_ranks(snapshot),
         *_histograms(snapshot),
@@ -268,6 +274,24 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
     for reason, count in snapshot.rejected.items():
         turned_away.add_metric([snapshot.model, reason], count)
     yield turned_away
+
+
+def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what only an engine that verifies drafts shows."""
+    counters = snapshot.stats.counters if snapshot.stats is not None else {}
+    if "drafts: drafts" not in counters:
+        return
+    for name, text in DRAFTS.items():
+        made = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=ENGINE)
+        made.add_metric(snapshot.labels, counters[f"drafts: {name}"])
+        yield made
+    text = "Drafts that were right, by their place behind the last token."
+    places = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=(*ENGINE, "position"))
+    for name, count in counters.items():
+        _, found, place = name.partition("accepted_tokens_per_pos: ")
+        if found:
+            places.add_metric([*snapshot.labels, place], count)
+    yield places
 
 
 def _states(snapshot: Snapshot) -> Iterable[Metric]:

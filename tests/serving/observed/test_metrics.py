@@ -290,6 +290,9 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         **states,
         "prefix_cache_hits: kv": 40,
         "prefix_cache_hits: recurrent": 30,
+        **{
+            f"drafts: {name}": 9 for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos: 0")
+        },
     }
     known["ranks"] = [RankFigures(rank, 0.5 + rank, 1.5 - rank, 0.25) for rank in range(2)]
     return snapshot(api, Stats(**{**fields, **known}))
@@ -383,6 +386,9 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
     assert value(parsed(full), caused, f"{caused}_total", rank="1") == 0.5
     assert value(parsed(full), "ridgeline:rank_wait_share", rank="0") == 0.25
     assert "rank_wait" not in real, "one device waits for nobody"
+    place = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    assert value(parsed(full), place, f"{place}_total", position="0") == 9
+    assert "spec_decode" not in real, "nobody makes drafts"
     saturated = "ridgeline:saturated_activations"
     assert value(parsed(full), saturated, f"{saturated}_total") == 5
     assert value(parsed(real), saturated, f"{saturated}_total") == 0

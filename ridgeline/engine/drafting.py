@@ -1,0 +1,165 @@
+"""How many drafts a request's next row verifies.
+
+A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row
+is right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the
+step by b seconds. Steps bring r tokens a second. So drafts are added as long as aⁱ ≥ b · r, which makes the rate of
+all rows together the highest (Dinkelbach's condition for a quotient of sums).
+
+All three are learned while requests run: a for each request, beginning with that of all; b and r from the times of
+steps without prompts.
+
+A step that verifies may cost more besides, whatever it verifies. So for about as many rows the rates with drafts and
+without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import log
+from statistics import median
+
+import numpy as np
+
+from ridgeline.core.plan import RowKind, StepResult
+from ridgeline.engine.draft import InFlight
+from ridgeline.engine.sequence import Sequence
+
+KEPT = 0.98  # of a step's weight is left after another one
+TRIALS_KEPT = 0.9  # of the weight of a request's trials after another row of it
+PRIOR = 2.0  # trials that those of all requests count for in one's share
+HOPE = 0.8  # the share of right drafts before any was tried
+SHORT = 6  # steps that go the slower way, to see if it still is
+LONG, LONGEST = 64, 512  # steps that go the faster one before; so many more each time that it stays the faster one
+NEWEST = 12  # steps that a rate is taken of
+PROBE = 64  # tokens after which a request without drafts tries them again
+UNKNOWN = 0.5  # the price of a draft before steps of unlike numbers of tokens were seen
+CHEAPEST = 0.05  # a draft costs something, even where the times of few steps say that it does not
+SPREAD = 0.02  # the least variance of the steps' tokens, relative to their mean squared, from which b is learned
+
+
+class StepTimes:
+    """The line seconds = a + b * tokens through recent steps, by least squares with weights that fade."""
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(5)  # weights, tokens, tokens², seconds, tokens * seconds
+        self._emitted = 0.0
+        self._slope: float | None = None
+
+    def note(self, tokens: int, emitted: int, seconds: float) -> None:
+        """Learn from a step of so many tokens that emitted so many."""
+        self._sums = KEPT * self._sums + (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
+        self._emitted = KEPT * self._emitted + emitted
+        x, xx, y, xy = self._sums[1:] / self._sums[0]
+        if (variance := xx - x * x) > SPREAD * x * x:
+            self._slope = min(max(0.0, (xy - x * y) / variance), y / x)
+
+    @property
+    def price(self) -> float:
+        """Return how many tokens steps bring in the time that one more token takes."""
+        if self._slope is None:
+            return UNKNOWN
+        return max(CHEAPEST, self._slope * self._emitted / float(self._sums[3]))
+
+
+class Way:
+    """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
+
+    A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine with
+    other work to do makes single steps long.
+    """
+
+    def __init__(self) -> None:
+        self.drafts = True
+        self._steps = {False: deque[tuple[int, float]](maxlen=NEWEST), True: deque[tuple[int, float]](maxlen=NEWEST)}
+        self._left, self._tries, self._long = SHORT, False, LONG
+
+    def note(self, verified: bool, emitted: int, seconds: float) -> None:
+        """Learn from a step that went one of the ways, and choose that of the next."""
+        self._steps[verified].append((emitted, seconds))
+        self._left -= 1
+        if self._left > 0:
+            return
+        if not self._tries:
+            self.drafts, self._left, self._tries = not self.drafts, SHORT, True
+            return
+        before = not self.drafts
+        self.drafts = self._rate(True) >= self._rate(False)
+        self._long = min(2 * self._long, LONGEST) if self.drafts is before else LONG
+        self._left, self._tries = self._long, False
+
+    def _rate(self, verified: bool) -> float:
+        steps = self._steps[verified]
+        if not steps:
+            return 0.0
+        return sum(emitted for emitted, _ in steps) / (len(steps) * median(seconds for _, seconds in steps))
+
+
+class Drafting:
+    """Chooses for each request. most: drafts of a row."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._times = StepTimes()
+        self._right, self._tried = HOPE, 1.0
+        self._ways: dict[int, Way] = {}  # by the bits of a number of rows
+
+    def pays(self, rows: int) -> bool:
+        """Return whether steps of so many rows should verify drafts at all."""
+        way = self._ways.get(rows.bit_length())
+        return way is None or way.drafts
+
+    def share(self, seq: Sequence) -> float:
+        """Return how likely a draft of a request is right if those before it are."""
+        right, tried = seq.trials
+        return (right + PRIOR * self._right / self._tried) / (tried + PRIOR)
+
+    def wanted(self, seq: Sequence) -> int:
+        """Return how many drafts the request's next rows should verify."""
+        if not seq.guessable:
+            return 0
+        price, share = self._times.price, self.share(seq)
+        if share >= 1 or price >= 1:
+            return self._most if price < 1 else 0
+        return min(self._most, int(log(price) / log(share)))
+
+    def note(self, record: InFlight, result: StepResult) -> bool:
+        """Learn from a step. Return True if some request has another number of drafts now (`Sequence.drafts`)."""
+        drafted_R, rows = result.drafted_R, record.plan.rows
+        turned, tokens = False, len(rows) + (0 if drafted_R is None else int(drafted_R.sum()))
+        if result.elapsed > 0 and not (rows.kinds_R == RowKind.CHUNK).any():
+            emitted = int(result.emitted_R.sum())
+            self._times.note(tokens, emitted, result.elapsed)
+            way = self._ways.setdefault(len(rows).bit_length(), Way())
+            before = way.drafts
+            way.note(record.verifies, emitted, result.elapsed)
+            turned = before is not way.drafts
+        tried = () if drafted_R is None else drafted_R.nonzero()[0].tolist()
+        for row in tried:
+            self._try(record.seqs[row], int(drafted_R[row]), int(result.emitted_R[row]))  # type: ignore[index]
+        wanted = {seq: self.wanted(seq) for seq in (record.seqs[row] for row in tried)}
+        for row in self._waiting(record):
+            seq = record.seqs[row]
+            seq.undrafted += int(result.emitted_R[row])
+            if seq.undrafted >= PROBE:
+                seq.trials, wanted[seq] = (seq.trials[0] / 2, seq.trials[1] / 2), 1
+        changed = {seq: drafts for seq, drafts in wanted.items() if drafts != seq.drafts}
+        for seq, drafts in changed.items():
+            seq.drafts, seq.undrafted = drafts, 0
+        return turned or bool(changed)
+
+    def _waiting(self, record: InFlight) -> list[int]:
+        """Return the rows of requests that have no drafts, and could."""
+        return [
+            row
+            for row in (record.plan.rows.kinds_R == RowKind.TOKEN).nonzero()[0].tolist()
+            if record.seqs[row].guessable and not record.seqs[row].drafts
+        ]
+
+    def _try(self, seq: Sequence, drafted: int, emitted: int) -> None:
+        """Note how a row's drafts turned out: those up to the first wrong one were tried."""
+        if not emitted:
+            return
+        right = min(drafted, emitted - 1)
+        tried = min(drafted, right + 1)
+        seq.trials = TRIALS_KEPT * seq.trials[0] + right, TRIALS_KEPT * seq.trials[1] + tried
+        self._right, self._tried = KEPT * self._right + right, KEPT * self._tried + tried

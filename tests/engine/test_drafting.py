@@ -1,0 +1,102 @@
+"""How many drafts pay, against a device whose steps cost a known time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.engine.draft import InFlight, Standing
+from ridgeline.engine.drafting import Drafting
+from ridgeline.engine.sequence import Sequence
+from ridgeline.engine.slots import SlotTable
+from tests.engine.desk import make_request
+
+MOST = 5
+
+
+class Device:
+    """Steps of `base` seconds, `each` more for every token, and `extra` more where drafts are verified. A draft is
+    right with a probability of its request's."""
+
+    def __init__(self, shares: list[float], base: float, each: float, extra: float = 0.0, seed: int = 0) -> None:
+        self._draw, self._times = random.Random(seed), (base, each, extra)
+        self.slots, self.drafting = SlotTable(len(shares)), Drafting(MOST)
+        self.shares: dict[Sequence, float] = {}
+        for n, share in enumerate(shares):
+            seq = Sequence(make_request(str(n), [1], max_tokens=9), 1)
+            self.slots.acquire(seq, 1)
+            seq.drafts = self.drafting.wanted(seq)
+            self.shares[seq] = share
+        self.emitted, self.seconds = 0, 0.0
+
+    def steps(self, count: int) -> float:
+        """Return the tokens a second of so many further steps."""
+        emitted, seconds = self.emitted, self.seconds
+        for number in range(count):
+            self._step(number)
+        return (self.emitted - emitted) / (self.seconds - seconds)
+
+    def _step(self, number: int) -> None:
+        seqs = list(self.shares)
+        rows = Standing.of(seqs, self.slots, drafts=self.drafting.pays(len(seqs))).rows
+        drafted_R = rows.num_tokens_R - 1
+        emitted_R = np.array([1 + self._right(seq, int(k)) for seq, k in zip(seqs, drafted_R, strict=True)], np.int32)
+        base, each, extra = self._times
+        elapsed = base + each * float(rows.num_tokens_R.sum()) + extra * bool(drafted_R.any())
+        self.emitted, self.seconds = self.emitted + int(emitted_R.sum()), self.seconds + elapsed
+        plan = StepPlan(id=number, rows=rows, kv_bound_R=np.ones(len(seqs), np.int32))
+        noise = 1 + 0.05 * self._draw.random()
+        result = StepResult(number, emitted_R=emitted_R, drafted_R=drafted_R, elapsed=elapsed * noise)
+        self.drafting.note(InFlight(plan, seqs, []), result)
+
+    def _right(self, seq: Sequence, drafts: int) -> int:
+        right = 0
+        while right < drafts and self._draw.random() < self.shares[seq]:
+            right += 1
+        return right
+
+
+def best(shares: list[float], base: float, each: float, extra: float = 0.0) -> float:
+    """The highest rate of tokens that any choice of one number of drafts for all requests, or of none, has."""
+
+    def rate(drafts: int) -> float:
+        tokens = sum(sum(share**i for i in range(drafts + 1)) for share in shares)
+        return tokens / (base + each * len(shares) * (1 + drafts) + extra * bool(drafts))
+
+    return max(rate(drafts) for drafts in range(MOST + 1))
+
+
+@pytest.mark.parametrize(
+    ("shares", "base", "each", "extra"),
+    [
+        ([0.8], 1.0, 0.01, 0.0),  # bound by memory: drafts are all but free
+        ([0.8] * 8, 1.0, 0.01, 0.0),
+        ([0.6] * 8, 1.0, 0.05, 0.0),
+        ([0.8] * 64, 0.2, 0.02, 0.0),  # bound by products: no draft pays
+        ([0.3] * 16, 1.0, 0.05, 0.0),
+        ([0.9] * 4 + [0.1] * 12, 1.0, 0.03, 0.0),
+        ([0.0] * 8, 1.0, 0.05, 0.0),  # a liar
+        ([0.0], 1.0, 0.2, 0.0),
+        ([0.5] * 16, 1.0, 0.01, 2.0),  # a step that verifies costs three times as much
+    ],
+)
+def test_the_rate_is_near_the_best_one(shares: list[float], base: float, each: float, extra: float) -> None:
+    device, most = Device(shares, base, each, extra), best(shares, base, each, extra)
+    device.steps(300)
+    assert device.steps(2000) > 0.96 * most
+
+
+def test_a_liar_costs_little_from_the_beginning() -> None:
+    device = Device([0.0] * 8, 1.0, 0.05)
+    assert device.steps(1000) > 0.97 * best([0.0] * 8, 1.0, 0.05)
+
+
+def test_a_request_that_becomes_predictable_gets_drafts_again() -> None:
+    device = Device([0.0] * 4, 1.0, 0.02)
+    device.steps(500)
+    device.shares = dict.fromkeys(device.shares, 0.9)
+    device.steps(1500)
+    assert device.steps(500) > 0.9 * best([0.9] * 4, 1.0, 0.02)

@@ -1,0 +1,215 @@
+"""Drafts change nothing but the number of steps: whoever makes them, whatever a request asks for, and whatever happens
+to it. Tokens and logprobs are compared with those of the same engine without drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.core.request import Preemption, Request
+from ridgeline.core.token_bits import packed
+from tests.driving import Outcome, Rig, ask, rig
+
+TinyModel = Callable[[str], Path]
+DRAFTS = 3
+LOOKUP = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+# full attention; windows between it; learned positions; latent-free mixture; keys of two sizes
+FAMILIES = ("llama", "mixed", "gpt2", "qwen3_moe", "gpt_oss", "gemma4_moe")
+VOCABULARY = 300  # tokens that all tiny models have
+
+
+class Scripted:
+    """A proposer that knows what comes, and is wrong on purpose. share: of its drafts that are right."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], share: float) -> None:
+        self._texts, self._share, self._draw = texts, share, random.Random(0)
+        self.asked = 0
+
+    def propose(self, known_N: np.ndarray, count: int) -> np.ndarray:
+        self.asked += 1
+        known = known_N.tolist()
+        text = next((text for text in self._texts if list(text[: len(known)]) == known), known)
+        right = text[len(known) : len(known) + count]
+        wrong = [self._draw.randrange(VOCABULARY) for _ in right]
+        chosen = [a if self._draw.random() < self._share else b for a, b in zip(right, wrong, strict=True)]
+        return np.array(chosen[: self._draw.randrange(count + 1)], np.int32)
+
+
+class Always:
+    """All requests verify as many drafts as they may, whatever it costs."""
+
+    def wanted(self, seq: Any) -> int:
+        return DRAFTS if seq.guessable else 0
+
+    def pays(self, rows: int) -> bool:
+        return True
+
+    def note(self, record: object, result: object) -> bool:
+        return False
+
+
+class Even:
+    """A mask that allows even tokens only."""
+
+    def accept(self, token_id: int) -> None: ...
+
+    def allowed(self) -> np.ndarray:
+        return packed(np.arange(self.size) % 2 == 0)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """A prompt that repeats itself."""
+    draw = random.Random(seed)
+    words = [[draw.randrange(3, VOCABULARY) for _ in range(4)] for _ in range(3)]
+    return [token for _ in range(length) for token in draw.choice(words)][:length]
+
+
+def requests(vocabulary: int) -> list[Request]:
+    """One request for each thing that may be asked for."""
+    common = prompt(40, 0)
+    return [
+        ask("greedy", prompt(30, 1), max_tokens=24, logprobs=2),
+        ask("short", prompt(9, 2), max_tokens=2),
+        ask("one", prompt(5, 3), max_tokens=1),
+        ask("random", prompt(21, 4), max_tokens=20, temperature=0.7, seed=11),
+        ask("filtered", prompt(17, 5), max_tokens=20, temperature=1.0, top_p=0.8, top_k=40, min_p=0.01, seed=5),
+        ask("typical", prompt(17, 6), max_tokens=12, temperature=0.9, typical_p=0.9, seed=6),
+        ask("penalized", prompt(25, 7), max_tokens=20, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=0),
+        ask("present", prompt(25, 8), max_tokens=16, temperature=0.8, presence_penalty=0.6, seed=9),
+        ask("biased", prompt(12, 9), max_tokens=12, logit_bias={7: 4.0, 9: 5.0}),
+        ask("patient", prompt(12, 10), max_tokens=16, min_tokens=9, stop_ids=frozenset(range(3, 60))),
+        ask("stops", prompt(14, 11), max_tokens=30, stop_ids=frozenset(range(3, 40))),
+        ask("masked", prompt(14, 12), max_tokens=10, mask=Even(vocabulary)),
+        ask("guided", prompt(14, 13), max_tokens=10, guidance_scale=1.5),
+        ask("named", prompt(14, 14), max_tokens=8, logprob_token_ids=(3, 4, 5), logprobs=0),
+        ask("paced", prompt(14, 15), max_tokens=8, lookahead=0),
+        ask("scored", prompt(14, 16), max_tokens=8, prompt_logprobs=1, logprobs=1),
+        ask("shares", [*common, 5], max_tokens=16),
+        ask("shares too", [*common, 6, 7], max_tokens=16),
+    ]
+
+
+def check_same(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:
+    assert got.keys() == want.keys()
+    for name, outcome in want.items():
+        own = got[name]
+        assert (own.tokens, own.finish_reason, own.error) == (outcome.tokens, outcome.finish_reason, None), name
+        assert [token for token, _ in own.scored] == [token for token, _ in outcome.scored], name
+        assert np.allclose([p for _, p in own.scored], [p for _, p in outcome.scored], atol=2e-4), name
+        assert np.allclose([p.logprob for p in own.prompt], [p.logprob for p in outcome.prompt], atol=2e-4), name
+
+
+def plain(folder: Path, **settings: Any) -> dict[str, Outcome]:
+    with rig(folder, **settings) as own:
+        return own.run(*requests(own.runner.decoder.spec.vocab_size))
+
+
+def scripted(own: Rig, want: dict[str, Outcome], asked: Sequence[Request], share: float) -> Scripted:
+    """Let a rig's drafts be those of a proposer that knows the outcomes."""
+    texts = [[*request.prompt_token_ids, *want[request.id].tokens] for request in asked]
+    own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+    proposer = own.runner.speculator.proposer = Scripted(texts, share)  # type: ignore[union-attr, assignment]
+    return proposer
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_no_token_whoever_makes_them(family: str, tiny_model: TinyModel) -> None:
+    folder = tiny_model(family)
+    want = plain(folder)
+    asked = requests(0)
+    for share in (None, 1.0, 0.6, 0.0):
+        with rig(folder, speculative_config=LOOKUP) as own:
+            if share is not None:
+                scripted(own, want, asked, share)
+            check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+            counts = own.engine.scheduler.figures().drafts
+            assert counts is not None
+            assert counts["draft_tokens"] > 0
+            if share == 1.0:  # a right draft that ends its request has no token behind it that would tell
+                assert 60 < counts["draft_tokens"] - 3 <= counts["accepted_tokens"]
+            if share == 0.0:
+                assert counts["accepted_tokens"] < 0.1 * counts["draft_tokens"]
+
+
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_cache_memory": 1 << 17},
+        {"enable_prefix_caching": False, "max_num_batched_tokens": 16},
+        {"max_num_seqs": 2, "block_size": 2, "scheduling_policy": "priority"},
+        {"quantization": "int8"},
+    ],
+    ids=["little memory", "small chunks", "small blocks", "int8"],
+)
+def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_model: TinyModel) -> None:
+    folder = tiny_model(family)
+    want = plain(folder, **settings)
+    with rig(folder, speculative_config=LOOKUP, **settings) as own:
+        scripted(own, want, requests(0), 0.8)
+        check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, tiny_model: TinyModel) -> None:
+    folder, draw = tiny_model("mixed"), random.Random(seed)
+    want, asked = plain(folder), requests(0)
+    with rig(folder, speculative_config=LOOKUP) as own:
+        scheduler, left = own.engine.scheduler, set()
+        scripted(own, want, asked, 0.7)
+        own.add(*requests(own.runner.decoder.spec.vocab_size))
+        for _ in range(2000):
+            if not own.engine.has_work:
+                break
+            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
+            if running and draw.random() < 0.25 and scheduler.preemptions.total() < 12:
+                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
+            elif running and draw.random() < 0.02:
+                left.add(leaver := draw.choice(running).id)
+                own.engine.abort(leaver)
+            own.step()
+        assert not own.engine.has_work
+        assert scheduler.preemptions.total() > 3
+        check_same({k: v for k, v in own.outcomes.items() if k not in left},
+                   {k: v for k, v in want.items() if k not in left})  # fmt: skip
+        for name in left:
+            assert own.outcomes[name].tokens == want[name].tokens[: len(own.outcomes[name].tokens)]
+
+
+def test_a_step_for_every_token_becomes_a_step_for_four(tiny_model: TinyModel) -> None:
+    request = ask("a", prompt(20, 1), max_tokens=40)
+    with rig(tiny_model("llama")) as own:
+        want = own.run(request)
+        plain_steps = len(own.results)
+    with rig(tiny_model("llama"), speculative_config=LOOKUP) as own:
+        own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+        text = [*request.prompt_token_ids, *want["a"].tokens]
+        own.runner.speculator.proposer.propose = (  # type: ignore[union-attr, method-assign]
+            lambda known_N, count: np.array(text[len(known_N) : len(known_N) + count], np.int32)
+        )
+        assert own.run(request)["a"].tokens == want["a"].tokens
+        steps = sum(len(result.emitted_R) > 0 and result.emitted_R.sum() > 0 for result in own.results)
+        counts = own.engine.scheduler.figures().drafts
+    assert plain_steps >= 40
+    assert steps == 11  # the prompt's token, nine of four, and one of three
+    assert counts is not None
+    assert counts["accepted_tokens"] == 29
+    assert [counts[f"accepted_tokens_per_pos: {k}"] for k in range(3)] == [10, 10, 9]
+
+
+def test_a_draft_never_reaches_beyond_the_longest_context(tiny_model: TinyModel) -> None:
+    """Learned positions end with the context: a draft behind the last one would have none."""
+    with rig(tiny_model("gpt2")) as own:
+        limit = own.engine.config.max_model_len
+    request = ask("a", prompt(limit - 9, 1), max_tokens=9)
+    with rig(tiny_model("gpt2"), speculative_config={**LOOKUP, "num_speculative_tokens": 7}) as own:
+        outcome = own.run(request)["a"]
+    assert (len(outcome.tokens), outcome.finish_reason) == (9, "length")

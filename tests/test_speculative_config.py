@@ -1,0 +1,63 @@
+"""What a user may ask for of speculative decoding, and how the rest is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.speculation import Speculation, speculation_of
+
+
+@pytest.mark.parametrize(
+    ("given", "lookup"),
+    [
+        ({}, (5, 5)),
+        ({"prompt_lookup_max": 4}, (4, 4)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+    ],
+)
+def test_the_lengths_of_a_lookup_are_vllms(given: dict[str, Any], lookup: tuple[int, int]) -> None:
+    for method in ({"method": "ngram"}, {"model": "[ngram]"}):
+        found = speculation_of({**method, "num_speculative_tokens": 3, **given})
+        assert found == Speculation(
+            method="ngram", num_speculative_tokens=3, prompt_lookup_min=lookup[0], prompt_lookup_max=lookup[1]
+        )
+    assert speculation_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("ngram", "must be an object"),
+        ({}, "names no method; supported: ngram"),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, "the method 'eagle3', which is not supported"),
+        ({"method": 3}, "the method 3"),
+        ({"method": "ngram"}, "num_speculative_tokens of speculative_config is missing"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "is 0; give a whole number from 1 to 16"),
+        ({"method": "ngram", "num_speculative_tokens": 10**9}, "is 1000000000; give a whole number from 1 to 16"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "is True"),
+        ({"method": "ngram", "num_speculative_tokens": "3"}, "is '3'"),
+        ({"method": "ngram", "num_spec_tokens": 3}, "has no 'num_spec_tokens'; did you mean 'num_speculative_tokens'"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "zzz": 1}, "has no 'zzz'; known: method"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "model": "draft"}, "needs none; leave it out"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 3},
+            "prompt_lookup_min (5) is above prompt_lookup_max (3)",
+        ),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 65}, "is 65"),
+    ],
+)
+def test_what_is_no_speculation_is_refused_in_one_sentence(given: Any, sentence: str) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        LLMConfig(speculative_config=given)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_one_device_verifies() -> None:
+    with pytest.raises(InvalidConfig, match="drafts are verified on one device yet"):
+        LLMConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, tensor_parallel_size=2)
