@@ -223,7 +223,7 @@ class LLMConfig:
 
     @property
     def speculation(self) -> Speculation | None:
-        """How drafts are made, or None if there are none."""
+        """The way in which drafts are made, or None if there are none."""
         return speculation_of(self.speculative_config)
 
     @property

@@ -16,7 +16,7 @@ LONGEST_LOOKUP = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """How drafts of tokens to come are made.
+    """The way in which drafts of tokens to come are made.
 
     method: "ngram": prompt lookup. What followed the last tokens where they stood before is drafted.
     num_speculative_tokens: the most drafts that a step verifies of a request.

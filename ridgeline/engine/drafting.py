@@ -1,4 +1,4 @@
-"""How many drafts a request's next row verifies.
+"""The number of drafts that a request's next row verifies.
 
 A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row
 is right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the
@@ -64,8 +64,8 @@ class StepTimes:
 class Way:
     """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
 
-    A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine with
-    other work to do makes single steps long.
+    A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine
+    with other work to do makes single steps long.
     """
 
     def __init__(self) -> None:

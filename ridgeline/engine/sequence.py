@@ -79,7 +79,8 @@ class Sequence:
         self.id = request.id
         self.tokens = request.input_ids
         self.features = int(features_of(request.params, masked=request.token_mask is not None))
-        self.num_logprobs = 0 if reports_apart(request.params) else request.params.logprobs or 0
+        apart = reports_apart(request.params)
+        self.num_logprobs = 0 if apart else request.params.logprobs or 0
         self.status = Status.WAITING
         self.order: tuple = ()
         self.slot = NO_SLOT
@@ -107,7 +108,10 @@ class Sequence:
         negative = request.companion()
         self.companion = None if negative is None else Sequence(negative, num_groups, leader=self)
         self.drafts, self.undrafted, self.trials = 0, 0, (0.0, 0.0)
-        self.guessable = _guessable(request) and leader is None and negative is None
+        # A mask follows from tokens that the host does not know along a draft, and so do guided draws; vectors say
+        # nothing of what comes next; logprobs that are reported apart are of one token
+        known = request.token_mask is None and request.embeds is None and not apart
+        self.guessable = known and leader is None and negative is None
 
     @property
     def leader(self) -> Sequence:
@@ -163,10 +167,3 @@ class Sequence:
             output_tokens=len(self.tokens) - self.num_prompt,
             preempted_for=dict(self.preemptions),
         )
-
-
-def _guessable(request: Request) -> bool:
-    """Return whether drafts of a request's next tokens can be verified. A mask follows from the tokens before it, which
-    the host does not know along a draft; vectors say nothing of what comes next; and logprobs that are reported apart
-    are of one token."""
-    return request.token_mask is None and request.embeds is None and not reports_apart(request.params)

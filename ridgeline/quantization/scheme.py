@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -84,12 +83,13 @@ class TakesRounded(Protocol):
 def takes_rounded(weight: Weight) -> TypeGuard[TakesRounded]:
     """Return True if a weight is `TakesRounded`. Layers ask in every step, and Python takes 8 µs to look for methods,
     so each class is looked at once."""
-    return _takes_rounded(type(weight))
+    kind = type(weight)
+    if kind not in _TAKING:
+        _TAKING[kind] = isinstance(weight, TakesRounded)
+    return _TAKING[kind]
 
 
-@cache
-def _takes_rounded(kind: type[Weight]) -> bool:
-    return issubclass(kind, TakesRounded)
+_TAKING: dict[type[Weight], bool] = {}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,7 +62,7 @@ class Graph:
         for features in captured:
             graph = torch.cuda.CUDAGraph()
             outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features))
-            self._samples[features] = graph, Outcome(borrowed(outcome.packed))
+            self._samples[features] = graph, replace(outcome, packed=borrowed(outcome.packed))
         self._scores = _borrowed_scores(scores)
         self.forward()
         for features in self._samples:

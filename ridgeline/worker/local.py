@@ -82,9 +82,9 @@ class Expected:
             self._done.synchronize()
         sampled = self._sampled
         plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
-        columns = sampled.outcome.columns
-        rows, finish_at = len(plan.rows), 4 * columns * (len(packed) // (4 * columns + 1))  # as in `Outcome`
-        tokens_RK = packed[:finish_at].view(np.int32).reshape(-1, columns)[:rows]
+        rows, outcome = len(plan.rows), sampled.outcome
+        finish_at = 4 * outcome.columns * outcome.num_rows
+        tokens_RK = packed[:finish_at].view(np.int32).reshape(-1, outcome.columns)[:rows]
         return StepResult(
             plan_id=plan.id,
             tokens_RK=tokens_RK,

@@ -82,19 +82,18 @@ class Outcome:
     finish_R, int8 (`Finish` codes). columns: K."""
 
     packed: Tensor
-    columns: int = 1
+    num_rows: int
+    columns: int
 
     @staticmethod
     def empty(num_rows: int, device: torch.device, columns: int = 1) -> Outcome:
-        return Outcome(torch.empty(Outcome.size(num_rows, columns), dtype=torch.uint8, device=device), columns)
+        return Outcome(
+            torch.empty(Outcome.size(num_rows, columns), dtype=torch.uint8, device=device), num_rows, columns
+        )
 
     @staticmethod
     def size(num_rows: int, columns: int = 1) -> int:
         return (4 * columns + 1) * num_rows
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.packed) // (4 * self.columns + 1)
 
     @property
     def token_RK(self) -> Tensor:

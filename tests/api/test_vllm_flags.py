@@ -122,7 +122,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ("flags", "said"),
     [
         (["--enable-lora"], "--enable-lora is not supported: adapters"),
-        (["--speculative_config", '{"method": "ngram"}'], "--speculative_config"),
+        (["--speculative_model", "draft"], "--speculative_model"),
         (["--structured-outputs-config.disable_any_whitespace", "true"], "only the key `backend`"),
         (["--max-model-len", "8Q"], "8Q"),
         (["--hf-overrides", "{"], "--hf-overrides must be a JSON object"),
@@ -244,8 +244,8 @@ def test_llm_takes_vllms_arguments_and_says_so(text_model: Path, caplog: pytest.
 
 
 def test_llm_refuses_what_would_change_answers() -> None:
-    with pytest.raises(InvalidConfig, match="speculative_config is not supported"):
-        LLM("x", speculative_config={"method": "ngram"})
+    with pytest.raises(InvalidConfig, match="enable_lora is not supported"):
+        LLM("x", enable_lora=True)
     with pytest.raises(InvalidConfig, match="quantization_config"):
         LLM("x", hf_overrides={"quantization_config": {}})
     with pytest.raises(InvalidConfig, match="'top_q'"):
