@@ -19,7 +19,7 @@ from ridgeline.core.model_spec import AttentionSpec, MLPSpec
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
-from ridgeline.serving.processes.engine_process import facts_of
+from ridgeline.serving.processes.loaded import facts_of
 from ridgeline.weights.loader import empty_decoder
 from ridgeline.worker import memory
 from tests.damaged_files import config_of

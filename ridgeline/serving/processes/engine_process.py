@@ -8,12 +8,13 @@ gone. It says `ready` on standard output once API servers can reach it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -23,23 +24,23 @@ from msgspec.structs import replace
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
-from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
 from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
-from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.sleep import Kind
 from ridgeline.core.together import SIZES
+from ridgeline.engine.engine import Engine
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.gpus import Gpus
 from ridgeline.serving.observed.recent import RecentRequests
 from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.loaded import Loaded
 from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.turn import Turn, waits
 from ridgeline.transport.messages import (
     Ask,
     Cancel,
     Ended,
-    EngineFacts,
     Event,
     Forget,
     Forgot,
@@ -61,7 +62,6 @@ from ridgeline.transport.messages import (
 )
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import resolve_tokenizer
-from ridgeline.weights.loader import read_model_config, resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,6 @@ IDLE_WAIT = 0.25  # seconds: the longest time for which a signal goes unseen whi
 KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
 GRAMMAR_RETRY = 2  # seconds after which to try again, when there was no time to compile
 LOST = 3  # exit code of an engine whose device is lost
-TURN_WAIT = 1.0  # seconds for another model's engine to leave the devices
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
 
 
@@ -108,15 +107,10 @@ class EngineHost:
         settings: EngineSettings,
         turn: Turn | None = None,
     ) -> None:
-        self._config, self._folder, self._model = config, str(assembly.folder), assembly.model
-        self._engine, self._worker, self._socket = assembly.engine, assembly.worker, socket
-        self._facts = facts_of(assembly, config, settings.served_name, settings.life)
-        self._grammars = Grammars(
-            resolve_tokenizer(assembly.folder, config),
-            self._facts.vocab_size,
-            self._facts.eos_ids,
-            settings.grammar_timeout,
-        )
+        self._socket = socket
+        self._loaded = Loaded(assembly, config, settings.served_name, settings.life, turn or Turn(), self._note_end)
+        facts, tokenizer = self._loaded.facts, resolve_tokenizer(assembly.folder, config)
+        self._grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_ids, settings.grammar_timeout)
         self._gpus = Gpus(str(assembly.device))
         self._api_servers: dict[bytes, str] = {}  # connection → name
         self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, the request's number there
@@ -129,11 +123,10 @@ class EngineHost:
         self._held: list[tuple[bytes, Submit, TokenMask | Exception | None]] = []  # came while the others drain
         self._pausing: list[tuple[bytes, Pause]] = []  # orders not obeyed yet
         self._goes_on = False  # after these orders: it ran before, and no order has kept it from that
-        self._asleep = 0  # the level
-        self._missing = set[Kind]()  # what was given back and not asked for again
-        self._turn = turn or Turn()
-        self._told: tuple[Any, ...] = ()  # what the worker last told of itself
-        self._engine.on_finish(self._note_end)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._loaded.engine
 
     def stop(self) -> None:
         self._stopped = True
@@ -142,9 +135,9 @@ class EngineHost:
         """Leave the devices to others until somebody wakes this engine up."""
         self._freeze()
         try:
-            self._fall_asleep(1)
+            self._loaded.fall_asleep(1)
         except InvalidConfig:  # weights that cannot be kept are loaded again
-            self._fall_asleep(2)
+            self._loaded.fall_asleep(2)
 
     def run(self) -> None:
         """Run until `stop`. Raise DeviceLost if the device is lost."""
@@ -165,8 +158,7 @@ class EngineHost:
                 self._settle()
             if time.monotonic() >= self._stats_due:
                 self._broadcast()
-        if self._asleep < 2:
-            self._engine.shutdown()
+        self._loaded.shutdown()
         self._socket.close()
 
     # ---- messages ---------------------------------------------------------------------------------------------
@@ -195,7 +187,7 @@ class EngineHost:
                 for other in [c for c, name in self._api_servers.items() if name == message.name and c != connection]:
                     self._forget(other)
                 self._api_servers[connection] = message.name
-                self._socket.send(connection, Welcome(facts=self._facts))
+                self._socket.send(connection, Welcome(facts=self._loaded.facts))
             case Ask():
                 self._socket.send(connection, self._message())
             case Pause():
@@ -258,7 +250,7 @@ class EngineHost:
         """Begin to pause, unless that is in vain. `_settle` does the rest, and answers."""
         mode = order.mode
         try:
-            self._check(order)
+            self._loaded.check(order)
         except Exception as refusal:
             if self._pausing:  # which are answered first
                 self._pausing.append((connection, order))
@@ -295,7 +287,7 @@ class EngineHost:
         while self._pausing:
             connection, order = self._pausing.pop(0)
             obeyed.append((connection, self._obey(order)))
-        if self._goes_on and not self._asleep:
+        if self._goes_on and not self._loaded.asleep:
             self._go_on()
         for connection, error in obeyed:
             self._answer(connection, error)
@@ -304,12 +296,12 @@ class EngineHost:
         """Do what a pause was asked for, and return the reason why that cannot be done, or nothing."""
         self._broadcast()  # that it is paused, before the process may be too busy to speak
         try:
-            self._check(order)
+            self._loaded.check(order)
             match order:
                 case Sleep():
-                    self._fall_asleep(order.level)
+                    self._loaded.fall_asleep(order.level)
                 case Reload():
-                    self._reload(order.path)
+                    self._load_anew(partial(self._loaded.reload, order.path))
                     return ""
                 case _:
                     logger.info("the engine is paused: requests wait until it is resumed")
@@ -318,111 +310,41 @@ class EngineHost:
         self._goes_on = False
         return ""
 
-    def _check(self, order: Pause) -> None:
-        """Raise InvalidConfig or ModelLoadError for an order that cannot be obeyed, as far as that is known before any
-        request suffers from it."""
-        if isinstance(order, Sleep) and not self._asleep and order.level == 1:
-            self._engine.sleeper()
-        if isinstance(order, Sleep) and self._asleep == 1 and order.level == 2:
-            raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
-        if isinstance(order, Reload):
-            if self._asleep:
-                raise InvalidConfig("the engine is asleep; wake it up first.")
-            if order.path:
-                self._check_folder(order.path)
-
-    def _check_folder(self, folder: str) -> None:
-        if not os.path.isdir(folder):
-            raise InvalidConfig(f"there is no folder {folder} on the server.")
-        config = self._config
-        found = read_model_config(resolve_model(folder), config.hf_overrides, config.runner, config.convert)
-        if found.spec != self._model.spec:
-            raise InvalidConfig(f"{folder} is another model than the one that is served; start a server for it.")
-
     def _reason(self, error: Exception) -> str:
         """Return why an order was not obeyed. Whatever it is, it must not end the engine."""
         known = isinstance(error, RidgelineError)
         logger.warning("an order was not obeyed: %s", error, exc_info=None if known else error)
         return str(error) if known else f"that failed: {type(error).__name__}; the engine's log has more."
 
-    def _fall_asleep(self, level: int) -> None:
-        if self._asleep == 2:
-            return
-        began = time.monotonic()
-        if level == 1:
-            self._engine.sleep()  # what a part of it was woken up for, too
-        else:
-            self._engine.scheduler.untouched()
-        self._asleep, self._missing = level, set(KINDS)
-        if level == 2:
-            self._engine.shutdown()
-        self._turn.give()
-        logger.info("the engine sleeps (level %d), after %.2f s", level, time.monotonic() - began)
+    def _load_anew(self, load: Callable[[], None]) -> None:
+        """Do what may load the model again. Then tell API servers its facts, and those requests that there is no more
+        room for."""
+        before = self._loaded.facts
+        try:
+            load()
+        finally:  # where a folder could not be read, the weights from before were
+            for connection in self._api_servers if self._loaded.facts is not before else ():
+                self._socket.send(connection, Welcome(facts=self._loaded.facts))
+            no_room, self._loaded.no_room = self._loaded.no_room, []
+            for name, error in no_room:
+                connection, number = self._owners[name]
+                self._end(name, "error")
+                self._socket.send(connection, Refused(id=number, error=str(error), param=error.param))
 
     def _wake(self, connection: bytes, kinds: list[Kind]) -> None:
         self._settle()
-        error, began = "", time.monotonic()
+        error = ""
         try:
-            if self._asleep and not self._turn.take(TURN_WAIT):
-                raise InvalidConfig("another model has the devices; let it sleep first.")
-            if self._asleep == 2:
-                self._assemble(self._folder)
-            elif self._asleep:
-                self._engine.wake(kinds)
-                self._asleep = int(self._engine.asleep)
+            self._load_anew(partial(self._loaded.wake, kinds))
         except Exception as refusal:
             error = self._reason(refusal)
-            if self._asleep:
-                self._turn.give()
-        else:
-            self._missing -= set(kinds)
-            logger.info("the engine woke up after %.2f s", time.monotonic() - began)
-        if not (error or self._asleep or self._missing):
+        if not error and self._loaded.complete:
             self._go_on()
         self._answer(connection, error)
 
-    def _reload(self, folder: str) -> None:
-        """Read the weights again, from another folder of the same model or the same one. Raise InvalidConfig or
-        ModelLoadError; if reading fails, the old weights are read again."""
-        self._engine.scheduler.untouched()
-        self._asleep = 2  # until a model is there again
-        self._engine.shutdown()
-        try:
-            self._assemble(folder or self._folder)
-        except Exception:
-            if folder:
-                self._assemble(self._folder)
-            raise
-        finally:
-            if self._asleep:
-                self._turn.give()
-        logger.info("the weights of %s are there", self._folder)
-
-    def _assemble(self, folder: str) -> None:
-        """Load a model in place of the one that was shut down, and tell of it. Requests have no tokens yet, and move,
-        except for those that there is no more room for."""
-        before, requests = self._engine, self._engine.scheduler.untouched()
-        assembly = assemble(dataclasses.replace(self._config, model=folder), interactive=True)
-        self._folder, self._model = str(assembly.folder), assembly.model
-        self._engine, self._worker = assembly.engine, assembly.worker
-        self._engine.on_finish(self._note_end)
-        self._engine.pause()
-        self._asleep = 0
-        self._facts = facts_of(assembly, self._config, self._facts.model, self._facts.life)
-        for connection in self._api_servers:
-            self._socket.send(connection, Welcome(facts=self._facts))
-        for request in requests:
-            try:
-                self._engine.add(request)
-            except InvalidRequest as error:
-                connection, number = self._owners[request.id]
-                before.abort(request.id)
-                self._end(request.id, "error")
-                self._socket.send(connection, Refused(id=number, error=str(error), param=error.param))
-
     def _resume(self, connection: bytes) -> None:
         self._settle()
-        if self._asleep:
+        if self._loaded.asleep:
             self._answer(connection, "the engine is asleep; POST /wake_up first.")
             return
         self._go_on()
@@ -431,8 +353,8 @@ class EngineHost:
     def _go_on(self) -> None:
         if self._standing != "running":
             logger.info("the engine goes on: %d requests have waited", len(self._owners) + len(self._held))
-        self._standing, self._goes_on, self._missing = "running", False, set()
-        self._engine.resume()
+        self._standing, self._goes_on = "running", False
+        self._loaded.go_on()
         self._release()
         overtaken, self._pausing = self._pausing, []
         for connection, _ in overtaken:
@@ -447,7 +369,9 @@ class EngineHost:
     def _answer(self, connection: bytes, error: str) -> None:
         """Tell every API server how things stand, and then the one that asked."""
         self._broadcast()
-        self._socket.send(connection, Standing(paused=self._standing == "paused", asleep=self._asleep, error=error))
+        self._socket.send(
+            connection, Standing(paused=self._standing == "paused", asleep=self._loaded.asleep, error=error)
+        )
 
     # ---- steps ------------------------------------------------------------------------------------------------
 
@@ -522,44 +446,12 @@ class EngineHost:
                 self._forget(connection)
 
     def _message(self) -> Stats:
-        if not self._asleep:  # else what would be read is not there
-            worker = self._worker
-            told = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
-            self._told = *told, worker.expert_cache()
-        message = self._stats.message(self._engine.scheduler, self._engine.headroom, self._gpus.read(), *self._told)
+        engine, told = self._engine, self._loaded.told()
+        message = self._stats.message(engine.scheduler, engine.headroom, self._gpus.read(), *told)
         if self._standing == "running":
             return message
         waiting = message.waiting + len(self._held)
-        return replace(message, waiting=waiting, paused=self._standing == "paused", asleep=self._asleep)
-
-
-def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int) -> EngineFacts:
-    """Return the facts that API servers are told."""
-    config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
-    return EngineFacts(
-        process_id=os.getpid(),
-        life=life,
-        model=served_name,
-        folder=str(assembly.folder),
-        max_model_len=config.max_model_len,
-        vocab_size=model.spec.vocab_size,
-        eos_ids=list(model.eos_token_ids),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        block_size=layout.block_size,
-        num_pages=layout.num_pages - 1,
-        cache_tokens=assembly.memory.longest,
-        dtype=assembly.dtype,
-        device=str(assembly.device),
-        enable_prefix_caching=config.enable_prefix_caching,
-        cache_dtype=",".join(layout.kv_dtypes),
-        max_logprobs=options.max_logprobs,
-        embeds_width=embeds_width(options.enable_prompt_embeds, model.spec),
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        kv_cache_memory_bytes=assembly.memory.kv_cache,
-        kv_cache_tokens=assembly.memory.tokens,
-        pooling=model.spec.pooling,
-    )
+        return replace(message, waiting=waiting, paused=self._standing == "paused", asleep=self._loaded.asleep)
 
 
 def _name(connection: bytes, number: int) -> str:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.serving.grpc.health import ready as grpc_ready
-from ridgeline.serving.processes import engine_process
+from ridgeline.serving.processes import loaded
 from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -407,7 +407,7 @@ def test_who_has_no_more_room_is_told(
     thread = Thread(target=host.run, daemon=True)
     thread.start()
     small = partial(replace, kv_cache_memory=1 << 22)
-    monkeypatch.setattr(engine_process, "assemble", lambda config, **more: assemble(small(config), **more))
+    monkeypatch.setattr(loaded, "assemble", lambda config, **more: assemble(small(config), **more))
     settings_of_api = {"admin_key": (KEY,), "request_timeout": 30}
     with start_server(engine=Path(path), **settings_of_api) as server, ThreadPoolExecutor(2) as threads:
         post(server, "/sleep?level=2")
