@@ -74,7 +74,7 @@ def test_experts_get_the_tokens_of_requests_and_no_others(tiny_model: Callable[[
         own.runner.inputs = lambda plan: segments.inputs(  # type: ignore[method-assign]
             Shape(len(plan.rows) + 2, plan.num_tokens + 2, plan.rows.tokens_each), own.runner.device, plan
         )
-        segments.forward = lambda inputs, lengths, given: forward(inputs, given=given)  # type: ignore[assignment,method-assign,misc]
+        segments.forward = lambda inputs, lengths, given, scored_P: forward(inputs, given=given)  # type: ignore[assignment,method-assign,misc]
         outcomes = own.run(*mixture())
         assert not own.errors
         tally = tallies(own)

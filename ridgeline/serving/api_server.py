@@ -122,9 +122,20 @@ class ApiServer:
 
     @property
     def illness(self) -> str | None:
-        """The reason why requests should not come here, or None while one engine works."""
+        """The reason why requests should not come here, or None while one engine works, or could if it were woken
+        up."""
         ill = self.client.illnesses()
-        return "; ".join(ill) if len(ill) == len(self.client.engines) else None
+        if len(ill) == len(self.client.engines):
+            return "; ".join(ill)
+        return self._kept_out if self.client.asleep else None
+
+    @property
+    def _kept_out(self) -> str | None:
+        """The reason why a model that sleeps cannot have the devices: one that has them does not work, and so does not
+        give them to others either. None if there is no such model."""
+        others = [each for each in self.beside if each is not self and each.client.facts and not each.client.asleep]
+        ill = {each.names[0]: each.client.illnesses() for each in others}
+        return next((f"{name} has the devices, but {'; '.join(why)}" for name, why in ill.items() if why), None)
 
     @property
     def unready(self) -> str | None:

@@ -143,6 +143,30 @@ def test_metrics_and_health_are_of_all_models(server: Served) -> None:
     assert server.get("/health/ready")[0] == server.get("/health")[0] == 200
 
 
+def test_a_stuck_engine_that_has_the_devices_makes_the_others_unready_too(server: Served) -> None:
+    """Who sleeps cannot be woken up then."""
+
+    def until(status: int) -> bytes:
+        deadline = time.monotonic() + PATIENCE
+        while (answer := server.get("/health/ready"))[0] != status:
+            assert time.monotonic() < deadline, answer
+            time.sleep(0.1)
+        assert server.get("/health")[0] == status
+        return answer[1]
+
+    asyncio.run(write(client(server), "small", "x", 4))
+    stuck = send(server, "/server_info?model=small")[1]["engine"]["process_id"]
+    os.kill(stuck, signal.SIGSTOP)
+    try:
+        reason = json.loads(until(503))["reason"]
+        assert "small: the engine has not said a word" in reason
+        assert "large: small has the devices, but the engine has not said a word" in reason
+    finally:
+        os.kill(stuck, signal.SIGCONT)
+    until(200)
+    assert asyncio.run(write(client(server), "large", "x", 4))
+
+
 def test_nobody_else_says_who_sleeps(server: Served) -> None:
     for order in ("pause", "sleep", "wake_up", "resume"):
         status, error = send(server, f"/{order}", {})
