@@ -58,6 +58,7 @@ def test_what_is_no_speculation_is_refused_in_one_sentence(given: Any, sentence:
     assert "\n" not in str(raised.value)
 
 
-def test_one_device_verifies() -> None:
-    with pytest.raises(InvalidConfig, match="drafts are verified on one device yet"):
-        LLMConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, tensor_parallel_size=2)
+@pytest.mark.parametrize("axis", ["pipeline_parallel_size", "prefill_context_parallel_size"])
+def test_ranks_that_divide_steps_verify_nothing(axis: str) -> None:
+    with pytest.raises(InvalidConfig, match="drafts are verified by ranks that have all tokens yet"):
+        LLMConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, **{axis: 2})

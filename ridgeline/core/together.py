@@ -26,7 +26,7 @@ APART: Mapping[tuple[str, str], str] = {
     },
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
     (OFFLOAD, "quantization"): "it copies plain weights",
-    **{("speculative_config", axis): "drafts are verified on one device yet" for axis in SIZES},
+    **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }
 
 # Setting → groups of settings, of each of which it needs one, and why
