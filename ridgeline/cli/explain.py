@@ -15,8 +15,11 @@ from ridgeline.core.config import DTYPES
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.speculation import MOST_DRAFTS
 from ridgeline.perf.division import Divided, Division
 from ridgeline.perf.explain import ExplainRow, explain_table, reached_experts, step_shape, with_reached
+from ridgeline.perf.roofline import Roofline
+from ridgeline.perf.speculation import SHARES, Verifying, verifying
 
 
 def explain(
@@ -32,6 +35,9 @@ def explain(
     ),
     tp: int = typer.Option(1, help="Devices that share each layer: shows the part of one of them."),
     ep: int = typer.Option(1, help="Devices that divide the experts, as in `plan`."),
+    drafts: int = typer.Option(
+        0, min=0, max=MOST_DRAFTS, help="Show instead when it pays to verify so many drafts a row, by the batch."
+    ),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
     kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
     datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
@@ -42,6 +48,17 @@ def explain(
     """Explain a step's limit: bytes, FLOPs and time of every op. For a prefill alone give --batch 0."""
     config, hardware = read_config(model), read_hardware(gpu, datasheet)
     resolved = read_precision(dtype, model, config)
+    if drafts:
+        if measure or tp > 1 or ep > 1 or prefill:
+            raise InvalidConfig("--drafts compares steps of one device by their limits; leave the other options out.")
+        limits = Roofline(config.spec, hardware, resolved, kv_dtype)
+        found = verifying(limits, context, sorted({1, -(-drafts // 2), drafts}))
+        if as_json:
+            print_json({"hardware": hardware.name, "rates": hardware.source, "verifying": [v._asdict() for v in found]})
+            return
+        print(basis(hardware, resolved))
+        Console().print(verifying_table(found))
+        return
     shape = with_reached(config.spec, step_shape(batch, context, prefill), reached)
     division, links = Division(tp=tp, ep=ep), read_links(hardware, datasheet)
     divided = Divided(config.spec, division, hardware, links, resolved, kv_dtype or resolved.other_rate)
@@ -70,6 +87,18 @@ def explain(
     for count, of in reached_experts(config.spec, shape):
         print(f"{count:.1f} of {of} experts in each layer have tokens ({'measured' if reached else 'uniform routing'})")
     Console().print(table(rows))
+
+
+def verifying_table(found: Sequence[Verifying]) -> Table:
+    """Return for a terminal what verifying drafts costs and brings."""
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("batch", "drafts", "step", "pays from", *(f"at {share:g}" for share in SHARES)):
+        made.add_column(name, justify="right", no_wrap=True)
+    for each in found:
+        pays = "never" if each.break_even is None else f"{each.break_even:.2f}"
+        brings = (f"{speedup:.2f} x" for speedup in each.speedups)
+        made.add_row(str(each.batch), str(each.drafts), f"{each.cost:.2f} x", pays, *brings)
+    return made
 
 
 def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict[str, float]:
