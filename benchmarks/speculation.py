@@ -114,20 +114,23 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     settings: dict[str, Any] = {
-        "model": asked.model, "device": "cpu", "max_model_len": 2048, "dtype": "float32", "enable_prefix_caching": False
-    }  # fmt: skip
+        "model": asked.model,
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 1024,
+        "enable_prefix_caching": False,
+        "kv_cache_memory": 1 << 29,
+    }
     if asked.dummy:
         settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
     drafts = {**settings, "speculative_config": {**LOOKUP, "num_speculative_tokens": asked.drafts}}
     shares = {"right 0.8": 0.8, "right 0.6": 0.6, "wrong": 0.0}
+    with LLM(**settings) as llm:
+        prompts_by = {batch: prompts_of(llm, batch) for batch in asked.batches}
     ways = {"plain": Way(settings, asked.threads, None), "lookup": Way(drafts, asked.threads, None)}
     ways |= {name: Way(drafts, asked.threads, share) for name, share in shares.items()}
-    llm, table = (
-        LLM(**settings),
-        Table(*("batch", *ways), title=f"{asked.model or 'embedded model'}, tokens/s (speedup)"),
-    )
-    for batch in asked.batches:
-        prompts = prompts_of(llm, batch)
+    table = Table(*("batch", *ways), title=f"{asked.model or 'embedded model'}, tokens/s (speedup)")
+    for batch, prompts in prompts_by.items():
         texts = [a + b for a, b in zip(prompts, ways["plain"].run(prompts, asked.tokens, [])[1], strict=True)]
         times: dict[str, list[float]] = {name: [] for name in ways}
         counts: dict[str, dict[str, int]] = {}
