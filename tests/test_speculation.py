@@ -53,6 +53,21 @@ class Always:
         return False
 
 
+class Fickle(Always):
+    """Rows verify now so many drafts and now none."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random(0)
+
+    def wanted(self, seq: Any) -> int:
+        return self._draw.choice([0, 1, DRAFTS]) if seq.guessable else 0
+
+    def note(self, record: Any, result: object) -> bool:
+        for seq in record.seqs:
+            seq.drafts = self.wanted(seq)
+        return True
+
+
 class Even:
     """A mask that allows even tokens only."""
 
@@ -182,6 +197,23 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, ti
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip
         for name in left:
             assert own.outcomes[name].tokens == want[name].tokens[: len(own.outcomes[name].tokens)]
+
+
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+def test_rows_may_stop_verifying_while_drafts_are_under_way(family: str, tiny_model: TinyModel) -> None:
+    """A row of one token behind one that verifies in a plan before: where it ends is not known when it is planned."""
+    folder = tiny_model(family)
+    want, asked = plain(folder), requests(0)
+    with rig(folder, speculative_config=LOOKUP) as own:
+        scripted(own, want, asked, 0.6)
+        own.engine.scheduler.running.drafting = Fickle()  # type: ignore[assignment]
+        own.add(*requests(own.runner.decoder.spec.vocab_size))
+        while own.engine.has_work:
+            own.step()
+            for seq in own.engine.scheduler.running.leaders():
+                assert len(seq.hashes) * 4 <= len(seq.tokens), "a block that is not full has a name"
+        assert not own.errors
+        check_same(own.outcomes, want)
 
 
 def test_a_step_for_every_token_becomes_a_step_for_four(tiny_model: TinyModel) -> None:
