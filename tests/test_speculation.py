@@ -245,3 +245,9 @@ def test_a_draft_never_reaches_beyond_the_longest_context(tiny_model: TinyModel)
     with rig(tiny_model("gpt2"), speculative_config={**LOOKUP, "num_speculative_tokens": 7}) as own:
         outcome = own.run(request)["a"]
     assert (len(outcome.tokens), outcome.finish_reason) == (9, "length")
+
+
+def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
+    with rig(tiny_model("llama"), speculative_config=LOOKUP, max_num_seqs=None, max_num_batched_tokens=9) as own:
+        assert own.engine.config.max_num_seqs == 2  # of 1 + DRAFTS tokens each
+        assert len(own.run(ask("a", prompt(20, 1), max_tokens=5))["a"].tokens) == 5
