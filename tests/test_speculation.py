@@ -242,9 +242,11 @@ def test_a_draft_never_reaches_beyond_the_longest_context(tiny_model: TinyModel)
     with rig(tiny_model("gpt2")) as own:
         limit = own.engine.config.max_model_len
     request = ask("a", prompt(limit - 9, 1), max_tokens=9)
-    with rig(tiny_model("gpt2"), speculative_config={**LOOKUP, "num_speculative_tokens": 7}) as own:
-        outcome = own.run(request)["a"]
-    assert (len(outcome.tokens), outcome.finish_reason) == (9, "length")
+    for room in ({}, {"max_num_seqs": 1}):  # memory for one such request, and its drafts
+        with rig(tiny_model("gpt2"), speculative_config={**LOOKUP, "num_speculative_tokens": 7}, **room) as own:
+            assert own.engine.config.max_model_len == limit
+            outcome = own.run(request)["a"]
+        assert (len(outcome.tokens), outcome.finish_reason) == (9, "length")
 
 
 def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
