@@ -53,6 +53,21 @@ class Always:
         return False
 
 
+class Fickle(Always):
+    """Rows verify now so many drafts and now none."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random(0)
+
+    def wanted(self, seq: Any) -> int:
+        return self._draw.choice([0, 1, DRAFTS]) if seq.guessable else 0
+
+    def note(self, record: Any, result: object) -> bool:
+        for seq in record.seqs:
+            seq.drafts = self.wanted(seq)
+        return True
+
+
 class Even:
     """A mask that allows even tokens only."""
 
@@ -184,6 +199,23 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, ti
             assert own.outcomes[name].tokens == want[name].tokens[: len(own.outcomes[name].tokens)]
 
 
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+def test_rows_may_stop_verifying_while_drafts_are_under_way(family: str, tiny_model: TinyModel) -> None:
+    """A row of one token behind one that verifies in a plan before: where it ends is not known when it is planned."""
+    folder = tiny_model(family)
+    want, asked = plain(folder), requests(0)
+    with rig(folder, speculative_config=LOOKUP) as own:
+        scripted(own, want, asked, 0.6)
+        own.engine.scheduler.running.drafting = Fickle()  # type: ignore[assignment]
+        own.add(*requests(own.runner.decoder.spec.vocab_size))
+        while own.engine.has_work:
+            own.step()
+            for seq in own.engine.scheduler.running.leaders():
+                assert len(seq.hashes) * 4 <= len(seq.tokens), "a block that is not full has a name"
+        assert not own.errors
+        check_same(own.outcomes, want)
+
+
 def test_a_step_for_every_token_becomes_a_step_for_four(tiny_model: TinyModel) -> None:
     request = ask("a", prompt(20, 1), max_tokens=40)
     with rig(tiny_model("llama")) as own:
@@ -210,6 +242,14 @@ def test_a_draft_never_reaches_beyond_the_longest_context(tiny_model: TinyModel)
     with rig(tiny_model("gpt2")) as own:
         limit = own.engine.config.max_model_len
     request = ask("a", prompt(limit - 9, 1), max_tokens=9)
-    with rig(tiny_model("gpt2"), speculative_config={**LOOKUP, "num_speculative_tokens": 7}) as own:
-        outcome = own.run(request)["a"]
-    assert (len(outcome.tokens), outcome.finish_reason) == (9, "length")
+    for room in ({}, {"max_num_seqs": 1}):  # memory for one such request, and its drafts
+        with rig(tiny_model("gpt2"), speculative_config={**LOOKUP, "num_speculative_tokens": 7}, **room) as own:
+            assert own.engine.config.max_model_len == limit
+            outcome = own.run(request)["a"]
+        assert (len(outcome.tokens), outcome.finish_reason) == (9, "length")
+
+
+def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
+    with rig(tiny_model("llama"), speculative_config=LOOKUP, max_num_seqs=None, max_num_batched_tokens=9) as own:
+        assert own.engine.config.max_num_seqs == 2  # of 1 + DRAFTS tokens each
+        assert len(own.run(ask("a", prompt(20, 1), max_tokens=5))["a"].tokens) == 5

@@ -48,7 +48,11 @@ def test_the_lengths_of_a_lookup_are_vllms(given: dict[str, Any], lookup: tuple[
             {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 3},
             "prompt_lookup_min (5) is above prompt_lookup_max (3)",
         ),
-        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 65}, "is 65"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 65},
+            "prompt_lookup_max of speculative_config is 65",
+        ),
+        ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": "2"}, "prompt_lookup_min of specul"),
     ],
 )
 def test_what_is_no_speculation_is_refused_in_one_sentence(given: Any, sentence: str) -> None:

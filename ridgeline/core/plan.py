@@ -187,8 +187,8 @@ class StepPlan:
     kv_bound_R: an upper bound on the row's cached tokens after the step. It is exact unless the device stopped the row,
         or this plan or an earlier plan in flight emits fewer tokens than it may.
     copies: no block is both a source and a target, or a target twice. The same holds for memory that two groups share.
-    expected: for debug checks, the full form of the slot of every row whose length is known for certain (all rows but
-        those that verify); otherwise None.
+    expected: for debug checks, the full form of the slot of every row whose length is known for certain (all but
+        those that verify, or did in a plan that was in flight); otherwise None.
     after: on a stage of a pipeline, the newest plan whose tokens this plan needs (`ranks/parts.py`).
     """
 

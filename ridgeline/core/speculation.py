@@ -51,10 +51,10 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         raise InvalidConfig(f"speculative_config {said}; supported: {', '.join(METHODS)}.")
     if "method" in given and given.get("model") is not None:
         raise InvalidConfig('speculative_config has a "model", and the method ngram needs none; leave it out.')
-    drafts = _whole(given, "num_speculative_tokens", None, MOST_DRAFTS)
-    least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
-    longest = _whole(given, "prompt_lookup_max", LOOKUP if least is None else least, LONGEST_LOOKUP)
-    shortest = _whole(given, "prompt_lookup_min", longest if most is None or least is None else least, LONGEST_LOOKUP)
+    drafts = _whole(given, "num_speculative_tokens", MOST_DRAFTS)
+    named = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if given.get(name) is not None]
+    lengths = [_whole(given, name, LONGEST_LOOKUP) for name in named] or [LOOKUP]
+    shortest, longest = lengths[0], lengths[-1]
     if shortest > longest:
         raise InvalidConfig(
             f"prompt_lookup_min ({shortest}) is above prompt_lookup_max ({longest}); lower it or raise that."
@@ -64,8 +64,8 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     )
 
 
-def _whole(given: Mapping[str, object], name: str, default: object, most: int) -> int:
-    value = default if given.get(name) is None else given[name]
+def _whole(given: Mapping[str, object], name: str, most: int) -> int:
+    value = given.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         said = "is missing" if value is None else f"is {value!r}"
         raise InvalidConfig(f"{name} of speculative_config {said}; give a whole number from 1 to {most}.")

@@ -162,14 +162,16 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
 
 class InFlight:
     """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
-    when it was made. verifies: some of its rows verify drafts."""
+    when it was made. verifies: some of its rows verify drafts. ends_R: the plan's kv_bound_R, less what results since
+    then took back; exact for a row that does not verify, once all results before are in."""
 
-    __slots__ = ("departures", "masks_given", "plan", "published", "seqs", "verifies")
+    __slots__ = ("departures", "ends_R", "masks_given", "plan", "published", "seqs", "verifies")
 
     def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0) -> None:
         self.departures = departures
         self.plan = plan
         self.seqs = seqs
         self.published = published
+        self.ends_R = plan.kv_bound_R
         self.masks_given = not plan.rows.features & Feature.MASK
         self.verifies = plan.rows.tokens_each != 1 and bool((plan.rows.kinds_R == RowKind.VERIFY).any())

@@ -118,9 +118,9 @@ class Drafting:
         if not seq.guessable:
             return 0
         price, share = self._times.price, self.share(seq)
-        if share >= 1 or price >= 1:
-            return self._most if price < 1 else 0
-        return min(self._most, int(log(price) / log(share)))
+        if share < price or price >= 1:  # a share may have faded to 0
+            return 0
+        return self._most if share >= 1 else min(self._most, int(log(price) / log(share)))
 
     def note(self, record: InFlight, result: StepResult) -> bool:
         """Learn from a step. Return True if some request has another number of drafts now (`Sequence.drafts`)."""

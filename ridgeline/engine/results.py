@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as PySequence
 from typing import Protocol
 
 import numpy as np
@@ -42,8 +43,10 @@ class Results:
         self._finish, self._preempt = end, preempt
         self._takers: tuple[Rows, list[str], list[Callable[[int], None]]] | None = None  # of rows whose set stays
 
-    def accept(self, record: InFlight, result: StepResult, newest: int) -> StepEvents:
-        """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row."""
+    def accept(self, record: InFlight, result: StepResult, later: PySequence[InFlight], newest: int) -> StepEvents:
+        """Append the accepted tokens and tell of them. The one loop over all rows of a step: it does little per row.
+
+        later: the plans in flight behind it; newest: the id of the newest one that was made."""
         tokens_KR, finish_R = result.tokens_RK.T.tolist(), result.finish_R
         if self._is_quiet(record, result):
             events = self._hand_out(record, tokens_KR[0])
@@ -55,7 +58,9 @@ class Results:
             events.events += self._vectors(record, result)
         if result.drafted_R is not None:
             self._count_drafts(result.drafted_R, result.emitted_R)
-        self._settle(record, result.emitted_R, tokens_KR, finish_R, newest)
+        if record.verifies:
+            self._note_verified(record, result.emitted_R, later, newest)
+        self._settle(record, result.emitted_R, tokens_KR, finish_R)
         self._running.learn(record, result)
         return events
 
@@ -117,17 +122,16 @@ class Results:
         return events
 
     def _settle(
-        self, record: InFlight, emitted_R: np.ndarray, tokens_KR: list[list[int]], finish_R: np.ndarray, newest: int
+        self, record: InFlight, emitted_R: np.ndarray, tokens_KR: list[list[int]], finish_R: np.ndarray
     ) -> None:
         """Do what follows from a plan's tokens for the few rows to which something happened."""
         seqs, plan, block_size = record.seqs, record.plan, self._running.cache.block_size
-        full_R = plan.kv_bound_R % block_size == 0  # a block is full, and its keys are written
+        full_R = record.ends_R % block_size == 0  # a block is full, and its keys are written
         if record.verifies:
             full_R &= plan.rows.kinds_R != RowKind.VERIFY
-            self._note_verified(record, emitted_R, newest)
         for row in full_R.nonzero()[0].tolist():
             if seqs[row].slot != NO_SLOT:
-                self._running.cache.published.publish(seqs[row], int(plan.kv_bound_R[row]))
+                self._running.cache.published.publish(seqs[row], int(record.ends_R[row]))
         for seq in [seqs[span.row] for span in plan.spans if emitted_R[span.row]]:
             seq.has_emitted, seq.first_token = True, seq.first_token or time.monotonic()
             self._suspects.pop(seq, None)
@@ -144,19 +148,23 @@ class Results:
                 for seq, token in zip(seqs, tokens_R, strict=True):
                     masks.accept(seq, token, self.fail)
 
-    def _note_verified(self, record: InFlight, emitted_R: np.ndarray, newest: int) -> None:
-        """Publish what rows verified, and take back what they did not emit of what they might have: who was thought to
-        have ended by it goes on."""
+    def _note_verified(self, record: InFlight, emitted_R: np.ndarray, later: PySequence[InFlight], newest: int) -> None:
+        """Publish what rows verified, and take back what they did not emit of what they might have, in later plans as
+        well: who was thought to have ended by it goes on."""
         rows, kv_len, last_kv_len = record.plan.rows, self._running.slots.kv_len, self._running.slots.last_kv_len
+        short_S = np.zeros_like(kv_len)
         for row in (rows.kinds_R == RowKind.VERIFY).nonzero()[0].tolist():
             seq, slot = record.seqs[row], record.seqs[row].slot
             if slot == NO_SLOT:
                 continue
             # The keys of its newest token are not written yet
             self._running.cache.published.publish(seq, len(seq.tokens) - 1)
-            kv_len[slot] -= rows.num_logits_R[row] - emitted_R[row]
+            short_S[slot] = rows.num_logits_R[row] - emitted_R[row]
+            kv_len[slot] -= short_S[slot]
             if seq not in self._running.decoding and kv_len[slot] < last_kv_len[slot]:
                 self._running.begin_decoding(seq, newest)
+        for behind in later:
+            behind.ends_R = behind.ends_R - short_S[behind.plan.rows.slots_R]
 
     def _distrust(self, seq: Sequence) -> None:
         """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;

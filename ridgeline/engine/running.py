@@ -7,6 +7,7 @@ just sampled. Decoding requests form one standing set of rows. Successive plans 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ridgeline.core.cache_layout import CacheLayout
@@ -169,10 +170,17 @@ class Running:
             embedded=request.embeds is not None,
         )
 
-    def expected(self, seqs: list[Sequence], rows: Rows) -> dict[int, Assign]:
-        """Full forms as they must stand on the device after the plan's deltas and before its rows."""
+    def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:
+        """Full forms as they must stand on the device after the plan's deltas and before its rows. Those of requests
+        that verify drafts in the plan, or in one in flight before it, are not known."""
+        unsure = {
+            seq
+            for record in before
+            for seq, kind in zip(record.seqs, record.plan.rows.kinds_R, strict=True)
+            if kind == RowKind.VERIFY
+        }
         return {
             seq.slot: replace(self.full_form(seq), kv_len=int(self.slots.kv_len[seq.slot] - n), last_token=None)
             for seq, kind, n in zip(seqs, rows.kinds_R, rows.num_tokens_R, strict=True)
-            if kind != RowKind.VERIFY
+            if kind != RowKind.VERIFY and seq not in unsure
         }

@@ -376,7 +376,7 @@ class Scheduler:
             deltas=tuple(self.running.deltas),
             copies=self.cache.copies(draft.copying, self._plan_id),
             reset=self._recovery.reset,
-            expected=self.running.expected(seqs, rows) if self.config.debug_checks else None,
+            expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
         )
         self.running.deltas.clear()
         self._recovery.reset = False
@@ -396,7 +396,7 @@ class Scheduler:
             self._retired = result.plan_id
             self._pace.went_well()
             self._itl.note(record.plan, result.elapsed)
-            events = self._results.accept(record, result, self._plan_id)
+            events = self._results.accept(record, result, self.in_flight, self._plan_id)
             self.cache.published.settle(self._retired)
         events.events.extend(self._results.unsent)
         self._results.unsent.clear()

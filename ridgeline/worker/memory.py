@@ -24,7 +24,9 @@ CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """The bytes that each use of the memory takes, and what the cache holds."""
+    """The bytes that each use of the memory takes, and what the cache holds.
+
+    num_drafts: tokens that a request may hold beyond its own, since they are verified."""
 
     weights: int
     activations: int
@@ -32,16 +34,19 @@ class MemoryReport:
     layout: CacheLayout
     max_model_len: int
     max_chunk: int
+    num_drafts: int = 0
 
     @property
     def full_requests(self) -> int:
         """The number of requests of max_model_len tokens that fit at once."""
-        return (self.layout.num_pages - 1) // self.layout.pages_needed(self.max_model_len, self.max_chunk)
+        most = self.max_model_len + self.num_drafts
+        return (self.layout.num_pages - 1) // self.layout.pages_needed(most, self.max_chunk)
 
     @property
     def longest(self) -> int:
         """The most tokens that a request can have in the cache, both sequences together where it is guided."""
-        return _longest_fit(self.layout, self.layout.num_pages - 1, 2 * self.max_model_len, self.max_chunk)
+        pages, most = self.layout.num_pages - 1, 2 * self.max_model_len
+        return _longest_fit(self.layout, pages, most, self.max_chunk, self.num_drafts)
 
     @property
     def tokens(self) -> int:
@@ -188,6 +193,7 @@ def plan_memory(
     `max_model_len` does not fit.
     """
     groups, wanted_len = model.cache_groups, longest
+    drafts = 0 if config.speculation is None else config.speculation.num_speculative_tokens
     block_size = token_ranks * (config.block_size or DEFAULT_BLOCK_SIZE[device.type])
     activations = activation_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs)
     if token_ranks > 1 and device.type == "cuda":
@@ -206,12 +212,12 @@ def plan_memory(
 
     page_bytes = layout(2).page_bytes
     pages = num_bytes // page_bytes
-    enough = 1 + max_seqs * layout(2).pages_needed(wanted_len, max_chunk)
+    enough = 1 + max_seqs * layout(2).pages_needed(wanted_len + drafts, max_chunk)
     if (device.type == "cpu" and config.kv_cache_memory is None) or not any(group.spec.kept for group in groups):
         pages = min(pages, enough)
-    fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk)
+    fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk, drafts)
     if fitting < (wanted_len if config.max_model_len else min(wanted_len, block_size)):
-        needed = (1 + layout(2).pages_needed(wanted_len, max_chunk)) * page_bytes
+        needed = (1 + layout(2).pages_needed(wanted_len + drafts, max_chunk)) * page_bytes
         raise InvalidConfig(
             f"the KV cache has {_size(num_bytes)}, but one request of {wanted_len} tokens needs {_size(needed)}: "
             f"{budget}, or lower max_model_len{f' to {fitting}' if fitting else ''}."
@@ -223,6 +229,7 @@ def plan_memory(
         layout=layout(pages),
         max_model_len=fitting,
         max_chunk=max_chunk,
+        num_drafts=drafts,
     )
 
 
@@ -230,12 +237,13 @@ def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: in
     return CacheLayout(groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages, ranks=ranks)
 
 
-def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int) -> int:
-    """Return the largest context, up to `wanted`, that one request can fill with `pages` pages."""
+def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int, drafts: int) -> int:
+    """Return the largest context, up to `wanted`, that one request can fill with `pages` pages, and so many drafts
+    besides."""
     low, high = 0, wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if layout.pages_needed(middle, max_chunk) <= pages:
+        if layout.pages_needed(middle + drafts, max_chunk) <= pages:
             low = middle
         else:
             high = middle - 1

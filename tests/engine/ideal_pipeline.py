@@ -21,13 +21,13 @@ from tests.engine.ideal_worker import IdealWorker, Step
 class Stage(IdealWorker):
     """A stage that takes parts which need not say what every slot should hold."""
 
-    def _check(self, plan: StepPlan) -> None:
+    def _check(self, plan: StepPlan, unsure: frozenset[int] = frozenset()) -> None:
         rows = plan.rows
         if plan.expected is not None and not set(rows.slots_R.tolist()) <= set(plan.expected):
             plan = replace(plan, expected=None)  # a later piece of a chunk
         if not rows.tokens_each and rows.num_tokens_R.max() == 1:  # which is slower, and right
             plan = replace(plan, rows=replace(rows, tokens_each=1))
-        super()._check(plan)
+        super()._check(plan, unsure)
 
 
 class FirstStage(Stage):

@@ -109,10 +109,12 @@ class Slot:
 @dataclass
 class Step:
     """A submitted plan. masks: None while it waits for them. chances: by row, for each token that it may emit, the
-    digests seen and kv_len then."""
+    digests seen and kv_len then. unsure: slots whose lengths the engine did not know, since rows of plans
+    in flight verified drafts."""
 
     plan: StepPlan
     masks: Mapping[int, np.ndarray] | None
+    unsure: frozenset[int] = frozenset()
     chances: dict[int, list[tuple[list[int], int]]] = field(default_factory=dict)
     result: StepResult | None = None
 
@@ -148,7 +150,9 @@ class IdealWorker:
         waits = bool(plan.rows.features & Feature.MASK)
         if any(step.masks is None for step in self._steps):
             raise Violation("a plan was submitted behind one that still waits for masks")
-        self._steps.append(Step(plan, None if waits else {}))
+        rows = [step.plan.rows for step in self._steps]
+        unsure = {slot for r in rows for slot in r.slots_R[r.kinds_R == RowKind.VERIFY].tolist()}
+        self._steps.append(Step(plan, None if waits else {}, frozenset(unsure)))
         if not self.lazy:
             self._catch_up()
 
@@ -184,7 +188,7 @@ class IdealWorker:
         fault, self.fail_next = self.fail_next, None
         self._fold(plan)
         self._copy(plan)
-        self._check(plan)
+        self._check(plan, step.unsure)
         seeds = {self.slots[int(slot)].form.seed for slot in plan.rows.slots_R}
         if (fault or seeds & self.poison) and len(seeds) == 1:
             self.blamed |= seeds
@@ -245,7 +249,7 @@ class IdealWorker:
             if source in self.memory:
                 self.memory[target] = self.memory[source]
 
-    def _check(self, plan: StepPlan) -> None:
+    def _check(self, plan: StepPlan, unsure: frozenset[int] = frozenset()) -> None:
         rows = plan.rows
         if len(set(rows.slots_R.tolist())) != len(rows) or not len(rows) or (rows.num_tokens_R < 1).any():
             raise Violation("a plan needs rows, each of another slot, each with a token")
@@ -262,10 +266,11 @@ class IdealWorker:
             if slot is None or slot.form.generation != rows.generations_R[row]:
                 raise Violation(f"row {row} names slot {slot_id} under a generation that it does not hold")
             bound = slot.kv_len + rows.num_tokens_R[row]
-            exact = not slot.stopped and rows.kinds_R[row] != RowKind.VERIFY
+            known = rows.kinds_R[row] != RowKind.VERIFY and slot_id not in unsure
+            exact = known and not slot.stopped
             if plan.kv_bound_R[row] < bound or (plan.kv_bound_R[row] > bound and exact):
                 raise Violation(f"kv_bound is {plan.kv_bound_R[row]}, the row ends at {bound}")
-            if plan.expected is not None and rows.kinds_R[row] != RowKind.VERIFY:
+            if plan.expected is not None and known:
                 self._compare(slot, plan.expected[slot_id])
 
     def _mark(self, plan: StepPlan, row: int) -> int:

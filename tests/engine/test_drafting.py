@@ -100,3 +100,11 @@ def test_a_request_that_becomes_predictable_gets_drafts_again() -> None:
     device.shares = dict.fromkeys(device.shares, 0.9)
     device.steps(1500)
     assert device.steps(500) > 0.9 * best([0.9] * 4, 1.0, 0.02)
+
+
+def test_a_share_may_fade_to_nothing() -> None:
+    drafting, seq = Drafting(MOST), Sequence(make_request("0", [1], max_tokens=9), 1)
+    for _ in range(40000):  # a wrong draft each, until no float is as small as the weight of what was right before
+        drafting._try(seq, 1, 1)
+    assert drafting.share(seq) == 0
+    assert drafting.wanted(seq) == 0

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import Finish, StepPlan
+from ridgeline.core.plan import Finish, StepPlan, StepResult
 from ridgeline.core.request import Request, SamplingParams, TokenEvent
 from ridgeline.core.token_bits import packed
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
+from ridgeline.engine.draft import InFlight
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.engine.sequence import Sequence
 from tests.engine.ideal_worker import EOS, NAN, VOCAB, IdealWorker, alone, digests
 from tests.engine.layouts import GROUPS, REVOCABLE, layout_of
 from tests.engine.profiles import machine_settings
@@ -46,6 +48,26 @@ class Alternating:
             raise RuntimeError("the grammar broke")
         nothing = self.fault == "nothing" and self.count == self.faulty_at
         return packed((np.arange(VOCAB) % 2 == self.count % 2) & (not nothing))
+
+
+class Fickle:
+    """Rows verify now so many drafts and now none."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._turn = most, 0
+
+    def wanted(self, seq: Sequence) -> int:
+        self._turn += 1
+        return self._turn * 7 % 5 % (self._most + 1) if seq.guessable else 0
+
+    def pays(self, rows: int) -> bool:
+        self._turn += 1
+        return self._turn % 3 > 0
+
+    def note(self, record: InFlight, result: StepResult) -> bool:
+        for seq in record.seqs:
+            seq.drafts = self.wanted(seq)
+        return True
 
 
 @dataclass
@@ -108,6 +130,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected: dict[str, Expected] = {}
         self.ended: list[str] = []
         self.scheduler.on_finish = lambda request, stats: self.ended.append(request.id)
+
+        if each > 1:
+            self.scheduler.running.drafting = Fickle(each - 1)  # type: ignore[assignment]
 
     def make_worker(self, lazy: bool) -> IdealWorker:
         return IdealWorker(self.layout, lazy=lazy)
@@ -310,6 +335,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "expected") and not self.scheduler.in_flight and not self.scheduler._recovery.failed:
             for seq in (*self.scheduler.running.decoding, *self.scheduler.running.paced):
                 assert self.scheduler.slots.kv_len[seq.slot] == len(seq.tokens) - 1
+
+    @invariant()
+    def names_are_those_of_full_blocks(self) -> None:
+        for seq in self.scheduler.running.leaders() if hasattr(self, "expected") else ():
+            assert len(seq.hashes) * self.layout.block_size <= len(seq.tokens)
 
     @invariant()
     def cached_blocks_hold_what_the_index_says(self) -> None:
