@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypedDict
 
 from ridgeline.core.embeds import PLACEHOLDER
@@ -66,7 +67,8 @@ class JobMaker:
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, limits: RequestLimits, seed: int) -> None:
         self._engine, self._tokenizer, self.limits, self._seed = engine, tokenizer, limits, seed
-        self.count = 0  # jobs made so far
+        self.count = 0  # the number of the newest job
+        self._numbers = count(1)  # which threads may draw at the same time
 
     def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
         """Return a job that the engine can run. Raise InvalidRequest."""
@@ -80,13 +82,13 @@ class JobMaker:
             raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")
         if params.stop_strings and not params.detokenize:
             raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids.", param="stop")
-        self.count += 1
+        number = self.count = next(self._numbers)
         requests = make_requests(
-            str(self.count),
+            str(number),
             ids,
             with_spelled_words(params, self._tokenizer),
             self.limits,
-            seed=derive_seed(self._seed, self.count),
+            seed=derive_seed(self._seed, number),
             priority=priority,
             cache_salt=cache_salt,
             embeds=embeds,
@@ -94,7 +96,7 @@ class JobMaker:
         for request in requests:
             self._engine.check(request)
         outputs = [CompletionOutput(index) for index in range(params.num_drawn)]
-        result = RequestOutput(str(self.count), text, ids, outputs)
+        result = RequestOutput(str(number), text, ids, outputs)
         completions = [
             Completion(request, output, result, self._tokenizer if params.detokenize else None)
             for request, output in zip(requests, outputs, strict=True)

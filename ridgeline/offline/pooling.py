@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -87,6 +88,7 @@ class PoolingRuns:
     def __init__(self, engine: Engine, spec: PoolingSpec, encoder: Encoder | None) -> None:
         self._engine, self.spec, self._encoder = engine, spec, encoder
         self._count = 0
+        self._turn = Lock()
         self._stats: dict[str, RequestStats] = {}
         engine.on_finish(self._note)
 
@@ -141,15 +143,17 @@ class PoolingRuns:
         priority: int = 0,
         salt: str = "",
     ) -> list[Pooled]:
-        """Run prompts to their ends. Raise InvalidRequest, before anything runs, if one of them cannot run."""
-        requests = []
-        for encoded, each in zip(prompts, params, strict=True):
-            self._count += 1
-            name = str(self._count)
-            requests.append(pooling_request(name, encoded, each, self.spec, priority=priority, cache_salt=salt))
-        for request in requests:
-            self._engine.check(request)
-        vectors = self._run(requests, use_tqdm)
+        """Run prompts to their ends; calls of other threads come after that. Raise InvalidRequest, before anything
+        runs, if one of them cannot run."""
+        with self._turn:
+            requests = []
+            for encoded, each in zip(prompts, params, strict=True):
+                self._count += 1
+                name = str(self._count)
+                requests.append(pooling_request(name, encoded, each, self.spec, priority=priority, cache_salt=salt))
+            for request in requests:
+                self._engine.check(request)
+            vectors = self._run(requests, use_tqdm)
         return [
             Pooled(request, finished(vectors[request.id], each, self.spec), self._stats.pop(request.id).cached_tokens)
             for request, each in zip(requests, params, strict=True)

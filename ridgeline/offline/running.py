@@ -1,9 +1,11 @@
-"""The jobs under way on one engine. Several callers may step it, and whoever does passes the events on to all."""
+"""The jobs under way on one engine. Several callers may step it, from several threads too, and whoever does passes the
+events on to all."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from threading import RLock
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
@@ -21,6 +23,7 @@ class RunningJobs:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._turn = RLock()  # held by whoever adds requests, steps or leaves
         engine.on_finish(self._note_stats)
         self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
         self._stats: dict[str, RequestStats] = {}
@@ -33,9 +36,10 @@ class RunningJobs:
 
     def settle(self) -> None:
         """Let the engine make no further plan, and deliver what those in flight bring."""
-        self._engine.pause()
-        while self._engine.has_work:
-            self._step()
+        with self._turn:
+            self._engine.pause()
+            while self._engine.has_work:
+                self._step()
 
     def finish(self, jobs: Sequence[Job], *, use_tqdm: bool) -> list[RequestOutput]:
         """Run the jobs to their end."""
@@ -54,20 +58,23 @@ class RunningJobs:
         """
         before = self._engine.headroom
         try:
-            with uninterrupted():
+            with uninterrupted(), self._turn:
                 for job in jobs:
                     self._start(job)
                 self._step()  # at once: holding back Ctrl-C again takes time, and this is on the way to the first token
+                done = all(job.done for job in jobs)
             while True:
                 for job in jobs:
                     while job.inbox:
                         yield job.inbox.popleft()
-                if all(job.done for job in jobs):
+                if done:
                     return
-                with uninterrupted():
-                    self._step()
+                with uninterrupted(), self._turn:
+                    if not all(job.done for job in jobs):  # another thread's steps may have brought all
+                        self._step()
+                    done = all(job.done for job in jobs)
         finally:
-            with uninterrupted():
+            with uninterrupted(), self._turn:
                 self._leave(jobs)
                 self.last_run = self._engine.headroom.since(before)
 

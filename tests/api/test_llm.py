@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,23 @@ def test_streams_can_be_read_in_turn_and_left_early(llm: LLM) -> None:
     next(left)
     left.close()
     assert not llm.engine.scheduler.num_running + llm.engine.scheduler.num_waiting
+
+
+def test_several_threads_may_ask_at_once(llm: LLM) -> None:
+    prompts = [f"{word} {number}" for word in ("the", "fox", "hens") for number in range(4)]
+    expected = {prompt: llm.generate(prompt, GREEDY)[0].outputs[0].text for prompt in prompts}
+
+    def generated(prompt: str) -> str:
+        return llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text
+
+    def streamed(prompt: str) -> str:
+        return "".join(piece.text for piece in llm.stream(prompt, GREEDY))
+
+    with ThreadPoolExecutor(6) as threads:
+        for _ in range(3):
+            for ask in (generated, streamed):
+                assert dict(zip(prompts, threads.map(ask, prompts, timeout=60), strict=True)) == expected
+    assert not llm.engine.has_work
 
 
 def test_a_stop_string_cuts_the_text_and_frees_the_request(llm: LLM) -> None:
