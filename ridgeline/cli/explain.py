@@ -28,7 +28,7 @@ def explain(
     batch: int = typer.Option(1, help="Requests that decode one token each."),
     context: int = typer.Option(1024, help="Cached tokens of each of them, the new one included."),
     prefill: int = typer.Option(0, help="Tokens of a prompt that runs in the same step."),
-    reached: float = typer.Option(
+    reached: float | None = typer.Option(
         None,
         min=0,
         help="Experts of a layer that have tokens, if measured (default: as many as uniform routing reaches).",
@@ -49,7 +49,7 @@ def explain(
     config, hardware = read_config(model), read_hardware(gpu, datasheet)
     resolved = read_precision(dtype, model, config)
     if drafts:
-        if measure or tp > 1 or ep > 1 or prefill:
+        if measure or tp > 1 or ep > 1 or prefill or batch != 1 or reached is not None:
             raise InvalidConfig("--drafts compares steps of one device by their limits; leave the other options out.")
         limits = Roofline(config.spec, hardware, resolved, kv_dtype)
         found = verifying(limits, context, sorted({1, -(-drafts // 2), drafts}))

@@ -65,5 +65,6 @@ def test_the_command_tells_of_a_real_shape() -> None:
     assert costs == sorted(costs)
     assert told[256, 5]["break_even"] > told[1, 5]["break_even"]
     assert "pays from" in CliRunner().invoke(app, asked).stdout
-    refused = run_here(*asked, "--tp", "2")
-    assert (refused.returncode, "leave the other options out" in refused.stderr) == (2, True)
+    for more in (("--tp", "2"), ("--batch", "8"), ("--reached", "4")):
+        refused = run_here(*asked, *more)
+        assert (refused.returncode, "leave the other options out" in refused.stderr) == (2, True)
