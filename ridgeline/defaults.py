@@ -121,7 +121,7 @@ def choose_limits(
     seqs, tokens = DEFAULT_LIMITS[device.type]
     if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU:
         tokens = LARGE_STEP
-    each = 1 + (0 if config.speculation is None else config.speculation.num_speculative_tokens)
+    each = 1 + config.num_drafts
     given = config.max_num_batched_tokens
     max_seqs = config.max_num_seqs or (seqs if given is None else min(seqs, max(1, given // each)))
     whole = longest if pooling is not None and pooling.whole else 0

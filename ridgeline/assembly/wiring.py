@@ -275,7 +275,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         itl_target=choose_itl_target(config.itl_target, cost_model, interactive=wiring.interactive),
         cascade=wiring.cascade,
         pools=wiring.pools,
-        num_drafts=0 if config.speculation is None else config.speculation.num_speculative_tokens,
+        num_drafts=config.num_drafts,
         debug_checks=config.debug_checks,
     )
     return Engine(engine_config, memory.layout, worker, vocab_size=wiring.vocab_size, cost_model=cost_model)

@@ -227,6 +227,11 @@ class LLMConfig:
         return speculation_of(self.speculative_config)
 
     @property
+    def num_drafts(self) -> int:
+        """The drafts of a request's next tokens that a step verifies at most."""
+        return 0 if self.speculation is None else self.speculation.num_speculative_tokens
+
+    @property
     def divided_by(self) -> list[str]:
         """The settings by which several devices divide the model between them."""
         return [name for name in SIZES if getattr(self, name) > 1]

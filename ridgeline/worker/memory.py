@@ -193,7 +193,7 @@ def plan_memory(
     `max_model_len` does not fit.
     """
     groups, wanted_len = model.cache_groups, longest
-    drafts = 0 if config.speculation is None else config.speculation.num_speculative_tokens
+    drafts = config.num_drafts
     block_size = token_ranks * (config.block_size or DEFAULT_BLOCK_SIZE[device.type])
     activations = activation_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs)
     if token_ranks > 1 and device.type == "cuda":

@@ -254,10 +254,8 @@ class Runner:
                 reported_RU = reported_RU.clone()
             self.segments.mask(scores, Masks.of(vocabulary.own_bits(masks), vocabulary.each, self.device))
         outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
-        if drafts is not None:
-            outcome = self.segments.verify(forwarded.inputs, scores, drafts, features, guides)
-        elif outcome is None:
-            outcome = self.segments.sample(forwarded.inputs, scores, features, guides)
+        if outcome is None:
+            outcome = self.segments.sample(forwarded.inputs, scores, features, guides, drafts)
         if self.speculator is not None:
             self.speculator.note(plan, outcome.token_RK)
         if self.pipe.size > 1 and plan.rows.num_logits_R.any():

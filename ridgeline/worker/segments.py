@@ -265,20 +265,16 @@ class Segments:
         scores: Scores,
         features: Feature,
         guides: Guides | None = None,
+        drafts: Drafts | None = None,
     ) -> Outcome:
-        """Draw a token for every row that emits one, advance the slots, and post the outcome.
+        """Draw a token for every row that emits one, or for every position that was scored where rows verify drafts;
+        advance the slots, and post the outcome.
 
         guides: the guides that made `scores`, if any did.
         """
-        slots, outcome = self.slots, Outcome.empty(inputs.num_rows, inputs.slots_R.device)
-        token_R = self.vocabulary.sample(
-            scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
-        )
-        if self._ring.size > 1:  # each of these ranks has scored by itself; they must never go on with unlike tokens
-            token_R = self._ring.stacked(token_R)[0]
-        self._ops.step_advance(
-            token_R if guides is None else guides.tokens(token_R),
-            inputs.samples_R,
+        slots, columns = self.slots, 1 if drafts is None else drafts.columns
+        outcome = Outcome.empty(inputs.num_rows, inputs.slots_R.device, columns)
+        advancing = (
             inputs.slots_R,
             scores.kv_len_R,
             scores.active_R,
@@ -288,40 +284,25 @@ class Segments:
             slots.last_token_S,
             slots.stopped_S,
             slots.sampling.output_count_SV if features & Feature.PENALTY else None,
-            outcome.token_R,
-            outcome.finish_R,
         )
-        self.mailbox.post(outcome.packed)
-        return outcome
-
-    def verify(
-        self, inputs: SampledRows, scores: Scores, drafts: Drafts, features: Feature, guides: Guides | None = None
-    ) -> Outcome:
-        """Draw a token for every position that was scored, take those that drafts made right, advance the slots, and
-        post the outcome."""
-        slots = self.slots
-        outcome = Outcome.empty(inputs.num_rows, inputs.slots_R.device, drafts.columns)
-        token_P = self._draw_behind(inputs.slots_R, scores, drafts, features & SAMPLING)
-        if guides is not None:
-            token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
-        token_RK = torch.full_like(drafts.token_RK, -1)
-        token_RK[drafts.row_P, drafts.column_P] = token_P
-        self._ops.step_verify(
-            token_RK,
-            drafts.token_RK,
-            drafts.num_logits_R,
-            inputs.slots_R,
-            scores.kv_len_R,
-            scores.active_R,
-            slots.sampling.stop_ids_SE,
-            slots.max_len_S,
-            slots.kv_len_S,
-            slots.last_token_S,
-            slots.stopped_S,
-            slots.sampling.output_count_SV if features & Feature.PENALTY else None,
-            outcome.token_RK,
-            outcome.finish_R,
-        )
+        if drafts is None:
+            token_R = self.vocabulary.sample(
+                scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
+            )
+            if (
+                self._ring.size > 1
+            ):  # each of these ranks has scored by itself; they must never go on with unlike tokens
+                token_R = self._ring.stacked(token_R)[0]
+            token_R = token_R if guides is None else guides.tokens(token_R)
+            self._ops.step_advance(token_R, inputs.samples_R, *advancing, outcome.token_R, outcome.finish_R)
+        else:
+            token_P = self._draw_behind(inputs.slots_R, scores, drafts, features & SAMPLING)
+            if guides is not None:
+                token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
+            token_RK = torch.full_like(drafts.token_RK, -1)
+            token_RK[drafts.row_P, drafts.column_P] = token_P
+            found = outcome.token_RK, outcome.finish_R
+            self._ops.step_verify(token_RK, drafts.token_RK, drafts.num_logits_R, *advancing, *found)
         self.mailbox.post(outcome.packed)
         return outcome
 
