@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+MEMORY = 0.15  # share of a GPU's memory, which two engines have at once
 BATCH = 32  # of sentence-transformers' encode
 SHOWN = 4  # prompts whose vectors are compared
 LEAST = {"": 0.999, "w8a8": 0.98, "int8": 0.99, "fp8": 0.98}  # the cosine between an engine's vectors and the first's
@@ -88,6 +89,7 @@ class Ridgeline:
             load_format="auto" if (folder / "model.safetensors").exists() else "dummy",
             max_model_len=512,
             enable_prefix_caching=False,
+            gpu_memory_utilization=MEMORY,
             **options,
         )
 
@@ -129,14 +131,17 @@ class Vllm:
     def __init__(self, folder: Path, asked: argparse.Namespace, _: str | None) -> None:
         import vllm
 
+        from ridgeline.weights.folder import EMBEDDED_MODEL
+
         self.llm = vllm.LLM(
             str(folder),
             runner="pooling",
             dtype=asked.dtype,
-            skip_tokenizer_init=True,
+            tokenizer=str(EMBEDDED_MODEL),  # it wants one, whichever it is
             load_format="auto" if (folder / "model.safetensors").exists() else "dummy",
             max_model_len=512,
             enable_prefix_caching=False,
+            gpu_memory_utilization=MEMORY,
         )
 
     def embed(self, prompts: list[list[int]]) -> list[list[float]]:

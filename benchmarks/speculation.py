@@ -1,13 +1,15 @@
 """Speculative decoding beside plain decoding on a CPU, with proposers of known quality.
 
     python benchmarks/speculation.py [--model FOLDER] [--dummy] [--threads 2] [--rounds 5] [--batches 1 4 16]
-        [--tokens 128] [--drafts 4] [--output benchmarks/results/speculation-cpu.jsonl]
+        [--tokens 128] [--drafts 4] [--ways lookup draft] [--draft FOLDER]
+        [--output benchmarks/results/speculation-cpu.jsonl]
 
 Each way has a process of its own, and they take turns, so that other work on the machine slows all of them alike: the
 speedup is the median of the rounds' ratios to plain decoding.
 
     plain      no drafts
     lookup     prompt lookup, which takes at least one and at most three tokens
+    draft      a draft model: that of the embedded model, or the one that is named
     right P    drafts of the known continuation, each of which is spoiled with probability 1 - P. Only a proposer that
                runs no model can know it, so this is what a free proposer of that quality would bring
     wrong      drafts that are never right
@@ -23,6 +25,7 @@ import json
 import multiprocessing
 import random
 import statistics
+import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -35,6 +38,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.told_drafts import tell
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.results import host
 
@@ -67,7 +72,7 @@ def serve(pipe: Connection, settings: dict[str, Any], threads: int, share: float
         while True:
             prompts, tokens, texts = pipe.recv()
             if share is not None:
-                llm.assembly.local.runner.speculator.proposer = Known(texts, share)
+                tell(llm.assembly.local.runner, Known(texts, share).propose)
             params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
             before = llm.assembly.engine.scheduler.figures().drafts or {}
             started = time.perf_counter()
@@ -111,6 +116,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--ways", nargs="+", help="beside plain (default: all, and draft if there is such a model)")
+    parser.add_argument("--draft", help="folder of a draft model")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     settings: dict[str, Any] = {
@@ -127,8 +134,14 @@ def main() -> None:
     shares = {"right 0.8": 0.8, "right 0.6": 0.6, "wrong": 0.0}
     with LLM(**settings) as llm:
         prompts_by = {batch: prompts_of(llm, batch) for batch in asked.batches}
-    ways = {"plain": Way(settings, asked.threads, None), "lookup": Way(drafts, asked.threads, None)}
-    ways |= {name: Way(drafts, asked.threads, share) for name, share in shares.items()}
+    model = {"method": "draft_model", "num_speculative_tokens": asked.drafts}
+    model |= {"model": asked.draft} if asked.draft else {}
+    known: dict[str, tuple[dict[str, Any], float | None]] = {"lookup": (drafts, None)}
+    if asked.draft or not asked.model:
+        known["draft"] = {**settings, "speculative_config": model}, None
+    known |= {name: (drafts, share) for name, share in shares.items()}
+    ways = {"plain": Way(settings, asked.threads, None)}
+    ways |= {name: Way(known[name][0], asked.threads, known[name][1]) for name in asked.ways or known}
     table = Table(*("batch", *ways), title=f"{asked.model or 'embedded model'}, tokens/s (speedup)")
     for batch, prompts in prompts_by.items():
         texts = [a + b for a, b in zip(prompts, ways["plain"].run(prompts, asked.tokens, [])[1], strict=True)]

@@ -94,7 +94,7 @@ def lengths_of(op: str, tokens: int) -> tuple[int, ...]:
 class Scans(Sweep):
     workload = "state space scans"
     seconds, tolerance = 78.0, 0.05
-    start, silence = 45.0, 45.0  # vLLM's kernels try their cuts when they are first launched
+    start, silence = 45.0, 120.0  # vLLM's kernels try their cuts when they are first launched
     _compared = False
 
     def jobs(self) -> list[Job]:

@@ -10,9 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.told_drafts import tell
+from ridgeline.core.plan import Feature
 from ridgeline.core.request import Preemption, Request
 from ridgeline.core.token_bits import packed
+from ridgeline.engine.drafting import Drafting
+from ridgeline.worker import graphs
+from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs
+from ridgeline.worker.inputs import Shape
+from ridgeline.worker.segments import SAMPLING
+from ridgeline.worker.speculation.drafts import Drafts
 from tests.driving import Outcome, Rig, ask, rig
 
 TinyModel = Callable[[str], Path]
@@ -21,6 +30,11 @@ LOOKUP = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_ma
 # full attention; windows between it; learned positions; latent-free mixture; keys of two sizes
 FAMILIES = ("llama", "mixed", "gpt2", "qwen3_moe", "gpt_oss", "gemma4_moe")
 VOCABULARY = 300  # tokens that all tiny models have
+SETTINGS: dict[str, dict[str, Any]] = {
+    "small chunks": {"enable_prefix_caching": False, "max_num_batched_tokens": 16},
+    "small blocks": {"max_num_seqs": 2, "block_size": 2, "scheduling_policy": "priority"},
+    "int8": {"quantization": "int8"},
+}
 
 
 class Scripted:
@@ -131,7 +145,8 @@ def scripted(own: Rig, want: dict[str, Outcome], asked: Sequence[Request], share
     """Let a rig's drafts be those of a proposer that knows the outcomes."""
     texts = [[*request.prompt_token_ids, *want[request.id].tokens] for request in asked]
     own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
-    proposer = own.runner.speculator.proposer = Scripted(texts, share)  # type: ignore[union-attr, assignment]
+    proposer = Scripted(texts, share)
+    tell(own.runner, proposer.propose)
     return proposer
 
 
@@ -156,14 +171,7 @@ def test_drafts_change_no_token_whoever_makes_them(family: str, tiny_model: Tiny
 
 @pytest.mark.parametrize("family", ["llama", "mixed"])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"kv_cache_memory": 1 << 17},
-        {"enable_prefix_caching": False, "max_num_batched_tokens": 16},
-        {"max_num_seqs": 2, "block_size": 2, "scheduling_policy": "priority"},
-        {"quantization": "int8"},
-    ],
-    ids=["little memory", "small chunks", "small blocks", "int8"],
+    "settings", [{"kv_cache_memory": 1 << 17}, *SETTINGS.values()], ids=["little memory", *SETTINGS]
 )
 def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_model: TinyModel) -> None:
     folder = tiny_model(family)
@@ -224,9 +232,7 @@ def test_a_step_for_every_token_becomes_a_step_for_four(tiny_model: TinyModel) -
     with rig(tiny_model("llama"), speculative_config=LOOKUP) as own:
         own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
         text = [*request.prompt_token_ids, *want["a"].tokens]
-        own.runner.speculator.proposer.propose = (  # type: ignore[union-attr, method-assign]
-            lambda known_N, count: np.array(text[len(known_N) : len(known_N) + count], np.int32)
-        )
+        tell(own.runner, lambda known_N, count: np.array(text[len(known_N) : len(known_N) + count], np.int32))
         assert own.run(request)["a"].tokens == want["a"].tokens
         steps = sum(len(result.emitted_R) > 0 and result.emitted_R.sum() > 0 for result in own.results)
         counts = own.engine.scheduler.figures().drafts
@@ -253,3 +259,69 @@ def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
     with rig(tiny_model("llama"), speculative_config=LOOKUP, max_num_seqs=None, max_num_batched_tokens=9) as own:
         assert own.engine.config.max_num_seqs == 2  # of 1 + DRAFTS tokens each
         assert len(own.run(ask("a", prompt(20, 1), max_tokens=5))["a"].tokens) == 5
+
+
+class Replayed(Graph):
+    """A bucket whose segments run op by op on a CPU each time they would be replayed."""
+
+    def __init__(self, segments: Any, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
+        self.inputs = segments.inputs(shape, device, cascade=cascade)
+        self.drafts = Drafts.alike(shape.rows, shape.each, device) if shape.each > 1 else None
+        self._segments, self._scores = segments, None
+        self.replays = 0
+
+    def forward(self) -> Any:
+        self.replays += 1
+        self._scores = self._segments.forward(self.inputs, drafts=self.drafts)
+        return self._scores
+
+    def sample(self, features: Feature) -> Any:
+        if features & SAMPLING not in CAPTURED_FEATURES:
+            return None
+        return self._segments.sample(self.inputs, self._scores, features, drafts=self.drafts)
+
+
+def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    """Let a rig on a CPU verify drafts as on a GPU: all rows of a step as many or none, and with a monkeypatch in
+    buckets of fixed sizes."""
+    running = own.engine.scheduler.running
+    own.runner.cut, running._even, running.drafting = None, True, Drafting(DRAFTS, even=True)
+    if monkeypatch is not None:
+        monkeypatch.setattr(graphs, "Graph", Replayed)
+        own.runner._graphs = Graphs(own.runner.segments, own.runner.device, 4, 32)
+
+
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+def test_even_steps_change_no_token(
+    family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model(family)
+    want, asked = plain(folder), requests(0)
+    texts = [[*request.prompt_token_ids, *want[request.id].tokens] for request in asked]
+    for left_out in ((), ("masked", "guided", "named")):  # requests that verify nothing, nor does who runs beside them
+        with rig(folder, speculative_config=LOOKUP) as own:
+            if left_out:
+                tell(own.runner, Scripted(texts, 0.7).propose)
+            evenly(own, monkeypatch if buckets else None)
+            mine = [each for each in requests(own.runner.decoder.spec.vocab_size) if each.id not in left_out]
+            check_same(own.run(*mine), {name: each for name, each in want.items() if name not in left_out})
+            counts = own.engine.scheduler.figures().drafts
+            assert counts is not None
+            assert counts["accepted_tokens"] > (20 if left_out else 0)
+            if buckets:
+                replayed = [graph for graph in own.runner._graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
+                assert any(graph.drafts is not None for graph in replayed)
+                assert any(graph.drafts is None for graph in replayed)
+
+
+def test_a_row_beside_the_longest_context_verifies_nothing_in_even_steps(tiny_model: TinyModel) -> None:
+    with rig(tiny_model("gpt2")) as own:
+        limit = own.engine.config.max_model_len
+    asked = ask("a", prompt(limit - 12, 1), max_tokens=12), ask("b", prompt(20, 2), max_tokens=30)
+    with rig(tiny_model("gpt2")) as own:
+        want = own.run(*asked)
+    with rig(tiny_model("gpt2"), speculative_config=LOOKUP) as own:
+        evenly(own)
+        check_same(own.run(*asked), want)
+        assert not own.errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +31,25 @@ def test_the_lengths_of_a_lookup_are_vllms(given: dict[str, Any], lookup: tuple[
 
 
 @pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ({"method": "draft_model", "model": "some/hub-id"}, "some/hub-id"),
+        ({"method": "draft_model", "model": Path("folder")}, "folder"),
+        ({"model": "some/hub-id"}, "some/hub-id"),
+        ({"method": "draft_model"}, None),
+    ],
+)
+def test_a_model_alone_is_a_draft_model(given: dict[str, Any], model: str | None) -> None:
+    config = LLMConfig(speculative_config={**given, "num_speculative_tokens": 3})
+    assert config.speculation == Speculation(method="draft_model", num_speculative_tokens=3, model=model)
+    assert (config.num_drafts, config.drafted_ahead) == (3, 3)
+
+
+@pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ("ngram", "must be an object"),
-        ({}, "names no method; supported: ngram"),
+        ({}, "names no method; supported: ngram, draft_model"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "the method 'eagle3', which is not supported"),
         ({"method": 3}, "the method 3"),
         ({"method": "ngram"}, "num_speculative_tokens of speculative_config is missing"),
@@ -44,6 +60,12 @@ def test_the_lengths_of_a_lookup_are_vllms(given: dict[str, Any], lookup: tuple[
         ({"method": "ngram", "num_spec_tokens": 3}, "has no 'num_spec_tokens'; did you mean 'num_speculative_tokens'"),
         ({"method": "ngram", "num_speculative_tokens": 3, "zzz": 1}, "has no 'zzz'; known: method"),
         ({"method": "ngram", "num_speculative_tokens": 3, "model": "draft"}, "needs none; leave it out"),
+        (
+            {"method": "draft_model", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
+            "prompt_lookup_max of speculative_config is for the method ngram",
+        ),
+        ({"method": "draft_model", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),
+        ({"model": "draft"}, "num_speculative_tokens of speculative_config is missing"),
         (
             {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 3},
             "prompt_lookup_min (5) is above prompt_lookup_max (3)",

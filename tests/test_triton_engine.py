@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.told_drafts import tell
 from ridgeline.core.plan import StepPlan
+from ridgeline.engine.drafting import Drafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
 from tests.driving import Rig, ask, rig
@@ -50,6 +53,39 @@ def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], 
     assert {name: outcome.tokens for name, outcome in outcomes.items()} == plain(folder, max_tokens)
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
+    """As on a GPU: all rows of a step verify as many drafts, or none does."""
+    folder = tiny_model(family)
+    asked = [
+        ask("a", [5, 6, 7, 8] * 4, max_tokens=12),
+        ask("b", [9, 10, 11] * 3, max_tokens=9, temperature=0.8, top_p=0.9, seed=5),
+        ask("c", [12, 13] * 5, max_tokens=10, repetition_penalty=1.2, logprobs=1),
+    ]
+    with rig(folder) as own:
+        want = own.run(*asked)
+    texts = [[*each.prompt_token_ids, *want[each.id].tokens] for each in asked]
+
+    def told(known: list[int], count: int) -> np.ndarray:
+        """Every third draft is wrong."""
+        text = next(text for text in texts if text[: len(known)] == known)
+        return np.array(
+            [token if (len(known) + i) % 3 else 1 for i, token in enumerate(text[len(known) :][:count])], np.int32
+        )
+
+    lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    with rig(folder, kernels=TRITON, speculative_config=lookup) as own:
+        running = own.engine.scheduler.running
+        own.runner.cut, running._even, running.drafting = None, True, Drafting(4, even=True)
+        tell(own.runner, lambda known_N, count: told(known_N.tolist(), count))
+        got = own.run(*asked)
+        counts = own.engine.scheduler.figures().drafts
+        assert not own.errors
+    assert {name: outcome.tokens for name, outcome in got.items()} == {name: o.tokens for name, o in want.items()}
+    assert counts is not None
+    assert 0 < counts["accepted_tokens"] < counts["draft_tokens"]
+
+
 MIXED = ((range(5, 22), 2), ((7, 8, 9), 4), ((3,), 3))  # prompts, and how many tokens to generate
 
 
@@ -74,7 +110,7 @@ def test_experts_get_the_tokens_of_requests_and_no_others(tiny_model: Callable[[
         own.runner.inputs = lambda plan: segments.inputs(  # type: ignore[method-assign]
             Shape(len(plan.rows) + 2, plan.num_tokens + 2, plan.rows.tokens_each), own.runner.device, plan
         )
-        segments.forward = lambda inputs, lengths, given, scored_P: forward(inputs, given=given)  # type: ignore[assignment,method-assign,misc]
+        segments.forward = lambda inputs, lengths, given, *_: forward(inputs, given=given)  # type: ignore[assignment,method-assign,misc]
         outcomes = own.run(*mixture())
         assert not own.errors
         tally = tallies(own)

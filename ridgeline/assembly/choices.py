@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
+from ridgeline.assembly.draft import DraftChoice, choose_draft
+from ridgeline.assembly.forms import kept_forms
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig, check_limits
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.kv_format import kv_format
@@ -24,8 +26,6 @@ from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.held import held_precision
 from ridgeline.perf.precision import Precision, precision
-from ridgeline.quantization.experts import keeps_stacks
-from ridgeline.quantization.held import runs_well
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
@@ -43,6 +43,7 @@ class Choices:
     part: what this rank computes of the model; all of it if there is one rank.
     why: the reason for the dtype.
     forms: the matrices that keep the form of the files, of this rank's stage.
+    draft: the model that drafts, if one does.
     longest: the context that memory has room for, as far as that is known before the weights are there.
     captured: decode steps run as CUDA graphs.
     """
@@ -65,6 +66,7 @@ class Choices:
     longest: int
     cascade: bool
     captured: bool
+    draft: DraftChoice | None = None
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""
@@ -80,6 +82,7 @@ class Choices:
             max_chunk=self.max_tokens,
             ranks=self.mesh.size if self.device.type == "cpu" else 1,
             token_ranks=self.mesh.cp.size,
+            draft=None if self.draft is None else self.draft.model.spec,
         )
 
     @property
@@ -101,6 +104,7 @@ class Choices:
             cascade=self.cascade,
             overrides=tuple(sorted(self.overrides.items())),
             quantization=self.scheme.name,
+            speculation=self.config.speculation,
             forms=tuple(sorted(self.forms.items())),
         )
 
@@ -141,11 +145,17 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         check_weights_fit(weighed, device, dtype=dtype, positions=1, ranks=ranks)
     if files:
         check_files(folder, model)
-    forms = of_stage(_kept(stored_forms(folder, model, files=files), config, folder, ops), own)
+    forms = of_stage(kept_forms(stored_forms(folder, model, files=files), config, folder, ops), own)
     check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
+    draft = None
     if config.speculation is not None:
-        _check_speculation(model.spec, platform)
+        _check_speculation(model.spec)
+        draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
+    if draft is not None:
+        check_weights_fit(draft.model.spec, device, dtype=dtype, positions=1, forms=draft.forms.values())
     max_seqs, max_tokens = choose_limits(config, device, model.spec.pooling, wanted_len)
+    if config.num_drafts:
+        check_limits(max_seqs, max_tokens, config.num_drafts)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
     cascade = cascade and mesh.cp.size == 1
     choices = Choices(
@@ -167,9 +177,12 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         longest=wanted_len,
         cascade=cascade,
         captured=on_gpu(platform) and not config.enforce_eager and model.spec.pooling is None,
+        draft=draft,
     )
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
     least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
+    if draft is not None:
+        least += weight_bytes(draft.model.spec, dtype_bytes=item, positions=1, forms=draft.forms.values())
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
     check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
     return replace(choices, longest=longest)
@@ -188,24 +201,8 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
     return scheme(None)
 
 
-def _kept(forms: Forms, config: LLMConfig, folder: Path, ops: Ops) -> Forms:
-    """Return the modules whose weights keep the form of the files: on a GPU all, on a CPU those that it multiplies fast
-    (or all, if the user names implementations). Others become plain numbers when they are loaded, as do a GGUF file's
-    if they are to be rounded otherwise."""
-    if config.quantization is not None and is_gguf(folder):
-        return {}
-    wanted = on_gpu(ops.platform) or bool(config.kernels)
-    return {
-        name: form
-        for name, form in forms.items()
-        if (wanted or runs_well(form, ops)) and (form.copies == 1 or keeps_stacks(ops, form.helds))
-    }
-
-
-def _check_speculation(model: ModelSpec, platform: Platform) -> None:
-    """Raise InvalidConfig if this device cannot verify drafts of what the model writes."""
-    if on_gpu(platform):
-        raise InvalidConfig("speculative_config: drafts are verified on a CPU yet, and not on a GPU; leave it out.")
+def _check_speculation(model: ModelSpec) -> None:
+    """Raise InvalidConfig if no drafts can be verified of what the model writes."""
     if model.pooling is not None:
         raise InvalidConfig("speculative_config is for models that write, and this one pools; leave it out.")
     if any(group.spec.exact for group in model.cache_groups):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from ridgeline.assembly.choices import Choices
+from ridgeline.assembly.draft import load_draft
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
@@ -30,14 +31,15 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
     wanted = choices.config.enable_sleep_mode and choices.device.type == "cuda"
     sleep = SleepMemory(choices.device) if wanted else None
-    decoder, memory = _load(choices, progress, sleep)
-    return LocalWorker(_run_on(decoder, memory, choices, progress, sleep), choices.mesh.stamps), memory
+    decoder, draft, memory = _load(choices, progress, sleep)
+    return LocalWorker(_run_on(decoder, draft, memory, choices, progress, sleep), choices.mesh.stamps), memory
 
 
 def _load(
     choices: Choices, progress: Progress | None, sleep: SleepMemory | None = None
-) -> tuple[Decoder, MemoryReport]:
-    """Load the weights, while other processes compile kernels, and size the cache by what is left."""
+) -> tuple[Decoder, Decoder | None, MemoryReport]:
+    """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
+    and size the cache by what is left."""
     kernels, config = choices.kernels, choices.config
     with Compilers(kernels, processes_needed(kernels) if choices.captured else 0) as compilers:
         with nullcontext() if sleep is None else sleep.holding("weights"):
@@ -55,9 +57,27 @@ def _load(
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
-        memory = choices.memory(weights=decoder.weight_bytes, loaded=True, longest=choices.longest)
+            draft = _draft_of(choices, progress)
+        weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
+        memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
-    return decoder, _agreed(memory, choices.mesh)
+    return decoder, draft, _agreed(memory, choices.mesh)
+
+
+def _draft_of(choices: Choices, progress: Progress | None) -> Decoder | None:
+    """Return the network of the model that drafts, or None if none does."""
+    if choices.draft is None:
+        return None
+    return load_draft(
+        choices.draft,
+        choices.ops,
+        dtype=getattr(torch, choices.dtype),
+        device=choices.device,
+        positions=choices.wanted_len,
+        load_format=choices.config.load_format,
+        seed=choices.config.seed,
+        progress=progress,
+    )
 
 
 def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
@@ -71,6 +91,7 @@ def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
 
 def _run_on(
     decoder: Decoder,
+    draft: Decoder | None,
     memory: MemoryReport,
     choices: Choices,
     progress: Progress | None,
@@ -88,6 +109,7 @@ def _run_on(
             divide_from=_divide_from(choices),
             sleep=sleep,
             speculation=choices.config.speculation,
+            draft=draft,
         )
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)

@@ -99,8 +99,10 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     worker, memory = device_worker(choices, progress)
     hardware, spec = hardware_of(device), choices.model.spec
     cost_model = Roofline(spec, hardware, choices.precision) if hardware is not None else None
-    pools = spec.pooling is not None
-    wiring = Wiring(memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools)
+    pools, on_gpu = spec.pooling is not None, device.type == "cuda"
+    wiring = Wiring(
+        memory, spec.vocab_size, choices.max_seqs, choices.cascade, cost_model, interactive, pools, on_gpu=on_gpu
+    )
     engine = _engine(config, worker, wiring)
     if choices.captured or (pools and device.type == "cuda"):
         engine.rehearse()
@@ -193,7 +195,15 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     cost_model: CostModel | None = None
     if hardware is not None:
         cost_model = Shared(Roofline(part, hardware, exact, expert_devices=config.data_parallel_size), stages)
-    wiring = Wiring(memory, model.spec.vocab_size, facts.max_seqs, facts.cascade, cost_model, interactive)
+    wiring = Wiring(
+        memory,
+        model.spec.vocab_size,
+        facts.max_seqs,
+        facts.cascade,
+        cost_model,
+        interactive,
+        on_gpu=device.type == "cuda",
+    )
     if isinstance(group, Apart):
         engine: Engine = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
     else:
@@ -260,6 +270,7 @@ class Wiring(NamedTuple):
     cost_model: CostModel | None
     interactive: bool
     pools: bool = False
+    on_gpu: bool = False
 
 
 def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
@@ -276,6 +287,8 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         cascade=wiring.cascade,
         pools=wiring.pools,
         num_drafts=config.num_drafts,
+        drafted_ahead=config.drafted_ahead,
+        even_drafts=wiring.on_gpu,
         debug_checks=config.debug_checks,
     )
     return Engine(engine_config, memory.layout, worker, vocab_size=wiring.vocab_size, cost_model=cost_model)

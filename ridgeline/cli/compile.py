@@ -10,9 +10,11 @@ import time
 
 import typer
 
+from ridgeline.cli.options import json_object
 from ridgeline.cli.sizes import read_config
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.speculation import DRAFT_MODEL, speculation_of
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -30,6 +32,7 @@ def compile(
     ),
     block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="Value that the engine will be started with."),
     deterministic: bool = typer.Option(False, help="Value that the engine will be started with."),
+    speculative_config: str = typer.Option("", help="Value that the engine will be started with, as JSON."),
     multiprocessors: int = typer.Option(
         None, help="Multiprocessors of the GPU (default: of the largest common one of its kind)."
     ),
@@ -41,13 +44,16 @@ def compile(
     The same versions of Ridgeline and Triton find them on any machine whose cache (TRITON_CACHE_DIR, else
     ~/.triton/cache) has the same path, as in a container's image, because Triton notes its files' full paths.
     """
-    config = read_config(model)
+    config, drafts = read_config(model), json_object(speculative_config, "--speculative-config")
     if dtype != "auto" and dtype not in DTYPES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}.")
     if not re.fullmatch(r"sm_[89]\d|sm_1\d\d|gfx\w+", arch):
         raise InvalidConfig(f"{arch!r} is not an architecture that kernels are made for; sm_80, sm_90 or gfx942 are.")
     if (units := multiprocessors or MULTIPROCESSORS.get(arch)) is None:
         raise InvalidConfig(f"say with --multiprocessors how many the {arch} GPU has.")
+    speculation = speculation_of(drafts) if drafts else None
+    if speculation is not None and speculation.method == DRAFT_MODEL:
+        raise InvalidConfig("draft models run on CPUs yet, so no GPU has kernels for them; take the method ngram.")
     if importlib.util.find_spec("triton") is None:
         raise InvalidConfig("compiling needs Triton, which is not installed here.")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -69,6 +75,7 @@ def compile(
         block_size=block_size,
         cascade=not deterministic,
         overrides=tuple(sorted(DETERMINISTIC.items())) if deterministic else (),
+        speculation=speculation,
     )
     with Compilers(kernels, processes) as compilers:
         done = compilers.finish()

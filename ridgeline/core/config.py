@@ -10,7 +10,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.speculation import Speculation, speculation_of
+from ridgeline.core.speculation import DRAFT_MODEL, Speculation, speculation_of
 from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
@@ -98,8 +98,9 @@ class LLMConfig:
         for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
         waits, there is none.
     speculative_config: how drafts of tokens to come are made, which a step verifies together, as in {"method": "ngram",
-        "num_speculative_tokens": 4, "prompt_lookup_max": 4} (`core.speculation.Speculation`). Answers are the same as
-        without it. A CPU, for models whose cache keeps every token.
+        "num_speculative_tokens": 4, "prompt_lookup_max": 4}, or {"model": FOLDER, "num_speculative_tokens": 4} for a
+        draft model (`core.speculation.Speculation`). Answers are the same as without it. A CPU, for models whose cache
+        keeps every token.
     kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
     quantization: how plain weights of linear maps are rounded when they are loaded. "w8a8": to int8, with a scale for
         each output, and activations too, with a scale for each token (a GPU, or a CPU with VNNI, or with AVX2 and a C++
@@ -220,6 +221,11 @@ class LLMConfig:
         if not kv_format(self.kv_cache_dtype).quantized:
             unset.add("kv_cache_dtype")
         check_together({name: value for name, value in given.items() if name not in unset})
+        if self.drafted_ahead and self.ranks > 1:
+            raise InvalidConfig(
+                f"a draft model runs on one device yet; leave {' and '.join(self.divided_by)} out, or take the method "
+                "ngram."
+            )
 
     @property
     def speculation(self) -> Speculation | None:
@@ -230,6 +236,13 @@ class LLMConfig:
     def num_drafts(self) -> int:
         """The drafts of a request's next tokens that a step verifies at most."""
         return 0 if self.speculation is None else self.speculation.num_speculative_tokens
+
+    @property
+    def drafted_ahead(self) -> int:
+        """The positions behind a step's tokens at which a draft model writes keys of its drafts."""
+        speculation = self.speculation
+        drafts = speculation is not None and speculation.method == DRAFT_MODEL
+        return self.num_drafts if drafts else 0
 
     @property
     def divided_by(self) -> list[str]:
@@ -320,6 +333,20 @@ def _is_real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def check_limits(max_num_seqs: int, max_num_batched_tokens: int, num_drafts: int) -> None:
+    """Raise InvalidConfig if a step has no room for a token of every running request and its drafts."""
+    if num_drafts and max_num_batched_tokens < max_num_seqs * (1 + num_drafts):
+        raise InvalidConfig(
+            f"{max_num_seqs} sequences of {1 + num_drafts} tokens each, with their drafts, make steps of more than "
+            f"max_num_batched_tokens ({max_num_batched_tokens}); lower max_num_seqs or raise that."
+        )
+    if max_num_batched_tokens < max_num_seqs:
+        raise InvalidConfig(
+            f"max_num_batched_tokens is {max_num_batched_tokens}, below max_num_seqs {max_num_seqs}; "
+            "every running request needs room for one token per step."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The resolved settings of the control plane.
@@ -330,6 +357,8 @@ class EngineConfig:
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
+    drafted_ahead: at how many positions behind those of a plan the worker may write, because a model drafts there.
+    even_drafts: all rows of a step verify as many drafts, or none does: a captured graph has one shape.
     """
 
     max_model_len: int
@@ -344,16 +373,9 @@ class EngineConfig:
     cascade: bool = False
     pools: bool = False
     num_drafts: int = 0
+    drafted_ahead: int = 0
+    even_drafts: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_drafts and self.max_num_batched_tokens < self.max_num_seqs * (1 + self.num_drafts):
-            raise InvalidConfig(
-                f"{self.max_num_seqs} sequences of {1 + self.num_drafts} tokens each, with their drafts, make steps of "
-                f"more than max_num_batched_tokens ({self.max_num_batched_tokens}); lower max_num_seqs or raise that."
-            )
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfig(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}; "
-                "every running request needs room for one token per step."
-            )
+        check_limits(self.max_num_seqs, self.max_num_batched_tokens, self.num_drafts)

@@ -373,6 +373,11 @@ class ModelSpec:
         return replace(self, layers=tuple(_cached_as(layer, wanted) for layer in self.layers))
 
 
+def with_draft(model: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+    """Return the model with the layers of a draft model behind its own, as cache and states number them."""
+    return model if draft is None else replace(model, layers=model.layers + draft.layers)
+
+
 def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
     attention = attention_of(layer.mixer)
     if attention is None or attention.kv_format.dtype == wanted.dtype:

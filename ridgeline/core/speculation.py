@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig
 
-METHODS = ("ngram",)
+NGRAM, DRAFT_MODEL = "ngram", "draft_model"
+METHODS = (NGRAM, DRAFT_MODEL)
 MOST_DRAFTS = 16
+MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
 LOOKUP = 5  # tokens that prompt lookup compares, unless the user says otherwise
 LONGEST_LOOKUP = 64
 
@@ -18,14 +21,17 @@ LONGEST_LOOKUP = 64
 class Speculation:
     """The way in which drafts of tokens to come are made.
 
-    method: "ngram": prompt lookup. What followed the last tokens where they stood before is drafted.
+    method: "ngram": prompt lookup. What followed the last tokens where they stood before is drafted. "draft_model": a
+        smaller model with the same vocabulary goes on.
     num_speculative_tokens: the most drafts that a step verifies of a request.
+    model: the folder or hub id of the draft model; None: the one that ships with the embedded model.
     prompt_lookup_min, prompt_lookup_max: how many of the last tokens must have stood there at least, and are compared
         at most.
     """
 
     method: str
     num_speculative_tokens: int
+    model: str | None = None
     prompt_lookup_min: int = LOOKUP
     prompt_lookup_max: int = LOOKUP
 
@@ -41,18 +47,30 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         )
     names = [field.name for field in fields(Speculation)]
     for name in given:
-        if name not in (*names, "model"):
+        if name not in names:
             near = get_close_matches(str(name), names, 1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}."
             raise InvalidConfig(f"speculative_config has no {name!r}{meant}")
-    method = given.get("method", given.get("model"))  # as the model's name it is an old form
+    method, model = given.get("method"), given.get("model")
+    if method is None and model is not None:
+        method = NGRAM if model in (NGRAM, f"[{NGRAM}]") else DRAFT_MODEL  # as the model's name it is an old form
+        model = None if method == NGRAM else model
     if not isinstance(method, str) or method.strip("[]") not in METHODS:
         said = "names no method" if method is None else f"asks for the method {method!r}, which is not supported"
         raise InvalidConfig(f"speculative_config {said}; supported: {', '.join(METHODS)}.")
-    if "method" in given and given.get("model") is not None:
+    method = method.strip("[]")
+    if method == NGRAM and model is not None:
         raise InvalidConfig('speculative_config has a "model", and the method ngram needs none; leave it out.')
     drafts = _whole(given, "num_speculative_tokens", MOST_DRAFTS)
     named = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if given.get(name) is not None]
+    if method == DRAFT_MODEL:
+        if named:
+            raise InvalidConfig(f"{named[0]} of speculative_config is for the method ngram; leave it out.")
+        if model is not None and not (isinstance(model, str | Path) and str(model)):
+            raise InvalidConfig(
+                f"model of speculative_config is {model!r}; give the folder or hub id of the draft model."
+            )
+        return Speculation(method=method, num_speculative_tokens=drafts, model=None if model is None else str(model))
     lengths = [_whole(given, name, LONGEST_LOOKUP) for name in named] or [LOOKUP]
     shortest, longest = lengths[0], lengths[-1]
     if shortest > longest:
@@ -60,7 +78,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
             f"prompt_lookup_min ({shortest}) is above prompt_lookup_max ({longest}); lower it or raise that."
         )
     return Speculation(
-        method="ngram", num_speculative_tokens=drafts, prompt_lookup_min=shortest, prompt_lookup_max=longest
+        method=NGRAM, num_speculative_tokens=drafts, prompt_lookup_min=shortest, prompt_lookup_max=longest
     )
 
 

@@ -90,7 +90,7 @@ class Draft:
         self.copying: list[Sequence] = []  # those that take over the beginning of another's block
         self.chunks: list[tuple[Sequence, int, int]] = []  # rows of known tokens: their first, and their end
         self.marks: dict[Sequence, int] = {}  # after how many of its tokens a row's state is stored as well
-        self._seqs: list[Sequence] = []
+        self.others: list[Sequence] = []  # those of the rows besides the standing ones
         self._num_tokens: list[int] = []
         self._num_logits: list[int] = []
         self._spans: list[np.ndarray | None] = []
@@ -98,24 +98,24 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        return not self._seqs and not self.standing.seqs
+        return not self.others and not self.standing.seqs
 
     @property
     def seqs(self) -> Iterator[Sequence]:
         """The sequences that have rows so far."""
-        return chain(self.standing.seqs, self._seqs)
+        return chain(self.standing.seqs, self.others)
 
     @property
     def columns(self) -> list[int]:
         """Slots of the rows so far."""
-        return [*self.standing.columns_R.tolist(), *(seq.slot for seq in self._seqs)]
+        return [*self.standing.columns_R.tolist(), *(seq.slot for seq in self.others)]
 
     def add(
         self, seq: Sequence, num_tokens: int, num_logits: int, span: np.ndarray | None, embeds: Embeds | None = None
     ) -> None:
         """A row besides the standing ones; span None: its input is the slot's last token. embeds: as in `Span`."""
         self.budget -= num_tokens
-        self._seqs.append(seq)
+        self.others.append(seq)
         self._num_tokens.append(num_tokens)
         self._num_logits.append(num_logits)
         self._spans.append(span)
@@ -124,21 +124,21 @@ class Draft:
     def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
         """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
         seqs, rows = self.standing.seqs, self.standing.rows
-        if not self._seqs:
+        if not self.others:
             return seqs, rows, ()
         first = len(seqs)
         spans = tuple(Span(first + i, ids, self._embeds[i]) for i, ids in enumerate(self._spans) if ids is not None)
-        return seqs + self._seqs, _concatenate(rows, self._rows()), spans
+        return seqs + self.others, _concatenate(rows, self._rows()), spans
 
     def _rows(self) -> Rows:
         """Those besides the standing ones."""
         return build_rows(
-            self._seqs,
+            self.others,
             np.array([int(RowKind.TOKEN if ids is None else RowKind.CHUNK) for ids in self._spans], np.int8),
             np.array(self._num_tokens, np.int32),
             np.array(self._num_logits, np.int32),
             tokens_each=int(max(self._num_tokens) == 1),  # longer ones are chunks
-            marks_R=np.array([self.marks.get(seq, 0) for seq in self._seqs], np.int32) if self.marks else None,
+            marks_R=np.array([self.marks.get(seq, 0) for seq in self.others], np.int32) if self.marks else None,
         )
 
 

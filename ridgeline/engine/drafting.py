@@ -95,10 +95,11 @@ class Way:
 
 
 class Drafting:
-    """Chooses for each request. most: drafts of a row."""
+    """Chooses for each request. most: drafts of a row. even: a row verifies that many or none, since all rows of a step
+    must be alike."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, *, even: bool = False) -> None:
+        self._most, self._even = most, even
         self._times = StepTimes()
         self._right, self._tried = HOPE, 1.0
         self._ways: dict[int, Way] = {}  # by the bits of a number of rows
@@ -115,8 +116,8 @@ class Drafting:
 
     def wanted(self, seq: Sequence) -> int:
         """Return how many drafts the request's next rows should verify."""
-        if not seq.guessable:
-            return 0
+        if not seq.guessable or self._even:
+            return self._most if seq.guessable else 0
         price, share = self._times.price, self.share(seq)
         if share < price or price >= 1:  # a share may have faded to 0
             return 0
@@ -133,6 +134,8 @@ class Drafting:
             before = way.drafts
             way.note(record.verifies, emitted, result.elapsed)
             turned = before is not way.drafts
+        if self._even:
+            return turned
         tried = () if drafted_R is None else drafted_R.nonzero()[0].tolist()
         for row in tried:
             self._try(record.seqs[row], int(drafted_R[row]), int(result.emitted_R[row]))  # type: ignore[index]

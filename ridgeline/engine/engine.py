@@ -282,9 +282,9 @@ class Engine:
                 f"{MAX_STOP_IDS} can.",
                 param="stop_token_ids",
             )
-        needed = sum(
-            self.layout.pages_needed(member.max_total_tokens + self.config.num_drafts, max_chunk) for member in members
-        )
+        ahead = self.config.drafted_ahead
+        more = self.config.num_drafts + ahead
+        needed = sum(self.layout.pages_needed(member.max_total_tokens + more, max_chunk + ahead) for member in members)
         if needed > self.layout.num_pages - 1:
             total, name = sum(member.max_total_tokens for member in members), "prompt and max_tokens together"
             if companion is not None:

@@ -66,13 +66,13 @@ class Results:
 
     def _count_drafts(self, drafted_R: np.ndarray, emitted_R: np.ndarray) -> None:
         """Count the drafts of a step. A row emits one token more than it had right drafts, unless one ended it."""
-        for row in drafted_R.nonzero()[0].tolist():
-            right = max(0, int(emitted_R[row]) - 1)
-            self.drafts["drafts"] += 1
-            self.drafts["draft_tokens"] += int(drafted_R[row])
-            self.drafts["accepted_tokens"] += right
-            for place in range(right):
-                self.drafts[f"accepted_tokens_per_pos: {place}"] += 1
+        verified_R = drafted_R > 0
+        right_R = np.maximum(emitted_R[verified_R] - 1, 0)
+        self.drafts["drafts"] += int(verified_R.sum())
+        self.drafts["draft_tokens"] += int(drafted_R.sum())
+        self.drafts["accepted_tokens"] += int(right_R.sum())
+        for place in range(int(right_R.max(initial=0))):
+            self.drafts[f"accepted_tokens_per_pos: {place}"] += int((right_R > place).sum())
 
     def _vectors(self, record: InFlight, result: StepResult) -> Iterator[TokenEvent]:
         """Yield the ends of requests that are pooled, unless their vectors are no numbers."""
@@ -152,17 +152,21 @@ class Results:
         """Publish what rows verified, and take back what they did not emit of what they might have, in later plans as
         well: who was thought to have ended by it goes on."""
         rows, kv_len, last_kv_len = record.plan.rows, self._running.slots.kv_len, self._running.slots.last_kv_len
+        seqs, block_size = record.seqs, self._running.cache.block_size
+        verify_R = (rows.kinds_R == RowKind.VERIFY).nonzero()[0]
+        here_R = verify_R[[seqs[row].slot != NO_SLOT for row in verify_R.tolist()]]
+        # The keys of a row's newest token are not written yet
+        written_R = np.array([len(seqs[row].tokens) - 1 for row in here_R.tolist()], np.int64)
+        filled_R = written_R // block_size > (written_R - emitted_R[here_R]) // block_size
+        for row, written in zip(here_R[filled_R].tolist(), written_R[filled_R].tolist(), strict=True):
+            self._running.cache.published.publish(seqs[row], written)
+        slots_R = rows.slots_R[here_R]
         short_S = np.zeros_like(kv_len)
-        for row in (rows.kinds_R == RowKind.VERIFY).nonzero()[0].tolist():
-            seq, slot = record.seqs[row], record.seqs[row].slot
-            if slot == NO_SLOT:
-                continue
-            # The keys of its newest token are not written yet
-            self._running.cache.published.publish(seq, len(seq.tokens) - 1)
-            short_S[slot] = rows.num_logits_R[row] - emitted_R[row]
-            kv_len[slot] -= short_S[slot]
-            if seq not in self._running.decoding and kv_len[slot] < last_kv_len[slot]:
-                self._running.begin_decoding(seq, newest)
+        short_S[slots_R] = rows.num_logits_R[here_R] - emitted_R[here_R]
+        kv_len[slots_R] -= short_S[slots_R]
+        for row in here_R[kv_len[slots_R] < last_kv_len[slots_R]].tolist():
+            if seqs[row] not in self._running.decoding:
+                self._running.begin_decoding(seqs[row], newest)
         for behind in later:
             behind.ends_R = behind.ends_R - short_S[behind.plan.rows.slots_R]
 

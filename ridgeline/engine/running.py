@@ -13,6 +13,7 @@ from dataclasses import replace
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows, StepResult
+from ridgeline.core.speculation import MOST_VERIFIED
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.draft import NOBODY, InFlight, Standing
 from ridgeline.engine.drafting import Drafting
@@ -24,19 +25,19 @@ from ridgeline.engine.slots import SlotTable
 class Running:
     """The cache, the slot table and everybody who has a place in them.
 
-    each: tokens of a decoding row at most. drafting: how many drafts each verifies, if there are any. prefilling,
-    decoding, paced: ordered sets; those in `paced` decode with lookahead 0, and those in `decoding` may be planned
-    before their last token is known. deltas: what the next plan tells the worker, in order. prefixes: which decoding
-    rows share their first blocks, if attention makes use of it.
+    each: tokens of a decoding row at most. ahead: positions behind a plan's tokens that need blocks too. drafting: how
+    many drafts each verifies, if there are any. prefilling, decoding, paced: ordered sets; those in `paced` decode with
+    lookahead 0, and those in `decoding` may be planned before their last token is known. deltas: what the next plan
+    tells the worker, in order. prefixes: which decoding rows share their first blocks, if attention makes use of it.
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
-        self.each = 1 + config.num_drafts
-        self.drafting = Drafting(config.num_drafts) if config.num_drafts else None
+        self.each, self.ahead = 1 + config.num_drafts, config.drafted_ahead
+        self.drafting = Drafting(config.num_drafts, even=config.even_drafts) if config.num_drafts else None
         self.cache = CacheManager(
             layout,
             prefix_caching=config.enable_prefix_caching,
-            max_chunk=config.max_num_batched_tokens,
+            max_chunk=config.max_num_batched_tokens + self.ahead,
             state_share=config.state_cache_share,
             state_interval=config.state_checkpoint_interval,
         )
@@ -47,6 +48,8 @@ class Running:
         self.deltas: list[Delta] = []
         self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and self.each == 1 else None
         self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
+        self._plain: tuple[Standing, Standing] | None = None  # rows with drafts, and the same without
+        self._even, self._max_model_len = config.even_drafts, config.max_model_len
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
         self.departures = 0  # how often somebody has left
@@ -131,11 +134,11 @@ class Running:
         """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest."""
         self.deltas += self.cache.tables.let_go(seq, self.certain(seq, plans), plan_id)
         start = int(self.slots.kv_len[seq.slot])
-        changes = self.cache.tables.extend(seq, start, start + num_tokens)
+        changes = self.cache.tables.extend(seq, start, start + num_tokens + self.ahead)
         if changes is None:
             return False
         self.deltas += changes
-        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size - (self.each - 1)
+        self.slots.capacity[seq.slot] = len(seq.blocks[0]) * self.cache.block_size - (self.each - 1) - self.ahead
         return True
 
     def certain(self, seq: Sequence, plans: int) -> int:
@@ -145,12 +148,32 @@ class Running:
 
     def standing_rows(self) -> Standing:
         if self._standing is None:
-            drafts = self.drafting is not None and self.drafting.pays(len(self.decoding))
+            drafts = self._drafts_pay()
             self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts) if self.decoding else NOBODY
             if self.prefixes is not None and self.decoding:
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)
         return self._standing
+
+    def _drafts_pay(self) -> bool:
+        """Return whether the rows that decode should verify drafts. Those of even steps do so if all of them can."""
+        rows = len(self.decoding)
+        if self.drafting is None or not self.drafting.pays(rows):
+            return False
+        return not self._even or (rows * self.each <= MOST_VERIFIED and all(seq.guessable for seq in self.decoding))
+
+    def beside(self, standing: Standing, others: bool) -> Standing:
+        """Return the standing rows as they run beside others, or alone. Where steps are even they verify drafts only if
+        they run alone, and nobody's could lie behind the longest context."""
+        each = standing.rows.tokens_each
+        if not self._even or each == 1 or not standing.seqs:
+            return standing
+        kv_len_R = self.slots.kv_len[standing.columns_R]
+        if not others and int(kv_len_R.max()) + each <= self._max_model_len:
+            return standing
+        if self._plain is None or self._plain[0] is not standing:
+            self._plain = standing, Standing.of(standing.seqs, self.slots, drafts=False)
+        return self._plain[1]
 
     def full_form(self, seq: Sequence) -> Assign:
         request = seq.request

@@ -47,8 +47,9 @@ class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
     A decoding row runs its last token, and `config.num_drafts` drafts to verify behind it; it may emit as many tokens
-    as it runs. Blocks are taken for all of them, so a request's cache may come to hold that many positions more than
-    `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
+    as it runs. Blocks are taken for all of them, and for `config.drafted_ahead` positions behind them, so a request's
+    cache may come to hold that many positions more than `max_total_tokens`. Such rows do not share reads of keys
+    (`cascade`).
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
@@ -143,9 +144,11 @@ class Scheduler:
         else:
             self._make_way_by_rank()
             self._grow_running()
-            self._advance_decoding(draft)
+            draft.standing = self.running.standing_rows()
+            draft.budget -= int(draft.standing.rows.num_tokens_R.sum())
             self._advance_paced(draft)
             self._advance_prompts(draft)
+            self._advance_decoding(draft)
         if draft.empty:
             return self._unblock()
         return self._submit(draft)
@@ -217,8 +220,9 @@ class Scheduler:
         self._preempt(seq, Preemption.BLOCKS)
 
     def _advance_decoding(self, draft: Draft) -> None:
-        seqs, rows, columns_R, last_kv_len_R = draft.standing = self.running.standing_rows()
-        draft.budget -= int(rows.num_tokens_R.sum())
+        if self.running.drafting is not None:
+            draft.standing = self.running.beside(draft.standing, bool(draft.others))
+        seqs, rows, columns_R, last_kv_len_R = draft.standing
         kv_len_R = self.slots.kv_len[columns_R] + rows.num_tokens_R
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
@@ -308,7 +312,8 @@ class Scheduler:
 
     def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
-        smaller = [WINDOW_CHUNK] if self.cache.tables.windowed and draft.budget > WINDOW_CHUNK else []
+        sure = WINDOW_CHUNK - self.running.ahead
+        smaller = [sure] if self.cache.tables.windowed and draft.budget > sure else []
         for most in (draft.budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
             if chunks and all(self._extend(member, count) for member, count in chunks):

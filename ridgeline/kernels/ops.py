@@ -23,6 +23,7 @@ from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
 from ridgeline.kernels.long_convolution.op import LONG_CONVOLUTION
+from ridgeline.kernels.lookup.op import LOOKUP_DRAFTS
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.output_gate.op import OUTPUT_GATE
@@ -93,6 +94,7 @@ class Ops:
     step_advance = STEP_ADVANCE
     step_verify = STEP_VERIFY
     step_post = STEP_POST
+    lookup_drafts = LOOKUP_DRAFTS
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
         wanted = overrides or {}

@@ -12,6 +12,7 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
+EMBEDDED_DRAFT = ASSETS / "embedded-draft"
 
 GENERATION_FILE = "generation_config.json"
 NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"

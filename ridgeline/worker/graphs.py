@@ -1,9 +1,10 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
-A decode bucket has one token for each of its rows. A mixed bucket has a number of tokens for up to a number of rows,
-prompts and decodes beside each other, and serves every step within these sizes. A plan runs in the smallest bucket that
-holds it, and is padded to the bucket's size (see inputs.py). The device decides how work is split inside attention, so
-nothing here depends on lengths.
+A decode bucket has one token for each of its rows. Where drafts are verified, others have the last token and all drafts
+for each of some rows. A mixed bucket has a number of tokens for up to a number of rows, prompts and decodes beside each
+other, and serves every step within these sizes. A plan runs in the smallest bucket that holds it, and is padded to the
+bucket's size (see inputs.py). The device decides how work is split inside attention, so nothing here depends on
+lengths.
 
 All graphs share one pool of memory: they run one at a time, and what one graph leaves is used up before the next one
 starts.
@@ -22,11 +23,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature, StepPlan
+from ridgeline.core.plan import Feature, RowKind, StepPlan
+from ridgeline.core.speculation import MOST_VERIFIED
 from ridgeline.layers.decoder import Hidden
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
+from ridgeline.worker.speculation.drafts import Drafts
 
 T = TypeVar("T")
 
@@ -40,10 +43,14 @@ Progress = Callable[[str, float], None]
 
 
 class Graph:
-    """One captured bucket. cascade: it serves steps of which some rows share their first blocks."""
+    """One captured bucket. cascade: it serves steps of which some rows share their first blocks.
+
+    drafts: the positions that it scores, if its rows verify drafts.
+    """
 
     def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
         self.inputs = segments.inputs(shape, device, cascade=cascade)
+        self.drafts = Drafts.alike(shape.rows, shape.each, device) if shape.each > 1 else None
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
         self._scores: Scores | None = None
@@ -52,16 +59,17 @@ class Graph:
         """Capture the segments. They first run once, so that kernels are compiled and loaded. After the capture the
         graphs are replayed once: a graph's first launch takes longer than later ones, and now the host captures the
         next graph meanwhile."""
-        segments, inputs = self._segments, self.inputs
+        segments, inputs, drafts = self._segments, self.inputs, self.drafts
         captured = CAPTURED_FEATURES if segments.decoder.spec.scores else ()
-        scores = segments.forward(inputs)
+        forward = partial(segments.forward, inputs, drafts=drafts)
+        scores = forward()
         for features in captured:
-            segments.sample(inputs, scores, features)
+            segments.sample(inputs, scores, features, drafts=drafts)
         del scores
-        scores = _record(self._forward, pool, partial(segments.forward, inputs))
+        scores = _record(self._forward, pool, forward)
         for features in captured:
             graph = torch.cuda.CUDAGraph()
-            outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features))
+            outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features, drafts=drafts))
             self._samples[features] = graph, replace(outcome, packed=borrowed(outcome.packed))
         self._scores = _borrowed_scores(scores)
         self.forward()
@@ -82,13 +90,16 @@ class Graph:
 
 
 class Buckets:
-    """The shapes that are captured, and the choice among them."""
+    """The shapes that are captured, and the choice among them. each: tokens of a row that verifies drafts; 1: none
+    does."""
 
-    def __init__(self, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, max_rows: int, max_tokens: int, each: int = 1) -> None:
         self._max_rows = max_rows
         self._rows = row_buckets(max_rows)
         self._tokens = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
-        decode = {_decode(rows) for rows in self._rows}
+        self._verified = [rows for rows in row_buckets(min(max_rows, MOST_VERIFIED // each)) if each > 1]
+        self._each = each
+        decode = {_decode(rows) for rows in self._rows} | {_decode(rows, each) for rows in self._verified}
         self.shapes = decode | {shape for tokens in self._tokens for shape in self._mixed(tokens)}
 
     def find(self, rows: int, tokens: int, each: int) -> Shape | None:
@@ -97,6 +108,9 @@ class Buckets:
         if each == 1:
             bucket = _at_least(self._rows, rows)
             return _decode(bucket) if bucket else None
+        if each == self._each:
+            bucket = _at_least(self._verified, rows)
+            return _decode(bucket, each) if bucket else None
         bucket = _at_least(self._tokens, tokens)
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
 
@@ -120,8 +134,8 @@ class Buckets:
         return [Shape(rows, tokens, 0) for rows in counts]
 
 
-def _decode(rows: int) -> Shape:
-    return Shape(rows, rows, 1)
+def _decode(rows: int, each: int = 1) -> Shape:
+    return Shape(rows, rows * each, each)
 
 
 class Graphs:
@@ -136,7 +150,7 @@ class Graphs:
     ) -> None:
         self._segments, self._device = segments, device
         self._max_rows, self._max_tokens = max_rows, max_tokens
-        self._buckets = Buckets(max_rows, max_tokens)
+        self._buckets = Buckets(max_rows, max_tokens, segments.columns)
         self._graphs = {(shape, False): Graph(segments, shape, device) for shape in self._buckets.shapes}
         if cascade:
             for shape in self._buckets.sharing:
@@ -176,7 +190,9 @@ class Graphs:
         if plan.rows.prefixes and each == 1 and (graph := self._graphs.get((self._buckets.share(rows), True))):
             return graph
         shape = self._buckets.find(rows, plan.num_tokens, each)
-        return self._graphs[shape, False] if shape is not None else None
+        if shape is None or (shape.each != each and (plan.rows.kinds_R == RowKind.VERIFY).any()):
+            return None
+        return self._graphs[shape, False]
 
 
 def row_buckets(max_rows: int) -> list[int]:

@@ -23,7 +23,7 @@ import torch
 from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import Feature, RowKind, Rows, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.kernels.fp8_gemm.saturation import total_saturations
@@ -82,15 +82,13 @@ class Expected:
             self._done.synchronize()
         sampled = self._sampled
         plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
-        rows, outcome = len(plan.rows), sampled.outcome
-        finish_at = 4 * outcome.columns * outcome.num_rows
-        tokens_RK = packed[:finish_at].view(np.int32).reshape(-1, outcome.columns)[:rows]
+        tokens_RK, finish_R, drafted_R = sampled.outcome.read(packed, len(plan.rows))
         return StepResult(
             plan_id=plan.id,
             tokens_RK=tokens_RK,
             emitted_R=(tokens_RK >= 0).sum(1, dtype=np.int32),
-            drafted_R=_drafted(plan.rows) if sampled.forwarded.drafts is not None else None,
-            finish_R=packed[finish_at:].view(np.int8)[:rows],
+            drafted_R=drafted_R,
+            finish_R=finish_R,
             logprobs=_arrived(self._logprobs) if self._logprobs else None,
             apart={row: _arrived(scores) for row, scores in self._apart.items()},
             prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
@@ -380,11 +378,6 @@ def _mark(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()
     event.record()
     return event
-
-
-def _drafted(rows: Rows) -> np.ndarray:
-    """Return how many drafts each row verified, int32."""
-    return np.where(rows.kinds_R == RowKind.VERIFY, rows.num_tokens_R - 1, 0)
 
 
 def _download(scores: DeviceLogprobs) -> Download:

@@ -12,7 +12,8 @@ import torch
 from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.model_spec import ModelSpec, with_draft
+from ridgeline.core.speculation import MOST_VERIFIED
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
@@ -26,7 +27,8 @@ CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since 
 class MemoryReport:
     """The bytes that each use of the memory takes, and what the cache holds.
 
-    num_drafts: tokens that a request may hold beyond its own, since they are verified."""
+    num_drafts: tokens that a request may hold beyond its own, since they are verified.
+    drafted_ahead: positions behind those at which a draft model writes."""
 
     weights: int
     activations: int
@@ -35,18 +37,19 @@ class MemoryReport:
     max_model_len: int
     max_chunk: int
     num_drafts: int = 0
+    drafted_ahead: int = 0
 
     @property
     def full_requests(self) -> int:
         """The number of requests of max_model_len tokens that fit at once."""
-        most = self.max_model_len + self.num_drafts
-        return (self.layout.num_pages - 1) // self.layout.pages_needed(most, self.max_chunk)
+        needed = _pages_needed(self.layout, self.max_model_len, self.max_chunk, self.num_drafts, self.drafted_ahead)
+        return (self.layout.num_pages - 1) // needed
 
     @property
     def longest(self) -> int:
         """The most tokens that a request can have in the cache, both sequences together where it is guided."""
         pages, most = self.layout.num_pages - 1, 2 * self.max_model_len
-        return _longest_fit(self.layout, pages, most, self.max_chunk, self.num_drafts)
+        return _longest_fit(self.layout, pages, most, self.max_chunk, self.num_drafts, self.drafted_ahead)
 
     @property
     def tokens(self) -> int:
@@ -75,11 +78,16 @@ class MemoryReport:
         )
 
 
-def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max_seqs: int) -> int:
+def activation_bytes(
+    model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max_seqs: int, max_scored: int | None = None
+) -> int:
     """Return an upper estimate, from shapes, of the memory that one step's intermediate tensors take.
 
-    It counts the tensors of every token; per sampling row, three float32 copies of the logits; and the attention
-    workspace. A stage of a pipeline holds hidden states besides: those that come, and those of two steps that go.
+    It counts the tensors of every token; per position that is scored, three float32 copies of the logits; and the
+    attention workspace. A stage of a pipeline holds hidden states besides: those that come, and those of two steps that
+    go.
+
+    max_scored: positions that are scored, if rows have several, since they verify drafts.
     """
     scored = 0 if model.pooling is not None and not model.pooling.tokens else model.vocab_size
     sampling_tables = max_seqs * (scored if model.pooling is None else 1) * 5
@@ -87,7 +95,7 @@ def activation_bytes(model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max
     per_token = int(step_bytes_per_token(model, dtype_bytes))
     if model.stage is not None:
         per_token += 3 * model.hidden_size * dtype_bytes
-    return max_tokens * per_token + max_seqs * per_seq + sampling_tables + WORKSPACE_BYTES
+    return max_tokens * per_token + (max_scored or max_seqs) * per_seq + sampling_tables + WORKSPACE_BYTES
 
 
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int, forms: Iterable[HeldMatrix] = ()) -> int:
@@ -181,6 +189,7 @@ def plan_memory(
     max_chunk: int,
     ranks: int = 1,
     token_ranks: int = 1,
+    draft: ModelSpec | None = None,
 ) -> MemoryReport:
     """Size the KV cache from the budget. It is called before the weights are loaded, so that no loading is wasted, and
     again after that.
@@ -188,14 +197,26 @@ def plan_memory(
     longest: the context to plan for. Without `max_model_len` the context shrinks to what fits.
     ranks: how many processes share the device.
     token_ranks: how many ranks divide the tokens of each block between them.
+    draft: the model that drafts, if one does. Its keys lie behind the target's, and its steps come after the target's.
 
     On a CPU the cache is no larger than `max_seqs` requests at full context need. Raises InvalidConfig if an explicit
     `max_model_len` does not fit.
     """
-    groups, wanted_len = model.cache_groups, longest
-    drafts = config.num_drafts
+    groups, wanted_len = with_draft(model, draft).cache_groups, longest
+    drafts, ahead = config.num_drafts, config.drafted_ahead
     block_size = token_ranks * (config.block_size or DEFAULT_BLOCK_SIZE[device.type])
-    activations = activation_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs)
+    scored = max_seqs * (1 + drafts)
+    if device.type == "cuda":
+        scored = max(max_seqs, min(scored, MOST_VERIFIED))
+    activations = max(
+        activation_bytes(
+            each, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs, max_scored=scored
+        )
+        for each in (model, draft)
+        if each is not None
+    )
+    if drafts:
+        activations += 4 * (max_seqs + 1) * (longest + drafts)  # texts and drafts of all slots
     if token_ranks > 1 and device.type == "cuda":
         activations += BROUGHT_COPIES * BROUGHT_BYTES // token_ranks
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
@@ -212,12 +233,13 @@ def plan_memory(
 
     page_bytes = layout(2).page_bytes
     pages = num_bytes // page_bytes
-    enough = 1 + max_seqs * layout(2).pages_needed(wanted_len + drafts, max_chunk)
+    most = _pages_needed(layout(2), wanted_len, max_chunk, drafts, ahead)
+    enough = 1 + max_seqs * most
     if (device.type == "cpu" and config.kv_cache_memory is None) or not any(group.spec.kept for group in groups):
         pages = min(pages, enough)
-    fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk, drafts)
+    fitting = _longest_fit(layout(2), pages - 1, wanted_len, max_chunk, drafts, ahead)
     if fitting < (wanted_len if config.max_model_len else min(wanted_len, block_size)):
-        needed = (1 + layout(2).pages_needed(wanted_len + drafts, max_chunk)) * page_bytes
+        needed = (1 + most) * page_bytes
         raise InvalidConfig(
             f"the KV cache has {_size(num_bytes)}, but one request of {wanted_len} tokens needs {_size(needed)}: "
             f"{budget}, or lower max_model_len{f' to {fitting}' if fitting else ''}."
@@ -230,6 +252,7 @@ def plan_memory(
         max_model_len=fitting,
         max_chunk=max_chunk,
         num_drafts=drafts,
+        drafted_ahead=ahead,
     )
 
 
@@ -237,13 +260,18 @@ def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: in
     return CacheLayout(groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages, ranks=ranks)
 
 
-def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int, drafts: int) -> int:
+def _pages_needed(layout: CacheLayout, tokens: int, max_chunk: int, drafts: int, ahead: int) -> int:
+    """Return how many pages let a request of so many tokens run, with its drafts and the positions ahead of them."""
+    return layout.pages_needed(tokens + drafts + ahead, max_chunk + ahead)
+
+
+def _longest_fit(layout: CacheLayout, pages: int, wanted: int, max_chunk: int, drafts: int, ahead: int) -> int:
     """Return the largest context, up to `wanted`, that one request can fill with `pages` pages, and so many drafts
-    besides."""
+    and positions ahead of them besides."""
     low, high = 0, wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if layout.pages_needed(middle + drafts, max_chunk) <= pages:
+        if _pages_needed(layout, middle, max_chunk, drafts, ahead) <= pages:
             low = middle
         else:
             high = middle - 1

@@ -18,6 +18,7 @@ import torch
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.speculation import Speculation
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.aot import Compiled, compiling_for
 from ridgeline.kernels.op import Platform
@@ -28,6 +29,7 @@ from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
+from ridgeline.worker.speculation.drafts import Drafts
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
@@ -41,6 +43,7 @@ class KernelSet:
 
     overrides: the overridden ops as (op, implementation), sorted.
     quantization: the scheme to which plain weights are rounded.
+    speculation: the drafts that rows verify, if they do.
     forms: the matrices that keep the form of the files, by the modules' names, sorted.
     """
 
@@ -55,6 +58,7 @@ class KernelSet:
     cascade: bool
     overrides: tuple[tuple[str, str], ...] = ()
     quantization: str | None = None
+    speculation: Speculation | None = None
     forms: tuple[tuple[str, HeldMatrix], ...] = ()
 
     @cached_property
@@ -84,7 +88,8 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
     done with one.
     """
     meta = torch.device("meta")
-    buckets = Buckets(kernels.max_seqs, kernels.max_tokens)
+    drafts = 0 if kernels.speculation is None else kernels.speculation.num_speculative_tokens
+    buckets = Buckets(kernels.max_seqs, kernels.max_tokens, 1 + drafts)
     uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
     shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
     if kernels.cascade:
@@ -105,14 +110,17 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         decoder.prepare()
         groups = kernels.spec.cache_groups
         layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
-        runner = Runner(decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest)
+        runner = Runner(
+            decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest, speculation=kernels.speculation
+        )
         for shape, cascade in shapes:
             inputs = runner.segments.inputs(shape, meta, cascade=cascade)
-            scores = runner.segments.forward(inputs)
+            verified = Drafts.alike(shape.rows, shape.each, meta) if shape.each > 1 else None
+            scores = runner.segments.forward(inputs, drafts=verified)
             if not kernels.spec.scores:
                 continue
             for features in CAPTURED_FEATURES:
-                runner.segments.sample(inputs, scores, features)
+                runner.segments.sample(inputs, scores, features, drafts=verified)
             runner.segments.mask(scores, Masks.none(scores.logits_RU))
     return done
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Feature, Rows, StepPlan, reports_apart
+from ridgeline.core.plan import Feature, RowKind, Rows, StepPlan, reports_apart
 from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
@@ -38,8 +38,10 @@ from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
 from ridgeline.worker.sleep import SleepMemory, forget_pages
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.drafts import Drafts
-from ridgeline.worker.speculation.speculator import Speculator
+from ridgeline.worker.speculation.cut import Cut
+from ridgeline.worker.speculation.drafts import Drafts, drafts_wanted
+from ridgeline.worker.speculation.methods import proposer_of
+from ridgeline.worker.speculation.proposer import Proposer
 from ridgeline.worker.tallies import Tallies
 from ridgeline.worker.upload import upload
 
@@ -49,7 +51,8 @@ SCORED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Forwarded:
-    """The output of the forward segment, which the sample segment takes. plan: with the drafts that there were."""
+    """The output of the forward segment, which the sample segment takes. plan: with the tokens that ran. wanted: how
+    many drafts of a row the next step may verify."""
 
     plan: StepPlan
     inputs: SampledRows
@@ -57,6 +60,7 @@ class Forwarded:
     graph: Graph | None
     prompt_logprobs: dict[int, DeviceLogprobs]
     drafts: Drafts | None = None
+    wanted: int = 0
 
     @property
     def rows(self) -> KeptRows:
@@ -89,7 +93,8 @@ class Runner:
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
     divide_from: as in `Segments`.
     sleep: the memory of weights and cache, if it may be given back while the engine sleeps.
-    speculation: how drafts are made that rows verify; on a CPU.
+    speculation: how drafts are made that rows verify.
+    draft: the network that makes them, where a model does.
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     pools: True if prompts end with vectors instead of tokens.
@@ -107,17 +112,22 @@ class Runner:
         divide_from: int | None = None,
         sleep: SleepMemory | None = None,
         speculation: Speculation | None = None,
+        draft: Decoder | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         drafts = 0 if speculation is None else speculation.num_speculative_tokens
-        columns = -(-(max_model_len + drafts) // (16 * layout.block_size)) * 16
+        columns = -(-(max_model_len + 2 * drafts) // (16 * layout.block_size)) * 16
         self.pools = decoder.spec.pooling is not None
         vocabulary = 1 if self.pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
-        self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep, drafts)
-        self.speculator = None if speculation is None else Speculator(speculation, self.slots, max_model_len)
+        self.proposer: Proposer | None = None
+        if speculation is not None:
+            sizes = {"max_model_len": max_model_len, "block_size": layout.block_size}
+            self.proposer = proposer_of(speculation, self.slots, ops, **sizes, draft=draft)
+        self.cut = Cut(self.proposer.drafts_SD) if self.proposer is not None and self.device.type == "cpu" else None
+        self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep, self.proposer)
         self._sleep, self._asleep = sleep, frozenset[Kind]()
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores and not self.pools
@@ -170,14 +180,18 @@ class Runner:
         hand the hidden states on instead."""
         self.relay.settle(plan.after)
         self.prepare(plan)
-        plan, drafts = (plan, None) if self.speculator is None else self.speculator.drafted(plan)
+        wanted = 0 if self.proposer is None else drafts_wanted(plan.rows, self.segments.columns - 1)
+        verifies = self.proposer is not None and bool((plan.rows.kinds_R == RowKind.VERIFY).any())
+        if verifies and self.cut is not None:
+            plan = self.cut.plan(plan)
+            verifies = bool((plan.rows.kinds_R == RowKind.VERIFY).any())
         given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
         graph = self._graphs.find(plan) if self._graphs is not None and given is None else None
         if graph is not None:
             graph.inputs.load(plan)
-            inputs = graph.inputs
+            inputs, drafts = graph.inputs, graph.drafts
         else:
-            inputs = self.inputs(plan)
+            inputs, drafts = self.inputs(plan), Drafts.of(plan.rows, self.device) if verifies else None
         if self.pipe.rank > 0:  # all that may be wrong with a plan was found by now, on all stages
             self.pipe.receive(self.segments.before(plan.num_tokens))
         if graph is not None:
@@ -185,9 +199,10 @@ class Runner:
         else:
             whole = bool(plan.rows.features & Feature.PROMPT_LOGPROBS) or given is not None
             lengths = HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, whole)
-            scores = self.segments.forward(inputs, lengths, given, None if drafts is None else drafts.scored_P)
+            continues = wanted > 0 and not (plan.rows.kinds_R == RowKind.CHUNK).any()
+            scores = self.segments.forward(inputs, lengths, given, drafts, continues)
         if self.draws:
-            return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden), drafts)
+            return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden), drafts, wanted)
         if self.pools:
             return Forwarded(plan, inputs, scores, graph, {})
         forwarded, x_TM = Forwarded(plan, inputs, scores, graph, {}), scores.hidden.x_TM[: plan.num_tokens]
@@ -219,8 +234,8 @@ class Runner:
         if plan.expected is not None:
             self.slots.check(plan.expected)
         self._check_generations(plan)
-        if self.speculator is not None:
-            self.speculator.assign(plan.deltas)
+        if self.proposer is not None:
+            self.proposer.assign(plan.deltas)
         elif plan.rows.num_logits_R.max() > 1:
             raise ContractViolation(
                 f"a row may emit {plan.rows.num_logits_R.max()} tokens; this worker verifies no drafts, so a row emits "
@@ -232,7 +247,8 @@ class Runner:
         if self._inputs is None or not self._inputs.holds(plan):
             rows = plan.rows
             exact = Shape(len(rows), plan.num_tokens, rows.tokens_each)
-            shape = exact if self._graphs is None else self._graphs.uncaptured(plan)
+            padded = self._graphs is not None and not (rows.kinds_R == RowKind.VERIFY).any()
+            shape = self._graphs.uncaptured(plan) if self._graphs is not None and padded else exact
             shared = self._cascade and self._graphs is None and bool(rows.prefixes)
             self._inputs = self.segments.inputs(shape, self.device, plan, cascade=shared)
         return self._inputs
@@ -255,9 +271,7 @@ class Runner:
             self.segments.mask(scores, Masks.of(vocabulary.own_bits(masks), vocabulary.each, self.device))
         outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
         if outcome is None:
-            outcome = self.segments.sample(forwarded.inputs, scores, features, guides, drafts)
-        if self.speculator is not None:
-            self.speculator.note(plan, outcome.token_RK)
+            outcome = self.segments.sample(forwarded.inputs, scores, features, guides, drafts, forwarded.wanted)
         if self.pipe.size > 1 and plan.rows.num_logits_R.any():
             self.pipe.tell(outcome.token_R[: len(plan.rows)].clone())
         letter = self.segments.mailbox.expect(outcome.packed)
@@ -265,7 +279,8 @@ class Runner:
         apart: dict[int, DeviceLogprobs] = {}
         if features & Feature.LOGPROBS:
             token_RK = outcome.token_RK[: len(plan.rows)].long().clamp(min=0)
-            scored_QU = reported_RU if drafts is None else reported_RU[drafts.places_RK.flatten()]
+            places_Q = None if drafts is None else drafts.places_RK[: len(plan.rows)].flatten()
+            scored_QU = reported_RU if places_Q is None else reported_RU[places_Q]
             logprobs = vocabulary.score(scored_QU, token_RK.flatten(), plan.rows.num_logprobs)
             apart = self._score_apart(plan, reported_RU, token_RK[:, 0]) if features & Feature.APART else apart
         return Sampled(forwarded, outcome, letter, logprobs, apart)

@@ -12,12 +12,12 @@ Legend:
     C  columns of a block table
     E  stop ids of a slot
     K  tokens that a row may emit, at most
-    P  positions that are scored: the first one of every row, then the others
+    P  positions that are scored, where rows verify drafts
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +37,7 @@ from ridgeline.worker.share import Share
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.drafts import Drafts
+from ridgeline.worker.speculation.proposer import Proposer, Ran
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -79,7 +80,7 @@ class Scores:
 @dataclass(frozen=True)
 class Outcome:
     """The output of the sample segment, in one piece of memory that is posted: token_RK, int32 (-1: none), then
-    finish_R, int8 (`Finish` codes). columns: K."""
+    finish_R, int8 (`Finish` codes), and where rows verify drafts drafted_R, int8. columns: K; 1: none verifies any."""
 
     packed: Tensor
     num_rows: int
@@ -93,20 +94,32 @@ class Outcome:
 
     @staticmethod
     def size(num_rows: int, columns: int = 1) -> int:
-        return (4 * columns + 1) * num_rows
+        return (4 * columns + 1 + (columns > 1)) * num_rows
 
     @property
     def token_RK(self) -> Tensor:
-        return self.packed[: -self.num_rows].view(torch.int32).view(self.num_rows, self.columns)
+        return self.packed[: 4 * self.columns * self.num_rows].view(torch.int32).view(self.num_rows, self.columns)
 
     @property
     def token_R(self) -> Tensor:
         """The tokens of rows that emit one at most."""
-        return self.packed[: -self.num_rows].view(torch.int32)
+        return self.packed[: 4 * self.num_rows].view(torch.int32)
 
     @property
     def finish_R(self) -> Tensor:
+        return self.packed[4 * self.columns * self.num_rows :][: self.num_rows].view(torch.int8)
+
+    @property
+    def drafted_R(self) -> Tensor:
+        """The number of drafts that each row verified."""
         return self.packed[-self.num_rows :].view(torch.int8)
+
+    def read(self, octets: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return tokens, finish codes and numbers of drafts of the first rows from a copy of the memory."""
+        split = 4 * self.columns * self.num_rows
+        token_RK, codes = octets[:split].view(np.int32).reshape(-1, self.columns), octets[split:].view(np.int8)
+        drafted_R = codes[self.num_rows :][:rows].astype(np.int32) if self.columns > 1 else None
+        return token_RK[:rows], codes[:rows], drafted_R
 
 
 class SampledRows(Protocol):
@@ -124,7 +137,7 @@ class Segments:
     """The model, its cache and the slots, as two functions of a step's inputs.
 
     divide_from: the tokens of a step from which on the ranks of `mesh.cp` divide them.
-    num_drafts: how many drafts a row verifies at most.
+    proposer: who makes the drafts that rows verify, if they do.
     """
 
     def __init__(
@@ -135,7 +148,7 @@ class Segments:
         slots: Slots,
         divide_from: int | None = None,
         sleep: SleepMemory | None = None,
-        num_drafts: int = 0,
+        proposer: Proposer | None = None,
     ) -> None:
         parameter = next(decoder.parameters())
         self.decoder = decoder
@@ -144,10 +157,14 @@ class Segments:
         self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
         self._block_size = layout.block_size
         self._ring, self._divide_from = decoder.mesh.cp, divide_from
-        self.states = States(layout, decoder.spec, parameter.dtype, parameter.device, ops, self._ring, sleep)
+        layers = decoder.spec.layers + (() if proposer is None else proposer.layers)
+        model = replace(decoder.spec, layers=layers)
+        self.states = States(layout, model, parameter.dtype, parameter.device, ops, self._ring, sleep)
         self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
-        self.mailbox = Mailbox(Outcome.size(slots.dummy, 1 + num_drafts), ops, parameter.device)
+        self.proposer, self._drafts_SD = proposer, None if proposer is None else proposer.drafts_SD
+        self.columns = 1 if proposer is None else 1 + proposer.drafts_SD.shape[1]  # tokens that a row emits, at most
+        self.mailbox = Mailbox(Outcome.size(slots.dummy, self.columns), ops, parameter.device)
 
     def inputs(
         self,
@@ -165,10 +182,14 @@ class Segments:
         inputs: DeviceInputs,
         lengths: HostLengths | None = None,
         given: GivenRows | None = None,
-        scored_P: Tensor | None = None,
+        drafts: Drafts | None = None,
+        continues: bool | None = None,
     ) -> Scores:
-        """Run the network and score every row's last token, or the tokens scored_P. given: vectors of tokens that came
-        as such."""
+        """Run the network and score every row's last token, or the positions of `drafts`.
+
+        given: vectors of tokens that came as such.
+        continues: no row is a chunk, and drafts are wanted behind the step; None: if there are `drafts`.
+        """
         slots = self.slots
         share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
@@ -180,6 +201,7 @@ class Segments:
             slots.stopped_S,
             slots.block_tables_ASC,
             self._block_size,
+            self._drafts_SD,
         )
         rows = DeviceRows(
             slots_R=inputs.slots_R,
@@ -205,6 +227,9 @@ class Segments:
             return Scores(active_R, kv_len_R, self.decoder.own_logits(share.last(hidden, inputs.num_rows)), hidden)
         before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
         hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM, given)
+        if self.proposer is not None:
+            continues = drafts is not None if continues is None else continues
+            self.proposer.catch_up(Ran(token_ids_T, positions_T, inputs.start_R1), self.states, drafts=continues)
         if self.decoder.spec.pooling is not None:
             self._lengthen(inputs, kv_len_R, active_R)
             return Scores(active_R, kv_len_R, hidden.x_TM.new_empty(0), hidden)
@@ -212,9 +237,10 @@ class Segments:
             self._lengthen(inputs, kv_len_R, active_R)
             x_TM = self.decoder.handed_on(hidden)
             return Scores(active_R, kv_len_R, x_TM.new_empty(0), Hidden(x_TM, None))
-        if scored_P is not None:
-            return Scores(active_R, kv_len_R, self.decoder.own_logits(self._at(hidden, scored_P)), hidden)
-        last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
+        if drafts is not None:
+            last = hidden if drafts.scored_P is None else self._at(hidden, drafts.scored_P)
+        else:
+            last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden)
 
     def before(self, tokens: int) -> Tensor:
@@ -266,11 +292,13 @@ class Segments:
         features: Feature,
         guides: Guides | None = None,
         drafts: Drafts | None = None,
+        wanted: int | None = None,
     ) -> Outcome:
         """Draw a token for every row that emits one, or for every position that was scored where rows verify drafts;
-        advance the slots, and post the outcome.
+        advance the slots, make drafts, and post the outcome.
 
         guides: the guides that made `scores`, if any did.
+        wanted: how many drafts the next step may verify of a row; None: as many as this one does.
         """
         slots, columns = self.slots, 1 if drafts is None else drafts.columns
         outcome = Outcome.empty(inputs.num_rows, inputs.slots_R.device, columns)
@@ -289,20 +317,21 @@ class Segments:
             token_R = self.vocabulary.sample(
                 scores.logits_RU, slots.sampling, inputs.slots_R, scores.kv_len_R, features & SAMPLING
             )
-            if (
-                self._ring.size > 1
-            ):  # each of these ranks has scored by itself; they must never go on with unlike tokens
+            # Ranks of a ring have each scored by themselves; they must never go on with unlike tokens
+            if self._ring.size > 1:
                 token_R = self._ring.stacked(token_R)[0]
             token_R = token_R if guides is None else guides.tokens(token_R)
             self._ops.step_advance(token_R, inputs.samples_R, *advancing, outcome.token_R, outcome.finish_R)
         else:
+            assert self._drafts_SD is not None
             token_P = self._draw_behind(inputs.slots_R, scores, drafts, features & SAMPLING)
             if guides is not None:
                 token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
-            token_RK = torch.full_like(drafts.token_RK, -1)
-            token_RK[drafts.row_P, drafts.column_P] = token_P
-            found = outcome.token_RK, outcome.finish_R
-            self._ops.step_verify(token_RK, drafts.token_RK, drafts.num_logits_R, *advancing, *found)
+            found = outcome.token_RK, outcome.finish_R, outcome.drafted_R
+            self._ops.step_verify(token_P, drafts.places_RK, drafts.num_logits_R, self._drafts_SD, *advancing, *found)
+        if self.proposer is not None:
+            wanted = columns - 1 if wanted is None else wanted
+            self.proposer.note(outcome.token_RK, inputs.slots_R, self.states, features & SAMPLING, wanted)
         self.mailbox.post(outcome.packed)
         return outcome
 
@@ -313,16 +342,19 @@ class Segments:
         what was drawn behind them.
         """
         slots_P = slots_R[drafts.row_P]
-        index_P = scores.kv_len_R[drafts.row_P] - (drafts.num_logits_R[drafts.row_P] - 1).clamp(min=0) + drafts.column_P
+        index_P = scores.kv_len_R[drafts.row_P] + drafts.behind_P
         if not features & Feature.PENALTY:
             return self.vocabulary.sample(scores.logits_RU, self.slots.sampling, slots_P, index_P, features)
+        assert self._drafts_SD is not None
         count_SV = self.slots.sampling.output_count_SV
-        token_P = torch.empty_like(slots_P, dtype=torch.int64)
+        token_P = torch.empty_like(drafts.row_P)
         counted = []
         for column in range(drafts.columns):
             at = (drafts.column_P == column).nonzero()[:, 0]
             if column > 0:
-                counted.append((slots_P[at].long(), drafts.token_RK[drafts.row_P[at], column]))
+                draft_P = self._drafts_SD[slots_P[at].long(), column - 1].long()
+                there = draft_P >= 0
+                counted.append((slots_P[at].long()[there], draft_P[there]))
                 count_SV.index_put_(counted[-1], count_SV.new_ones(()), accumulate=True)
             token_P[at] = self.vocabulary.sample(
                 scores.logits_RU[at], self.slots.sampling, slots_P[at], index_P[at], features

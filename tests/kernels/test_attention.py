@@ -16,6 +16,7 @@ from ridgeline.kernels.attention.op import (
     options_of,
 )
 from ridgeline.kernels.attention.schedule import make_schedule
+from ridgeline.kernels.fp8_gemm.rounded import room
 from ridgeline.kernels.op import Platform
 from tests.kernels.unseen import cleared, forgotten, spoiled
 
@@ -220,20 +221,106 @@ def test_a_captured_graph_serves_other_lengths(rows: tuple[tuple[int, int], ...]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("each", "few", "tiles"), [(1, 1, 0), (3, 3, 0), (4, 4, 0), (5, 4, 5), (0, 4, 0)])
+@pytest.mark.parametrize(
+    ("each", "head_bytes", "few", "tiles"),
+    [
+        (1, 0, 1, 0),
+        (4, 0, 4, 0),
+        (5, 0, 5, 0),
+        (16, 256, 16, 0),
+        (17, 0, 4, 10),
+        (8, 512, 8, 0),
+        (9, 512, 4, 5),
+        (0, 0, 4, 0),
+    ],
+)
 def test_rows_that_bring_few_tokens_each_are_items_and_nothing_else(
-    each: int, few: int, tiles: int, device: str
+    each: int, head_bytes: int, few: int, tiles: int, device: str
 ) -> None:
-    """Heads in groups of four: four tokens of a row fill the smallest product."""
+    """Heads in groups of four: four tokens of a row fill the smallest product, and sixteen the largest of an item."""
     counts = torch.full((5,), each or 1)  # 0: a mixed step of as many tokens as rows, which is no decode step
     start, lengths = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))), counts + 90
     schedule = make_schedule(
         start.to(device), lengths.to(device), torch.arange(5, device=device),
-        num_tokens=int(start[-1]), tokens_each=each, num_heads=8, num_kv_heads=2,
+        num_tokens=int(start[-1]), tokens_each=each, num_heads=8, num_kv_heads=2, head_bytes=head_bytes,
     )  # fmt: skip
     assert schedule.few == few
     assert schedule.counts_2.tolist() == [0 if tiles else 5, tiles]
-    assert bool(len(schedule.tiles_J4)) == (each in (0, 5))
+    assert bool(len(schedule.tiles_J4)) == (tiles > 0 or not each)
+
+
+def verifying(tokens: int, group: int, **options) -> Case:
+    """Rows that verify drafts: of few keys and of several items, the shortest with none but its own."""
+    lengths = (tokens, 300, tokens + 63, 700)
+    return Case(rows=tuple((tokens, length) for length in lengths), num_heads=2 * group, head_dim=32, **options)
+
+
+VERIFYING = (
+    *(verifying(tokens, group) for tokens in (5, 6, 9, 17) for group in (1, 2, 4, 8)),
+    verifying(6, 4, window=40),
+    verifying(6, 3, window=290, sinks=True),
+    verifying(17, 1, sinks=True),
+    verifying(5, 8, window=100, sinks=True, softcap=5.0),
+    verifying(9, 2, alibi=True),
+    verifying(9, 6, window=3, block_size=4),
+    Case(rows=((6, 400), (6, 70)), num_heads=4, num_kv_heads=1, head_dim=256, block_size=64),
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("case", VERIFYING, ids=str)
+def test_rows_that_verify_drafts_are_cut_by_their_keys(case: Case, dtype: torch.dtype, device: str) -> None:
+    q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
+    options = options_of(case, dtype, torch.device(device))
+    group, tokens = case.num_heads // case.num_kv_heads, batch.tokens_each
+    expected = PAGED_ATTENTION.reference(q_THD, *caches, batch, **options)
+    schedule = make_schedule(
+        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=tokens,
+        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, window=case.window,
+        head_bytes=case.head_dim * dtype.itemsize,
+    )  # fmt: skip
+    assert schedule.few == (tokens if tokens * group <= 64 else 16 // group)
+    captured = replace(batch, schedule=schedule, num_tokens_R=None, kv_bound_R=None)
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
+    for _ in range(2):  # a schedule is as good as new after a layer has used it
+        out = attend(q_THD, *spoiled(case, caches, batch), captured, **options)
+        worst = (out.double() - expected.double()).abs().max().item()
+        assert worst <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) -> None:
+    """A row in several parts, whose queries are added up together, and one in one part."""
+    case, dtype = Case(rows=((6, 700), (6, 90)), num_heads=6, head_dim=128, block_size=64), torch.float16
+    *arguments, batch = make_case(case, dtype, torch.device(device))
+    expected = PAGED_ATTENTION.reference(*arguments, batch, scale=scale_of(case)).flatten(1).float()
+    given = room(*expected.shape, dtype, torch.device(device))
+    given.scale.fill_(torch.nan)
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
+    out = attend(*arguments, batch, scale=scale_of(case), room=given)
+    assert out.data_ptr() == given.q_TI.data_ptr()
+    largest_CT = expected.unflatten(1, (-1, 128)).abs().amax(-1).T
+    torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-6)
+    step_TI = expected.abs() / 16 + (given.scale.T * 2.0**-10).repeat_interleave(128, 1)
+    assert ((given.wide() - expected).abs() <= 1.01 * step_TI + 16 * torch.finfo(dtype).eps).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [None, 12])
+def test_a_stopped_row_that_verifies_drafts_stays_finite_and_disturbs_nobody(window: int | None, device: str) -> None:
+    """It has more tokens than keys: kv_len is 1."""
+    case = Case(rows=((6, 90), (6, 640), (6, 500)), window=window, num_heads=8)
+    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
+    options = options_of(case, torch.float32, torch.device(device))
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
+    expected = attend(q_THD, *caches, batch, **options)
+    lengths = batch.kv_len_R.clone()
+    lengths[1] = 1
+    out = attend(q_THD, *caches, replace(batch, kv_len_R=lengths, num_tokens_R=None, kv_bound_R=None), **options)
+    assert out.isfinite().all()
+    others = torch.tensor([*range(6), *range(12, 18)], device=device)
+    assert torch.allclose(out[others], expected[others], atol=8 * EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -37,6 +37,8 @@ CASES = (
     Case(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40, head_dim=64),
     Case(rows=((1, 70), (40, 75), (3, 9)), num_heads=8, sinks=True, softcap=3.0, head_dim=80),
     Case(rows=((1, 300), (17, 90)), num_heads=4, num_kv_heads=1, head_dim=128, block_size=64),
+    Case(rows=((6, 300), (6, 6), (6, 700)), num_heads=8, head_dim=128, block_size=64),
+    Case(rows=((17, 290), (17, 500)), num_heads=4, head_dim=64, window=100, sinks=True),
 )
 WIDE = (
     Case(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -40,7 +42,7 @@ def chosen(op, name: str, device: str):
     return op.choose(Platform.of(torch.device(device)), name)
 
 
-def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, tables, size) -> StepInputs:
+def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, tables, size, drafts=None) -> StepInputs:
     """One token after the other, on the host."""
     tokens = len(override_T)
     ids, positions, places = [0] * tokens, [0] * tokens, [[0] * tokens for _ in tables]
@@ -55,7 +57,9 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
         lengths.append((cached + count if runs else 1) if count else 0)
         for i in range(count):
             t, position = starts[row] + i, cached + i if runs else 0
-            ids[t] = int(override_T[t]) if override_T[t] >= 0 else int(last_token_S[slot])
+            ids[t] = int(override_T[t])
+            if override_T[t] < 0:
+                ids[t] = max(0, int(drafts[slot, i - 1])) if i else int(last_token_S[slot])
             positions[t] = position
             live[t] = runs
             for group, table in enumerate(tables):
@@ -75,6 +79,36 @@ def test_inputs_are_those_made_by_hand(name: str, case: Case, device: str) -> No
     want = by_hand(*(x.cpu() if isinstance(x, Tensor) else x for x in arguments))
     for field in StepInputs._fields:
         assert torch.equal(getattr(got, field).cpu(), getattr(want, field)), field
+
+
+DRAFTED = (
+    Case(counts=(6,) * 5),
+    Case(counts=(6, 6, None, 6), padded_rows=2, padded_tokens=12, groups=2, block_size=4),
+    Case(counts=(2, 40, 6, 1, 0, 3), padded_tokens=5),
+    Case(counts=(17,) * 3, padded_rows=1, padded_tokens=17, groups=4),
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", DRAFTED, ids=str)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("drafts", [5, 16])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_tokens_without_override_are_drafts(name: str, case: Case, drafts: int, share: float, device: str) -> None:
+    """share: of the tokens that may be drafts, how many are. With none of them, drafts change nothing."""
+    generator = torch.Generator().manual_seed(2)
+    _, arguments = case.inputs(torch.device(device))
+    starts, override_T = arguments[1].tolist(), arguments[2]
+    for start, end in pairwise(starts):
+        behind = override_T[start + 1 : min(end, start + 1 + drafts)]
+        behind[(torch.rand(len(behind), generator=generator) < share).to(device)] = -1
+    drafts_SD = torch.randint(-1, 4, (len(arguments[3]), drafts + 2), generator=generator).int().to(device)[:, :drafts]
+    got = chosen(STEP_INPUTS, name, device)(*arguments, drafts_SD)
+    want = by_hand(*(x.cpu() if isinstance(x, Tensor) else x for x in (*arguments, drafts_SD)))
+    without = chosen(STEP_INPUTS, name, device)(*arguments)
+    for field in StepInputs._fields:
+        assert torch.equal(getattr(got, field).cpu(), getattr(want, field)), field
+        assert share or torch.equal(getattr(got, field), getattr(without, field)), field
 
 
 def drawn(case: Case, tables: dict[str, Tensor], slots_R: Tensor, device: str) -> tuple[Tensor, Tensor]:
@@ -196,65 +230,159 @@ def test_outcomes_are_posted_round_the_ring(name: str, num_bytes: int, device: s
     assert turn_1.item() == 5
 
 
-def verified_by_hand(tokens, drafts, count, length, stops, limit) -> tuple[list[int], int]:
-    """What a row emits whose tokens were drawn behind its last one and behind its drafts, and why it ends there."""
+def verified_by_hand(tokens, drafts, cached, stops, limit) -> tuple[list[int], int]:
+    """Return what a row emits, and why it ends there.
+
+    tokens: those drawn behind its last one and behind its drafts. cached: the tokens before its last one.
+    """
     emitted: list[int] = []
-    for k in range(count):
-        if k and drafts[k] != tokens[k - 1]:
+    for k, token in enumerate(tokens):
+        if k and (drafts[k - 1] < 0 or drafts[k - 1] != emitted[-1]):
             break
-        if tokens[k] < 0:
+        if token < 0:
             return emitted, Finish.NAN
-        emitted.append(tokens[k])
-        if tokens[k] in stops:
+        emitted.append(token)
+        if token in stops:
             return emitted, Finish.STOP
-        if length - count + k + 2 >= limit:
+        if cached + 1 + len(emitted) >= limit:
             return emitted, Finish.LENGTH
     return emitted, Finish.NONE
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_VERIFY.implementations)])
-def test_rows_emit_what_their_drafts_made_right(name: str, seed: int) -> None:
-    draw = random.Random(seed)
-    rows, columns, vocabulary = 12, 4, 7
-    slots_R = torch.tensor(draw.sample(range(rows + 2), rows), dtype=torch.int32)
-    counts = [draw.randrange(columns + 1) for _ in range(rows)]
-    active = [draw.random() < 0.85 for _ in range(rows)]
-    drafts = [[draw.randrange(3) for _ in range(columns)] for _ in range(rows)]
-    tokens = [[d if draw.random() < 0.8 else draw.randrange(vocabulary) for d in (*row[1:], 5)] for row in drafts]
-    tokens = [[-1 if draw.random() < 0.05 else token for token in row] for row in tokens]
-    lengths = [max(count, 1) + draw.randrange(20) if on else 1 for count, on in zip(counts, active, strict=True)]
-    slots = rows + 3
-    tables = {
-        "stop_ids_SE": torch.tensor([[-1, draw.choice((-1, 1, 4))] for _ in range(slots)]),
-        "max_len_S": torch.tensor([draw.randrange(4, 26) for _ in range(slots)]),
-        "kv_len_S": torch.arange(slots) + 50,
-        "last_token_S": torch.arange(slots) + 70,
-        "stopped_S": torch.zeros(slots, dtype=torch.int32),
-        "output_count_SV": torch.zeros(slots, vocabulary, dtype=torch.int32),
-    }
-    want = {field: table.clone() for field, table in tables.items()}
-    want_tokens, want_finish = [], []
-    for row, slot in enumerate(slots_R.tolist()):
-        stops, limit = set(want["stop_ids_SE"][slot].tolist()) - {-1}, int(want["max_len_S"][slot])
-        count = counts[row] if active[row] else 0
-        emitted, finish = verified_by_hand(tokens[row], drafts[row], count, lengths[row], stops, limit)
-        want_tokens.append([*emitted, *[-1] * (columns - len(emitted))])
-        want_finish.append(finish)
-        if active[row]:
-            want["kv_len_S"][slot] = lengths[row] - count + max(len(emitted), min(count, 1))
-        if emitted:
-            want["last_token_S"][slot] = emitted[-1]
-        want["stopped_S"][slot] = int(finish != Finish.NONE)
-        for token in emitted:
-            want["output_count_SV"][slot, token] += 1
-    out_token_RK = torch.full((rows, columns), 77, dtype=torch.int32)
-    out_finish_R = torch.full((rows,), 77, dtype=torch.int8)
-    chosen(STEP_VERIFY, name, "cpu")(
-        torch.tensor(tokens), torch.tensor(drafts), torch.tensor(counts), slots_R, torch.tensor(lengths),
-        torch.tensor(active), *tables.values(), out_token_RK, out_finish_R,
-    )  # fmt: skip
-    assert out_token_RK.tolist() == want_tokens
-    assert out_finish_R.tolist() == want_finish
-    for field, table in want.items():
-        assert torch.equal(tables[field], table), field
+VOCABULARY = 7
+ENDS = (Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.NAN)
+
+
+@dataclass
+class Verified:
+    """A step of rows that verify drafts, and its outcome by hand."""
+
+    given: tuple[Tensor, ...]  # all arguments before the tables
+    tables: dict[str, Tensor]
+    wanted: dict[str, Tensor]
+    tokens: list[list[int]]
+    finish: list[int]
+    drafted: list[int]
+
+    @classmethod
+    def drawn(cls, seed: int, rows: int, columns: int, stop_ids: int) -> Verified:
+        draw = random.Random(seed)
+        slots, dummy, spare = rows + 3, rows + 2, draw.randrange(3)
+        slots_R = [slot if draw.random() < 0.9 else dummy for slot in draw.sample(range(dummy), rows)]
+        active = [slot != dummy and draw.random() < 0.9 for slot in slots_R]
+        counts = [draw.choice((0, 1, columns, draw.randrange(columns + 1))) for _ in range(rows)]
+        drafts = [[draw.randrange(3) for _ in range(columns - 1 + spare)] for _ in range(slots)]
+        for row in drafts:
+            if draw.random() < 0.4:  # from here on there are none
+                absent = draw.randrange(len(row) + 1)
+                row[absent:] = [-1] * (len(row) - absent)
+        places = draw.sample(range(rows * columns + 5), rows * columns)
+        places_RK = [places[row * columns : (row + 1) * columns] for row in range(rows)]
+        token_P = [draw.randrange(-1, VOCABULARY) for _ in range(rows * columns + 5)]
+        for row, slot in enumerate(slots_R):
+            for place, draft in zip(places_RK[row], drafts[slot], strict=False):
+                if draw.random() < 0.85:
+                    token_P[place] = draft
+            if draw.random() < 0.15:
+                token_P[draw.choice(places_RK[row])] = -1
+        cached = [draw.randrange(20) for _ in range(rows)]
+        kv_len = [before + count if on else 1 for before, count, on in zip(cached, counts, active, strict=True)]
+        stops = [[draw.choice((-1, -1, 1, 4, 6)) for _ in range(stop_ids)] for _ in range(slots)]
+        limits = [draw.randrange(4, 40) for _ in range(slots)]
+        tables = {
+            "stop_ids_SE": torch.tensor(stops),
+            "max_len_S": torch.tensor(limits),
+            "kv_len_S": torch.arange(slots) + 50,
+            "last_token_S": torch.arange(slots) + 70,
+            "stopped_S": torch.zeros(slots, dtype=torch.int32),
+            "output_count_SV": torch.randint(3, (slots, VOCABULARY), dtype=torch.int32),
+        }
+        for slot in set(range(slots)) - {slot for slot, on in zip(slots_R, active, strict=True) if on}:
+            tables["stopped_S"][slot] = 1
+        wanted = {field: table.clone() for field, table in tables.items()}
+        found: tuple[list, list, list] = ([], [], [])
+        for row, slot in enumerate(slots_R):
+            count = counts[row] if active[row] else 0
+            tokens = [token_P[place] for place in places_RK[row][:count]]
+            emitted, finish = verified_by_hand(tokens, drafts[slot], cached[row], set(stops[slot]) - {-1}, limits[slot])
+            drafted = sum(draft >= 0 for draft in drafts[slot][: max(0, count - 1)])
+            for column, value in zip(found, (emitted, finish, drafted), strict=True):
+                column.append(value)
+            if active[row] and kv_len[row]:
+                wanted["kv_len_S"][slot] = cached[row] + (max(1, len(emitted)) if count else 0)
+            if emitted:
+                wanted["last_token_S"][slot] = emitted[-1]
+            if finish:
+                wanted["stopped_S"][slot] = 1
+            for token in emitted:
+                wanted["output_count_SV"][slot, token] += 1
+        integers = {"dtype": torch.int32}
+        given = (
+            torch.tensor(token_P), torch.tensor(places_RK, **integers), torch.tensor(counts, **integers),
+            torch.tensor(drafts, **integers).view(slots, -1), torch.tensor(slots_R, **integers),
+            torch.tensor(kv_len), torch.tensor(active),
+        )  # fmt: skip
+        found[0][:] = [[*emitted, *[-1] * (columns - len(emitted))] for emitted in found[0]]
+        return cls(given, tables, wanted, *found)
+
+
+VERIFYING = ["reference", *(one.name for one in STEP_VERIFY.implementations)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("columns", "stop_ids"), [(4, 2), (6, 64), (17, 3), (2, 5), (1, 4)])
+@pytest.mark.parametrize("name", VERIFYING)
+def test_rows_emit_what_their_drafts_made_right(name: str, columns: int, stop_ids: int, seed: int, device: str) -> None:
+    rows, penalties = 1 + 5 * seed, seed % 3 > 0
+    step = Verified.drawn(seed, rows, columns, stop_ids)
+    token_P, *given = (x.to(device) for x in step.given)
+    tables = {field: table.to(device) for field, table in step.tables.items()}
+    if not penalties:
+        step.wanted["output_count_SV"] = step.tables["output_count_SV"]
+    outs = (
+        torch.full((rows, columns), 77, dtype=torch.int32, device=device),
+        torch.full((rows,), 77, dtype=torch.int8, device=device),
+        torch.full((rows,), 77, dtype=torch.int8, device=device),
+    )
+    counted = tables["output_count_SV"] if penalties else None
+    chosen(STEP_VERIFY, name, device)(
+        token_P.int() if seed % 2 else token_P, *given, *list(tables.values())[:-1], counted, *outs
+    )
+    assert [out.tolist() for out in outs] == [step.tokens, step.finish, step.drafted]
+    for field, table in step.wanted.items():
+        assert torch.equal(tables[field].cpu(), table), field
+
+
+def test_the_steps_see_every_way_to_finish_behind_a_draft() -> None:
+    seen = set()
+    for seed in range(8):
+        step = Verified.drawn(seed, 1 + 5 * seed, 6, 64 if seed % 2 else 2)
+        seen |= {
+            (finish, sum(token >= 0 for token in tokens) + (finish == Finish.NAN) > 1)
+            for tokens, finish in zip(step.tokens, step.finish, strict=True)
+        }
+    assert seen == {(finish, later) for finish in ENDS for later in (False, True)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", VERIFYING)
+def test_rows_without_drafts_advance(name: str, seed: int, device: str) -> None:
+    step = Verified.drawn(seed, 20, 1, 4)
+    token_P, places_RK, num_logits_R, drafts_SD, slots_R, kv_len_R, active_R = (x.to(device) for x in step.given)
+    found = []
+    for verifies in (False, True):
+        tables = {field: table.to(device, copy=True) for field, table in step.tables.items()}
+        token_RK = torch.empty(20, 1, dtype=torch.int32, device=device)
+        finish_R, drafted_R = torch.empty(2, 20, dtype=torch.int8, device=device)
+        drafted_R.zero_()
+        given, outs = (slots_R, kv_len_R, active_R, *tables.values()), (token_RK, finish_R, drafted_R)
+        if verifies:
+            chosen(STEP_VERIFY, name, device)(token_P, places_RK, num_logits_R, drafts_SD, *given, *outs)
+        else:
+            token_R, samples_R = token_P[places_RK[:, 0].long()], num_logits_R > 0
+            STEP_ADVANCE.reference(token_R, samples_R, *given, token_RK[:, 0], finish_R)
+        found.append((*outs, *tables.values()))
+    for advanced, verified in zip(*found, strict=True):
+        assert torch.equal(advanced, verified)

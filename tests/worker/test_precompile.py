@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.speculation import Speculation
 from ridgeline.core.weight_format import Fp8Format, Held, HeldMatrix
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
@@ -59,6 +60,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelSet:
         max_tokens=16,
         block_size=64,
         cascade=True,
+        speculation=Speculation(method="ngram", num_speculative_tokens=3),
     )
 
 
@@ -95,6 +97,8 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelS
         "64",
         "--dtype",
         "bfloat16",
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 3}',
     )
     command = ("compile", str(EMBEDDED_MODEL), "--arch", "sm_90", "--json", "--processes", "1", *options)
     run = subprocess.run([sys.executable, "-m", "ridgeline", *command], capture_output=True, text=True, check=True)
@@ -213,3 +217,11 @@ def test_processes_end_with_an_engine_that_is_killed(kernels: KernelSet) -> None
         assert all(is_running(process) for process in started)
         engine.send_signal(signal.SIGKILL)
         wait_until(lambda: not any(is_running(process) for process in started))
+
+
+def test_kernels_of_a_draft_model_are_refused_in_one_sentence() -> None:
+    asked = ("--speculative-config", '{"method": "draft_model", "num_speculative_tokens": 3}')
+    command = (sys.executable, "-m", "ridgeline", "compile", str(EMBEDDED_MODEL), "--arch", "sm_90", *asked)
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "take the method ngram" in " ".join(run.stderr.split())

@@ -1,8 +1,10 @@
 """Attention's work list. It is made on the device, so that a captured graph serves rows of any length.
 
 Rows with few tokens are bound by reading their keys. These are cut into items of about equal length, just enough to
-fill the GPU (split-KV, as in Flash-Decoding). Longer rows are bound by arithmetic and are cut into query tiles. The
-host sizes the tables and the grids by the most pieces that there can be; programs beyond the counts end at once.
+fill the GPU (split-KV, as in Flash-Decoding). Longer rows are bound by arithmetic and are cut into query tiles. Rows
+with a few tokens more, which would leave most of a tile and of the GPU idle, are cut into items if all rows bring
+equally many, so that no row pays for products that a longer one needs. The host sizes the tables and the grids by the
+most pieces that there can be; programs beyond the counts end at once.
 
 Rows with equal first blocks may read these together (cascade.py). A row's items are then cut from the rest of its keys.
 
@@ -31,6 +33,9 @@ from ridgeline.kernels.launch import compute_capability, launch_options, num_mul
 KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
 WHOLE = 256  # so few keys are not split: one program reads them sooner than several could add up their parts
 DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tokens of an item
+# Where all rows bring equally many tokens, as those that verify drafts do, products may have more rows, and of wide
+# heads fewer: these fit the registers of an item (sm_90, 16 bits: 250 of heads of 128, 214 of heads of 512).
+EQUAL_ROWS, EQUAL_WIDE_ROWS, NARROW_BYTES = 64, 32, 256
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
 TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of 512 in 16 bits their sums spill
@@ -63,14 +68,16 @@ def make_schedule(
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
     widened: as in `op.no_schedule`.
     fixed: see `Schedule`.
-    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window.
+    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window,
+        nor where all rows bring more than one token.
     alibi: the layers have slopes.
-    head_bytes: the bytes of a key's head, or 0 for one of up to TILE_BYTES / TILE_ROWS.
+    head_bytes: the bytes of a key's head, or 0 for one of up to NARROW_BYTES.
     """
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
     few = 0 if fixed else max(1, DOT_ROWS // group)
-    all_short = 0 < tokens_each <= few
+    equal = max(few, (EQUAL_ROWS if head_bytes <= NARROW_BYTES else EQUAL_WIDE_ROWS) // group)
+    all_short = not fixed and 0 < tokens_each <= equal
     few = tokens_each if all_short else few
     rows = FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS
     tile_tokens = max(1, min(rows, TILE_BYTES // max(1, head_bytes)) // group)
@@ -91,7 +98,7 @@ def make_schedule(
         else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     )
     cascade = None
-    if prefix_4R is not None and window is None and not fixed:
+    if prefix_4R is not None and window is None and not fixed and tokens_each <= 1:
         cascade = make_cascade(
             start_R1,
             kv_len_R,

@@ -26,6 +26,7 @@ from ridgeline.kernels.kv_cache import LEVELS, KernelCache, KVScales, for_kernel
 from ridgeline.kernels.launch import compute_capability, launch_options
 
 COMBINED = 8192  # float32 values of parts that a program holds at once when it adds them up
+TOGETHER = 8  # queries of rows with equally many tokens whose parts it adds up at once
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,18 @@ class Config:
     queries: int = 16
 
 
-def decode_config(head_dim: int, itemsize: int) -> Config:
+def decode_config(head_dim: int, itemsize: int, queries: int = 16) -> Config:
     """Return key tiles of up to 16 KiB (AMD: 8 KiB). Three stages of two programs then fit a Hopper multiprocessor, and
-    two stages a CDNA one. Tiles of levels are half as large, so one stage more is under way."""
+    two stages a CDNA one. Tiles of levels are half as large, so one stage more is under way. Many queries, which lie in
+    shared memory too, leave room for a stage less."""
     dim = triton.next_power_of_2(head_dim)
     if torch.version.hip is not None:
         return Config(max(16, min(KEY_TILE, 8192 // (dim * itemsize))), num_warps=4, num_stages=2)
     tile = max(16, min(KEY_TILE, 16384 // (dim * itemsize)))
-    return Config(tile, num_warps=4, num_stages=4, queries=8) if itemsize == 1 else Config(tile, 4, 3)
+    if itemsize == 1:
+        return Config(tile, num_warps=4, num_stages=4, queries=8)
+    used = itemsize * (3 * 2 * tile * dim + queries * (dim + tile))  # keys, values, queries and probabilities
+    return Config(tile, num_warps=4, num_stages=3 if used <= 114 << 10 else 2)
 
 
 def prefill_config(head_dim: int, itemsize: int, block_size: int, device: torch.device) -> Config:
@@ -132,7 +137,8 @@ def paged_attention(
     per_head = any_pointer if sinks_H is None else sinks_H, slopes_H, any_pointer if lse_TH is None else lse_TH
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
-        _decode(schedule, tensors, per_head, numbers, shared, room if rounds else None)
+        together = min(TOGETHER, batch.tokens_each * group)
+        _decode(schedule, tensors, per_head, numbers, shared, room if rounds else None, max(group, together))
     if rounds:
         return out_THD
     if counts_R is not None and not (counts_R > schedule.few).any():
@@ -172,11 +178,14 @@ def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_s
 
 
 def _decode(
-    schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None
-) -> None:
+    schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None,
+    together: int,
+) -> None:  # fmt: skip
+    """Attend with the short rows. together: of how many queries a program adds up the parts at once, at least."""
     q_THD, (sinks, slopes_H, lse) = tensors[0], per_head
-    config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1)
-    group, kv_heads, heads = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(shared["GROUP"])
+    group, kv_heads, together = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(together)
+    queries = triton.next_power_of_2(schedule.few * group)
+    config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1, queries)
     parts = len(schedule.items_I8) * kv_heads * schedule.few * group
     cascade, shared_parts = schedule.cascade, (sinks, sinks)  # any pointers will do: they are not read
     if cascade is not None:
@@ -199,10 +208,10 @@ def _decode(
         len(q_THD),
         ROUND=room is not None,
         FEW=schedule.few,
-        QUERIES=max(config.queries, triton.next_power_of_2(schedule.few * group)),
+        QUERIES=max(config.queries, queries),
         TILE=config.tile,
-        HEADS=heads,
-        PARTS=max(1, min(16, COMBINED // (heads * shared["DIM"]))),
+        TOGETHER=together,
+        PARTS=max(1, min(16, COMBINED // (together * shared["DIM"]))),
         CASCADE=cascade is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -267,7 +276,7 @@ def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple
 
 def _aot(
     kernel: Any, config: Config, tensor_cores: str, dim: int = 512, kv: str | None = None,
-    archs: tuple[str, ...] = ONE_OF_EACH, rounds: bool = False, **constants: Any,
+    archs: tuple[str, ...] = ONE_OF_EACH, rounds: bool = False, hot: bool = False, **constants: Any,
 ) -> AotKernel:  # fmt: skip
     """Return the entry of one kernel for 64 heads of `dim`, eight of which share a key head."""
     tables, parts = (
@@ -302,20 +311,28 @@ def _aot(
     }  # fmt: skip
     return AotKernel(
         kernel, signature, constants, num_warps=config.num_warps, num_stages=config.num_stages,
-        tensor_cores=tensor_cores, archs=archs,
+        tensor_cores=tensor_cores, archs=archs, hot=hot,
     )  # fmt: skip
 
 
 def _aot_decode(
     config: Config, kv: str, queries: int, archs: tuple[str, ...], *, rounds: bool = False
 ) -> AotKernel:  # fmt: skip
-    cut = {"QUERIES": queries, "FEW": 1, "HEADS": 8, "PARTS": 8, "CASCADE": False}
+    cut: dict[str, Any] = {"QUERIES": queries, "FEW": 1, "TOGETHER": 8, "PARTS": 8, "CASCADE": False}
     return _aot(decode_kernel, config, "MMA", 128, kv, archs, rounds, **cut)
+
+
+def _aot_verify(dim: int, kv: str | None, tokens: int, rows: int, archs: tuple[str, ...]) -> AotKernel:
+    """Return the entry of rows that verify drafts. rows: of the products."""
+    config = decode_config(dim, 1 if kv else 2, rows)
+    cut: dict[str, Any] = {"QUERIES": rows, "FEW": tokens, "TOGETHER": TOGETHER, "CASCADE": False}
+    cut["PARTS"] = max(1, COMBINED // (TOGETHER * dim))
+    return _aot(decode_kernel, config, "MMA", dim, kv, archs, hot=rows <= 32, **cut)
 
 
 AOT = (
     _aot(prefill_kernel, Config(16, num_warps=8, num_stages=2), "HGMMA", QUERIES=64, FIXED=False),
-    _aot(decode_kernel, decode_config(512, 2), "MMA", QUERIES=16, FEW=2, HEADS=8, PARTS=2, CASCADE=False),
+    _aot(decode_kernel, decode_config(512, 2), "MMA", QUERIES=16, FEW=2, TOGETHER=8, PARTS=2, CASCADE=False),
     *(_aot_decode(decode_config(128, 1), kv, 8, ("sm_90",)) for kv in LEVELS.values()),
     _aot_decode(decode_config(128, 1), "e4m3", 8, ("sm_90",), rounds=True),
     _aot_decode(Config(64, num_warps=4, num_stages=2), "e4m3", 16, ("gfx942",)),
@@ -323,6 +340,19 @@ AOT = (
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 64, "int8", QUERIES=128, FIXED=False),
     _aot(prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, QUERIES=128, FIXED=False, LSE=True),
     _aot(
-        decode_kernel, decode_config(128, 2), "MMA", 128, QUERIES=16, FEW=2, HEADS=8, PARTS=8, CASCADE=False, LSE=True
+        decode_kernel,
+        decode_config(128, 2),
+        "MMA",
+        128,
+        QUERIES=16,
+        FEW=2,
+        TOGETHER=8,
+        PARTS=8,
+        CASCADE=False,
+        LSE=True,
     ),
+    _aot_verify(128, None, 6, 64, ONE_OF_EACH),
+    _aot_verify(128, "e4m3", 6, 64, ONE_OF_EACH),
+    _aot_verify(128, None, 4, 32, ("sm_90",)),
+    _aot_verify(512, None, 4, 32, ("sm_90",)),
 )

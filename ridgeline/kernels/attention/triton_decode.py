@@ -12,7 +12,7 @@ Legend:
     K  keys of a tile
     D  head width, padded
     W  words of a head: its elements, or pairs of levels
-    E  heads that share a key head, padded
+    E  queries whose parts are added up at once
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     TILE: tl.constexpr,
-    HEADS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
@@ -101,8 +101,8 @@ def decode_kernel(
         several.
     shared_items, shared_parts, shared_lse: `Cascade.items_I3`, and the results of `shared_kernel`.
     lse: with LSE, float32 [T, H], the natural logarithms of the softmax's sums.
-    QUERIES, DIM, HEADS: FEW · GROUP, HEAD_DIM and GROUP, rounded up to powers of two.
-    PARTS: how many parts to add up at once.
+    QUERIES, DIM: FEW · GROUP and HEAD_DIM, rounded up to powers of two.
+    TOGETHER, PARTS: of how many queries (a power of two, at least GROUP) to add up how many parts at once.
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     ROUND: out is E4M3, with a scale for each head in out_scale, float32 [heads, tokens]. Heads are 128 wide.
     """
@@ -207,11 +207,12 @@ def decode_kernel(
         if arrived == num_parts - 1:
             tl.debug_barrier()
             tl.store(arrivals_ptr + first_item * NUM_KV_HEADS + g, 0)  # for the next layer
-            for token in range(tokens):
-                j_E1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
-                max_E1 = tl.full((HEADS, 1), LOWEST, tl.float32)
-                sum_E1 = tl.zeros((HEADS, 1), tl.float32)
-                acc_ED = tl.zeros((HEADS, DIM), tl.float32)
+            for first in range(0, tokens * GROUP, TOGETHER):
+                m_E1, d_1D = first + tl.arange(0, TOGETHER)[:, None], tl.arange(0, DIM)[None, :]
+                max_E1 = tl.full((TOGETHER, 1), LOWEST, tl.float32)
+                sum_E1 = tl.zeros((TOGETHER, 1), tl.float32)
+                acc_ED = tl.zeros((TOGETHER, DIM), tl.float32)
+                left = tokens * GROUP - first
                 if CASCADE:  # rows that share keys have one token
                     max_E1, sum_E1, acc_ED = add_parts(
                         max_E1,
@@ -222,9 +223,9 @@ def decode_kernel(
                         (shared_part.to(tl.int64) * NUM_KV_HEADS + g) * GROUP,
                         shared_step * (NUM_KV_HEADS * GROUP),
                         num_shared,
-                        GROUP,
+                        left,
                         HEAD_DIM,
-                        HEADS,
+                        TOGETHER,
                         DIM,
                         PARTS,
                     )
@@ -234,27 +235,28 @@ def decode_kernel(
                     acc_ED,
                     parts_ptr,
                     part_lse_ptr,
-                    (first_item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + token * GROUP,
+                    (first_item.to(tl.int64) * NUM_KV_HEADS + g) * (FEW * GROUP) + first,
                     NUM_KV_HEADS * FEW * GROUP,
                     num_parts,
-                    GROUP,
+                    left,
                     HEAD_DIM,
-                    HEADS,
+                    TOGETHER,
                     DIM,
                     PARTS,
                 )
-                acc_ED = acc_ED / sum_E1
-                out_ED = out_ptr + (token * NUM_KV_HEADS + g) * (GROUP * HEAD_DIM) + j_E1 * HEAD_DIM + d_1D
-                stored_ED = (j_E1 < GROUP) & (d_1D < HEAD_DIM)
+                real_E1 = m_E1 < tokens * GROUP
+                acc_ED = acc_ED / tl.where(real_E1, sum_E1, 1)
+                token_E1, head_E1 = m_E1 // GROUP, g * GROUP + m_E1 % GROUP
+                out_ED = out_ptr + (token_E1 * NUM_KV_HEADS * GROUP + head_E1) * HEAD_DIM + d_1D
                 if ROUND:
                     scale_E1 = e4m3_scale(acc_ED, 1)[:, None]
-                    at_E1 = (g * GROUP + j_E1) * num_tokens + first_token + token
-                    tl.store(out_scale_ptr + at_E1, scale_E1, mask=j_E1 < GROUP)
+                    at_E1 = head_E1 * num_tokens + first_token + token_E1
+                    tl.store(out_scale_ptr + at_E1, scale_E1, mask=real_E1)
                     acc_ED = e4m3_quotient(acc_ED, scale_E1)
-                tl.store(out_ED, acc_ED.to(out_ptr.dtype.element_ty), mask=stored_ED)
+                tl.store(out_ED, acc_ED.to(out_ptr.dtype.element_ty), mask=real_E1 & (d_1D < HEAD_DIM))
                 if LSE:
-                    lse_E1 = (first_token + token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + g * GROUP + j_E1
-                    tl.store(lse_ptr + lse_E1, (max_E1 + tl.log2(sum_E1)) / LOG2E, mask=j_E1 < GROUP)
+                    lse_E1 = (first_token + token_E1).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_E1
+                    tl.store(lse_ptr + lse_E1, (max_E1 + tl.log2(sum_E1)) / LOG2E, mask=real_E1)
 
 
 @triton.jit
@@ -302,22 +304,22 @@ def add_parts(
     first,
     stride_part,
     num_parts,
-    GROUP: tl.constexpr,
+    queries,
     HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Add parts to the running sum of one token's outputs for the heads that share a key head. Each part is weighted by
-    its share of the softmax."""
-    j_E1, d_1D = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
-    inside_E1 = j_E1 < GROUP
+    """Add parts to the running sums of up to TOGETHER queries' outputs. Each part is weighted by its share of the
+    softmax."""
+    j_E1, d_1D = tl.arange(0, TOGETHER)[:, None], tl.arange(0, DIM)[None, :]
+    inside_E1 = j_E1 < queries
     for start in range(0, num_parts, PARTS):
         part_lse_E1 = part_lse_ptr + first + start * stride_part + j_E1
         part_ED = parts_ptr + (first + start * stride_part + j_E1) * HEAD_DIM + d_1D
         lses, outs = (), ()
         for i in tl.static_range(PARTS):  # unrolled, so that all loads are under way before the first arrives
-            real_E1 = inside_E1 & (j_E1 < (num_parts - start - i) * HEADS)  # true for all heads of a part, or for none
+            real_E1 = inside_E1 & (j_E1 < (num_parts - start - i) * TOGETHER)  # true for all of a part, or for none
             real_ED = real_E1 & (d_1D < HEAD_DIM)
             lse_ptr_E1, out_ptr_ED = part_lse_E1 + i * stride_part, part_ED + i * stride_part * HEAD_DIM
             lse_E1 = tl.load(lse_ptr_E1, mask=real_E1, other=-float("inf"), cache_modifier=".cg")

@@ -14,6 +14,8 @@ Legend:
     E  stop ids of a slot
     V  vocabulary
     K  tokens that a row may emit, at most
+    P  positions at which tokens were drawn
+    D  drafts of a slot, at most
     Q  outcomes that the ring keeps
     O  octets (bytes) of an outcome, or of a row of the ring
 """
@@ -55,12 +57,17 @@ def step_inputs(
     stopped_S: Tensor,
     block_tables_ASC: Tensor,
     block_size: int,
+    drafts_SD: Tensor | None = None,
 ) -> StepInputs:
     """Make a step's inputs from its rows and their slots.
 
     Row r owns tokens start_R1[r] … start_R1[r + 1] - 1, and continues where its slot's cache ends. A token's id is its
-    override, or the slot's last token if that is negative. place = block * block_size + offset, by each group's block
-    table. slots_R, start_R1, override_T, stopped_S and the block tables (whose columns are contiguous) are int32.
+    override. Where that is negative it is the slot's last token for the row's first token, and for its others the
+    slot's drafts in their order; a draft that is negative, which says that there is none, runs as token 0. place =
+    block * block_size + offset, by each group's block table. slots_R, start_R1, override_T, stopped_S, drafts_SD and
+    the block tables (whose columns are contiguous) are int32.
+
+    drafts_SD: None if only first tokens have no override.
 
     Of the results, kv_len_R is the number of cached tokens after the step and last_R the row's last token; both are 0
     for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
@@ -76,7 +83,12 @@ def step_inputs(
     length_R = kv_len_S[slots_R]
     live_T = owned_T & active_R[row_T]
     positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
-    given_T = torch.where(override_T >= 0, override_T.long(), last_token_S[slots_R[row_T]])
+    next_T = last_token_S[slots_R[row_T]]
+    if drafts_SD is not None:
+        offset_T = token_T - starts_R[row_T]
+        draft_T = drafts_SD[slots_R[row_T], (offset_T - 1).clamp(0, drafts_SD.shape[1] - 1)]
+        next_T = torch.where(offset_T > 0, draft_T.long().clamp(min=0), next_T)
+    given_T = torch.where(override_T >= 0, override_T.long(), next_T)
     block_AT = torch.where(live_T, block_tables_ASC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
     kv_len_R = torch.where(active_R, length_R + counts_R, 1)
     return StepInputs(
@@ -174,9 +186,10 @@ def step_advance(
 
 
 def step_verify(
-    token_RK: Tensor,
-    draft_RK: Tensor,
+    token_P: Tensor,
+    places_RK: Tensor,
     num_logits_R: Tensor,
+    drafts_SD: Tensor,
     slots_R: Tensor,
     kv_len_R: Tensor,
     active_R: Tensor,
@@ -188,6 +201,7 @@ def step_verify(
     output_count_SV: Tensor | None,
     out_token_RK: Tensor,
     out_finish_R: Tensor,
+    out_drafted_R: Tensor,
 ) -> None:
     """Take what rows that verify drafts emit into the slots, and find the rows that have finished; in place.
 
@@ -195,18 +209,22 @@ def step_verify(
     one for every draft that is equal to the token drawn in its place, until a draft is not, or the row has finished.
     With one token each this is `step_advance`.
 
-    token_RK: int64, the tokens drawn; -1 where none could be drawn.
-    draft_RK: int64, in column k the draft behind which token_RK[:, k] was drawn. Column 0 means nothing.
-    num_logits_R: int64, how many of its columns a row has; 0: it emits nothing.
+    token_P: int64, the tokens drawn; -1 where none could be drawn.
+    places_RK: int32, which of token_P was drawn behind a row's last token (column 0) and behind its draft k (column k).
+    num_logits_R: int32, how many of these columns a row has; 0: it emits nothing.
+    drafts_SD: int32, the drafts of each slot, then -1. D is at least K - 1.
     out_token_RK: int32, the emitted tokens, then -1.
     out_finish_R: int8, as of `step_advance`, of the last token that was emitted, or of the one that could not be drawn.
+    out_drafted_R: int8, how many drafts the row verified.
     """
-    columns = token_RK.shape[1]
-    column_K = torch.arange(columns, device=token_RK.device)
-    slots_R = slots_R.long()
-    right_RK = torch.ones_like(token_RK, dtype=torch.bool)
-    right_RK[:, 1:] = draft_RK[:, 1:] == token_RK[:, :-1]
-    right_RK &= (column_K < num_logits_R[:, None]) & active_R[:, None]
+    columns = places_RK.shape[1]
+    column_K = torch.arange(columns, device=token_P.device)
+    slots_R, num_logits_R = slots_R.long(), num_logits_R.long()
+    token_RK, draft_RD = token_P.long()[places_RK.long()], drafts_SD[slots_R][:, : columns - 1].long()
+    known_RK = (column_K < num_logits_R[:, None]) & active_R[:, None]
+    right_RK = known_RK.clone()
+    right_RK[:, 1:] &= draft_RD == token_RK[:, :-1]
+    right_RK[:, 1:] &= draft_RD >= 0
     before_R = kv_len_R - num_logits_R  # cached before the first of these columns' tokens
     stops_RK = (stop_ids_SE[slots_R][:, None] == token_RK[..., None]).any(-1)
     full_RK = before_R[:, None] + column_K + 2 >= max_len_S[slots_R][:, None]
@@ -219,6 +237,7 @@ def step_verify(
     finish_R = (code_RK * reached_RK).amax(1)  # one of them at most
     out_token_RK.copy_(torch.where(emits_RK, token_RK, -1))
     out_finish_R.copy_(finish_R)
+    out_drafted_R.copy_((known_RK[:, 1:] & (draft_RD >= 0)).sum(1))
     length_R = before_R + torch.maximum(count_R, num_logits_R.clamp(max=1))
     kv_len_S[slots_R] = torch.where(active_R & (kv_len_R > 0), length_R, kv_len_S[slots_R])
     newest_R = token_RK.gather(1, (count_R - 1).clamp(min=0)[:, None])[:, 0]
@@ -338,7 +357,14 @@ STEP_ADVANCE = Op(
         Implementation("torch", "ridgeline.kernels.step.op:step_advance"),
     ),
 )
-STEP_VERIFY = Op("step_verify", step_verify, (Implementation("torch", "ridgeline.kernels.step.op:step_verify"),))
+STEP_VERIFY = Op(
+    "step_verify",
+    step_verify,
+    (
+        Implementation("triton", "ridgeline.kernels.step.triton_verify:step_verify", on_gpu),
+        Implementation("torch", "ridgeline.kernels.step.op:step_verify"),
+    ),
+)
 STEP_POST = Op(
     "step_post",
     step_post,

@@ -27,11 +27,11 @@ def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
     tables_ptr, stride_group, stride_slot,
     token_ids_ptr, positions_ptr, places_ptr, new_len_ptr, last_ptr, active_ptr, live_ptr,
-    num_rows, num_tokens,
-    P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    num_rows, num_tokens, drafts_ptr, stride_drafts,
+    P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, DRAFTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute `step_inputs`. Program (r, c) takes every num_programs(1)-th block of row r's tokens, from the c-th on.
-    Programs with r == num_rows take the tokens of no row."""
+    Programs with r == num_rows take the tokens of no row. DRAFTS is how many drafts a slot has, or 0 without them."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -58,7 +58,14 @@ def _step_inputs(
         token = first + tl.arange(0, BLOCK)
         mask = token < end
         given = tl.load(override_ptr + token, mask=token < tl.where(owned, end, start), other=-1).to(tl.int64)
-        tl.store(token_ids_ptr + token, tl.where(given >= 0, given, last_token), mask=mask)
+        following = last_token
+        if DRAFTS:
+            offset = token - start
+            drafted = (offset > 0) & (given < 0) & (token < tl.where(owned, end, start))
+            place = slot * stride_drafts + tl.minimum(offset, DRAFTS) - 1
+            draft = tl.load(drafts_ptr + place, mask=drafted, other=0)
+            following = tl.where(offset > 0, tl.maximum(draft, 0).to(tl.int64), last_token)
+        tl.store(token_ids_ptr + token, tl.where(given >= 0, given, following), mask=mask)
         live = token < tl.where(active, end, start)
         tl.store(live_ptr + token, live, mask=mask)
         position = tl.where(live, length + (token - start), 0)
@@ -85,7 +92,9 @@ def step_inputs(
     stopped_S: Tensor,
     block_tables_ASC: Tensor,
     block_size: int,
+    drafts_SD: Tensor | None = None,
 ) -> StepInputs:
+    """Compute `op.step_inputs`; the drafts of a slot are contiguous."""
     groups, rows, tokens = len(block_tables_ASC), len(slots_R), len(override_T)
     by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device)
     token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2:]
@@ -97,7 +106,8 @@ def step_inputs(
         slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
         block_tables_ASC, *block_tables_ASC.stride()[:2],
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T,
-        rows, tokens, P=block_size, GROUPS=groups, BLOCK=block,
+        rows, tokens, drafts_SD, 0 if drafts_SD is None else drafts_SD.stride(0),
+        P=block_size, GROUPS=groups, BLOCK=block, DRAFTS=0 if drafts_SD is None else drafts_SD.shape[1],
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
     return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T)
@@ -246,14 +256,19 @@ def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
     )  # fmt: skip
 
 
-def _aot_inputs(groups: int, rows: int, tokens: int) -> AotKernel:
+def _aot_inputs(groups: int, rows: int, tokens: int, drafts: int = 0) -> AotKernel:
     block, _ = inputs_config(rows, tokens)
     signature = {"slots_ptr": "*i32", "start_ptr": "*i32", "override_ptr": "*i32"}
     signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i32"}
     signature |= {"tables_ptr": "*i32", "stride_group": "i32", "stride_slot": "i32"}
     signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", "places_ptr", "new_len_ptr", "last_ptr"), "*i64")
     signature |= {"active_ptr": "*i1", "live_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
-    constants = {"P": 16, "GROUPS": groups, "BLOCK": block}
+    constants: dict[str, int | None] = {"P": 16, "GROUPS": groups, "BLOCK": block, "DRAFTS": drafts}
+    signature["stride_drafts"] = "i32"
+    if drafts:
+        signature["drafts_ptr"] = "*i32"
+    else:
+        constants["drafts_ptr"] = None
     return AotKernel(_step_inputs, signature, constants, num_warps=max(1, block // 128), hot=True, archs=ONE_OF_EACH)
 
 
@@ -289,6 +304,7 @@ def _aot_post() -> AotKernel:
 AOT = (
     _aot_inputs(1, 256, 256),
     _aot_inputs(7, 8, 8192),
+    _aot_inputs(1, 256, 1536, drafts=5),
     _aot_advance(count=False),
     _aot_advance(count=True),
     _aot_post(),

@@ -1,61 +1,78 @@
-"""The drafts that a step verifies.
+"""The positions that a step scores where its rows verify drafts.
 
 Legend:
     R  rows
     K  tokens that a row may emit, at most
-    P  positions that are scored: the first one of every row, then the others
+    P  positions that are scored
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Rows
+from ridgeline.core.plan import RowKind, Rows
 
 
 class Drafts(NamedTuple):
-    """The drafts of a step's rows, and the positions whose scores say which of them are right.
+    """The positions whose scores say which drafts are right: behind each row's last token, and behind its drafts.
 
-    token_RK: int64; column k holds the draft behind which a row's token k is drawn, for k from 1 on.
-    num_logits_R: how many of its positions a row has scored, int64. Behind the last token, and behind each draft.
-    row_P, column_P: the row of a position, and which of the row's scored positions it is, int64.
-    scored_P: its token in the step, int64.
+    places_RK: int32, the position at which a row's token k is drawn; its first one where the row has no such token.
+    num_logits_R: int32, how many positions a row has that count.
+    row_P: int64, the row of a position. column_P: int64, which of the row's positions it is.
+    behind_P: int64, column_P less the last column of the row: 0 behind the row's last token, -1 before it.
+    scored_P: int64, the token in the step behind which a position lies; None if all tokens are scored in their order.
     """
 
-    token_RK: Tensor
+    places_RK: Tensor
     num_logits_R: Tensor
     row_P: Tensor
     column_P: Tensor
-    scored_P: Tensor
+    behind_P: Tensor
+    scored_P: Tensor | None
 
     @staticmethod
-    def of(rows: Rows, drafts: Mapping[int, np.ndarray]) -> Drafts:
-        """Return the drafts of rows on a CPU. drafts: row → its drafts."""
+    def of(rows: Rows, device: torch.device) -> Drafts:
+        """Return the positions of these rows. The first one of every row comes first, and then the others."""
         num_logits_R = rows.num_logits_R.astype(np.int64)
-        token_RK = np.full((len(rows), int(num_logits_R.max())), -1, np.int64)
-        for row, tokens in drafts.items():
-            token_RK[row, 1 : 1 + len(tokens)] = tokens
-        further = [(row, column) for row in drafts for column in range(1, int(num_logits_R[row]))]
+        last_R = np.maximum(num_logits_R, 1) - 1
+        further = [(row, column) for row in last_R.nonzero()[0].tolist() for column in range(1, int(last_R[row]) + 1)]
         row_P = np.array([*range(len(rows)), *(row for row, _ in further)], np.int64)
         column_P = np.array([*[0] * len(rows), *(column for _, column in further)], np.int64)
-        end_R = rows.num_tokens_R.cumsum()
-        first_R = end_R - np.maximum(num_logits_R, 1)
-        scored_P = first_R[row_P] + column_P
-        return Drafts(*(torch.from_numpy(x) for x in (token_RK, num_logits_R, row_P, column_P, scored_P)))
+        first_R = rows.num_tokens_R.cumsum() - 1 - last_R
+        places_RK = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], int(last_R.max()) + 1, axis=1)
+        places_RK[row_P, column_P] = np.arange(len(row_P))
+        parts = (places_RK, num_logits_R.astype(np.int32), row_P, column_P, column_P - last_R[row_P])
+        return Drafts(*(torch.from_numpy(part).to(device) for part in (*parts, first_R[row_P] + column_P)))
 
-    @property
-    def places_RK(self) -> Tensor:
-        """Return which position a row's token k was drawn at; its first one where it has no such token."""
-        first_R1 = torch.arange(len(self.token_RK))[:, None]
-        places_RK = first_R1.repeat(1, self.columns)
-        places_RK[self.row_P, self.column_P] = torch.arange(len(self.row_P))
-        return places_RK
+    @staticmethod
+    def alike(rows: int, each: int, device: torch.device) -> Drafts:
+        """Return the positions of rows that verify as many drafts: all of their tokens, in their order."""
+        place_P = torch.arange(rows * each, device=device)
+        column_P = place_P % each
+        return Drafts(
+            places_RK=place_P.view(rows, each).int(),
+            num_logits_R=torch.full((rows,), each, dtype=torch.int32, device=device),
+            row_P=place_P // each,
+            column_P=column_P,
+            behind_P=column_P - (each - 1),
+            scored_P=None,
+        )
 
     @property
     def columns(self) -> int:
-        return self.token_RK.shape[1]
+        return self.places_RK.shape[1]
+
+
+def drafts_wanted(rows: Rows, most: int) -> int:
+    """Return how many drafts of a row the step behind a planned one may verify, as far as that can be told: as many as
+    this one. A row whose prompt ends gets as many as there can be, unless others go on without drafts, since then
+    drafts do not pay."""
+    verify_R = rows.kinds_R == RowKind.VERIFY
+    if verify_R.any():
+        return int(rows.num_tokens_R[verify_R].max()) - 1
+    begins = (rows.kinds_R == RowKind.CHUNK) & (rows.num_logits_R > 0)
+    return most if begins.any() and not (rows.kinds_R == RowKind.TOKEN).any() else 0

@@ -112,6 +112,7 @@ class States:
         self.groups: list[GroupState] = []
         for g, kind in enumerate(kinds):
             self.groups.append(kind(self.memory, g, model, dtype, ops, *others))
+        self.num_layers = len(model.layers)
         self._layers: dict[int, list[Any]] = {}
         for own, group in zip(self.groups, layout.groups, strict=True):
             for index, layer in enumerate(group.layers):

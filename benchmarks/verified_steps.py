@@ -1,0 +1,187 @@
+"""Steps that verify drafts: the time of a token at given shares of right drafts, and prompt lookup beside vLLM.
+
+    python -m benchmarks.verified_steps shares MODEL --dummy [--drafts 3 5] [--shares 0 0.6 0.7 0.8] [--batches 1 8]
+    python -m benchmarks.verified_steps lookup MODEL [--engine vllm] [--batches 1 8 64]
+
+"shares" decides by a hash of the position whether a draft is right, and lets the device draw what makes it so; so it
+measures the machinery with a proposer that is free and as good as one likes, whatever the weights. Of each share the
+time of a token is shown beside the least that arithmetic allows: the step's time, measured at share 0, where every step
+brings one token, over the expected tokens 1 + a + … + a^k. With no drafts the same requests are decoded plainly.
+
+"lookup" continues prompts that repeat themselves, greedily, with and without drafts. Both engines should read the same
+files (`benchmarks/random_model.py` writes some): what a model with random weights writes soon repeats itself, too.
+
+Each setting has a process of its own. Requests have 1,024 tokens of context, or --context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+VOCABULARY = 4_000  # token ids below this are drawn
+
+
+def force(share: float) -> None:
+    """Let drafts of engines that are built from now on be right with this probability, and always be there."""
+    from ridgeline.worker.segments import Segments
+    from ridgeline.worker.speculation.lookup import Lookup
+
+    note, draw = Lookup.note, Segments._draw_behind
+
+    def noted(self: Lookup, *given: Any) -> None:
+        note(self, *given)
+        self.drafts_SD.copy_(torch.where(self.drafts_SD < 0, 7, self.drafts_SD))
+
+    def drawn(self: Segments, slots_R: Tensor, scores: Any, drafts: Any, features: Any) -> Tensor:
+        token_P = draw(self, slots_R, scores, drafts, features)
+        assert self.proposer is not None
+        drafts_SD = self.proposer.drafts_SD
+        width = drafts_SD.shape[1]
+        slots_P = slots_R[drafts.row_P].long()
+        next_P = drafts_SD[slots_P, drafts.column_P.clamp(max=width - 1)].long()
+        index_P = scores.kv_len_R[drafts.row_P] + drafts.behind_P
+        coin_P = ((index_P * 2_654_435_761 + slots_P * 40_503) >> 7) % 1000
+        right_P = (coin_P < round(1000 * share)) & (drafts.column_P < width)
+        wrong_P = torch.where(next_P == 11, 12, 11)
+        return torch.where(right_P, next_P, torch.where(drafts.column_P < width, wrong_P, token_P))
+
+    Lookup.note, Segments._draw_behind = noted, drawn  # type: ignore[method-assign]
+
+
+def prompts_of(batch: int, context: int, *, repeats: bool) -> list[dict[str, list[int]]]:
+    """Return prompts of random tokens; or of a piece that is repeated with small changes."""
+    draw, found = random.Random(batch), []
+    for _ in range(batch):
+        piece = [draw.randrange(VOCABULARY) for _ in range(64 if repeats else context)]
+        tokens = [token for _ in range(-(-context // len(piece))) for token in piece][:context]
+        found.append({"prompt_token_ids": tokens})
+    return found
+
+
+def engine_of(asked: argparse.Namespace, drafts: int) -> tuple[Any, Any]:
+    """Return the engine and its class of sampling parameters."""
+    given: dict[str, Any] = {"model": asked.model, "max_model_len": asked.context + asked.tokens + 64, "seed": 0}
+    given |= {"skip_tokenizer_init": True, "max_num_seqs": max(asked.batches), **json.loads(asked.options)}
+    if asked.dummy:
+        given["load_format"] = "dummy"
+    if drafts:
+        lookup = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        given["speculative_config"] = {**lookup, "num_speculative_tokens": drafts}
+    if asked.engine == "vllm":
+        os.environ.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
+        import vllm
+
+        return vllm.LLM(**{"gpu_memory_utilization": 0.85, **given}), vllm.SamplingParams
+    import ridgeline
+
+    return ridgeline.LLM(**given), ridgeline.SamplingParams
+
+
+def run(asked: argparse.Namespace, drafts: int, share: float | None, pipe: Any) -> None:
+    """Send, for every batch, the seconds of a token, the steps of a token, and the tokens of a row that verifies."""
+    if share is not None and drafts:
+        force(share)
+    llm, sampling = engine_of(asked, drafts)
+    own = asked.engine == "ridgeline"
+    if own and drafts and share is not None:
+        llm.assembly.engine.scheduler.running.drafting.pays = lambda rows: True
+    greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    for batch in asked.batches:
+        prompts = prompts_of(batch, asked.context, repeats=share is None)
+        times: dict[int, list[float]] = {1: [], asked.tokens: []}
+        llm.generate(prompts, sampling(max_tokens=4, **greedy), use_tqdm=False)  # into the prefix cache
+        before = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
+        for _ in range(asked.rounds):
+            for tokens, taken in times.items():
+                began = time.perf_counter()
+                llm.generate(prompts, sampling(max_tokens=tokens, **greedy), use_tqdm=False)
+                taken.append(time.perf_counter() - began)
+        after = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
+        counts = {name: value - before.get(name, 0) for name, value in after.items()}
+        length = 1 + counts["accepted_tokens"] / counts["drafts"] if counts.get("drafts") else 1.0
+        step = (statistics.median(times[asked.tokens]) - statistics.median(times[1])) / (asked.tokens - 1)
+        pipe.send((batch, 1e3 * step, length))
+    pipe.send(None)
+
+
+def measured(asked: argparse.Namespace, drafts: int, share: float | None) -> dict[int, tuple[float, float]]:
+    """Return batch → (milliseconds of a token of every request, tokens of a row that verifies)."""
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    process = context.Process(target=run, args=(asked, drafts, share, other))
+    process.start()
+    other.close()
+    found: dict[int, tuple[float, float]] = {}
+    while True:
+        try:
+            line = pipe.recv()
+        except EOFError:
+            raise SystemExit(f"{asked.engine} ended early; its standard error says why") from None
+        if line is None:
+            break
+        found[line[0]] = line[1:]
+        print(asked.engine, drafts, "drafts", share, line, flush=True)
+    process.join()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["shares", "lookup"])
+    parser.add_argument("model")
+    parser.add_argument("--engine", choices=["ridgeline", "vllm"], default="ridgeline")
+    parser.add_argument("--dummy", action="store_true")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5])
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.6, 0.7, 0.8])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, default=257)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--options", default="{}", help="JSON of further arguments of the engine's LLM")
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    plain = measured(asked, 0, None if asked.what == "lookup" else 0.0)
+    table = Table("drafts", "share", "batch", "ms a token", "plain", "speedup", "tokens a row", "least ms", "over it")
+    for drafts in asked.drafts:
+        alone: dict[int, tuple[float, float]] = {}
+        for share in asked.shares if asked.what == "shares" else [None]:
+            found = measured(asked, drafts, share)
+            alone = alone or found
+            for batch, (ms, length) in found.items():
+                least = alone[batch][0] / sum(share**k for k in range(drafts + 1)) if share is not None else 0.0
+                line = {
+                    "workload": f"verified steps: {asked.what}", "engine": asked.engine,
+                    "model": Path(asked.model).name or "embedded",
+                    "drafts": drafts, "share": share, "batch": batch, "ms": ms, "plain_ms": plain[batch][0],
+                    "tokens_of_a_row": length, "least_ms": least, "context": asked.context,
+                    "date": time.strftime("%Y-%m-%d"),
+                }  # fmt: skip
+                table.add_row(
+                    str(drafts), str(share), str(batch), f"{ms:.3f}", f"{plain[batch][0]:.3f}",
+                    f"{plain[batch][0] / ms:.2f}", f"{length:.2f}", f"{least:.3f}",
+                    f"{100 * (ms / least - 1):+.1f} %" if least else "",
+                )  # fmt: skip
+                if asked.output is not None:
+                    from ridgeline.bench.results import host
+
+                    with asked.output.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line | asdict(host())) + "\n")
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Prompt lookup on the device: drafts of what follows, from what stood in the text before."""

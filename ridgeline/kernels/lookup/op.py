@@ -1,0 +1,131 @@
+"""Prompt lookup: what a text ends with stood in it before, so what followed then may follow again.
+
+After Saxena, "Prompt Lookup Decoding" (2023). A match may overlap its own continuation, so a text that repeats itself
+is continued for as long as drafts are wanted.
+
+A search looks at every known token once, and reads four bytes of each: 1/32,000 of what attention reads of the same
+tokens in a model with 128 KiB of keys and values a token. So no index of the text is kept.
+
+Legend:
+    R  rows
+    S  slots
+    K  tokens that a row may emit, at most
+    N  tokens of the longest text
+    D  drafts of a slot
+    X  places that match
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.op import Implementation, Op, on_gpu
+
+
+def lookup_drafts(
+    out_token_RK: Tensor,
+    slots_R: Tensor,
+    kv_len_S: Tensor,
+    max_len_S: Tensor,
+    stopped_S: Tensor,
+    text_SN: Tensor,
+    drafts_SD: Tensor,
+    shortest: int,
+    longest: int,
+) -> None:
+    """Append the tokens that rows emitted to their slots' texts, and look for drafts of what follows them; in place.
+
+    The slots are those after the step: their texts have kv_len_S + 1 tokens, the emitted ones included. Slots of rows
+    that emitted nothing stay as they are. No two of these rows share a slot.
+
+    out_token_RK: int32, the tokens of each row, then -1.
+    text_SN, drafts_SD: int32. A slot gets as many drafts as there are, then -1: none if it has stopped, if its last
+        `shortest` tokens (1 at least) stand nowhere else in the text, and none behind the last token that it may emit
+        (max_len_S). Of the places where they stand, the one wins that shares most of the tokens before it, up to
+        `longest`, and of these the latest.
+    """
+    texts, drafts, emitted_RK = text_SN.cpu().numpy(), drafts_SD.cpu().numpy(), out_token_RK.cpu().numpy()
+    slots, ended = slots_R.tolist(), stopped_S.cpu().numpy()
+    lengths, most = kv_len_S.cpu().numpy(), max_len_S.cpu().numpy()
+    for row in (emitted_RK[:, 0] >= 0).nonzero()[0].tolist():
+        slot, count = slots[row], int((emitted_RK[row] >= 0).sum())
+        known = int(lengths[slot]) + 1
+        texts[slot, known - count : known] = emitted_RK[row, :count]
+        wanted = 0 if ended[slot] else max(0, min(drafts.shape[1], int(most[slot]) - known - 1))
+        found = continued(texts[slot, :known], wanted, shortest, longest)
+        drafts[slot, : len(found)], drafts[slot, len(found) :] = found, -1
+    if text_SN.device.type != "cpu":
+        text_SN.copy_(torch.from_numpy(texts))
+        drafts_SD.copy_(torch.from_numpy(drafts))
+
+
+def continued(known_N: np.ndarray, count: int, shortest: int, longest: int) -> np.ndarray:
+    """Return `count` drafts of what follows a text, or none."""
+    end = len(known_N)
+    at_X = np.flatnonzero(known_N[: end - 1] == known_N[-1]) + 1 if end > 1 and count else np.empty(0, np.intp)
+    shared = min(1, len(at_X))
+    for length in range(2, longest + 1):
+        longer_X = at_X[at_X >= length]
+        longer_X = longer_X[known_N[longer_X - length] == known_N[end - length]]
+        if not len(longer_X):
+            break
+        at_X, shared = longer_X, length
+    if shared < shortest:
+        return known_N[:0]
+    start = int(at_X[-1])
+    return known_N[start + np.arange(count) % (end - start)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A case for tests. lengths: the known tokens of each row before it emits; 0: the row emits nothing. vocab_size:
+    the fewer tokens there are, the more often they repeat."""
+
+    lengths: tuple[int, ...]
+    columns: int = 4
+    drafts: int = 3
+    vocab_size: int = 3
+    shortest: int = 2
+    longest: int = 4
+    room: int = 100
+
+    def inputs(self, device: torch.device, seed: int = 0) -> list:
+        """Return the arguments of `lookup_drafts`. The last row's slot has stopped, and the last slot is nobody's."""
+        generator = torch.Generator().manual_seed(seed)
+        rows, most = len(self.lengths), max(self.lengths) + self.columns + 2
+        texts = torch.randint(0, self.vocab_size, (rows + 1, most), generator=generator, dtype=torch.int32)
+        emitted = torch.randint(0, self.vocab_size, (rows, self.columns), generator=generator, dtype=torch.int32)
+        counts = torch.randint(1, self.columns + 1, (rows,), generator=generator)
+        counts[torch.tensor(self.lengths) == 0] = 0
+        emitted[torch.arange(self.columns) >= counts[:, None]] = -1
+        slots_R = torch.randperm(rows, generator=generator)
+        kv_len_S = torch.zeros(rows + 1, dtype=torch.int64)
+        kv_len_S[slots_R] = (torch.tensor(self.lengths) + counts - 1).clamp(min=0)
+        max_len_S = kv_len_S + torch.randint(1, self.room, (rows + 1,), generator=generator)
+        stopped_S = torch.zeros(rows + 1, dtype=torch.int32)
+        stopped_S[slots_R[-1]] = int(rows > 1)
+        drafts = torch.randint(0, 9, (rows + 1, self.drafts), generator=generator, dtype=torch.int32)
+        tensors = (emitted, slots_R.int(), kv_len_S, max_len_S, stopped_S, texts, drafts)
+        return [*(x.to(device) for x in tensors), self.shortest, self.longest]
+
+
+CASES = (
+    Case(lengths=(1,), shortest=1, longest=1),
+    Case(lengths=(5, 0, 40, 1, 300)),
+    Case(lengths=(2000, 37, 3000, 12), vocab_size=6, shortest=3, longest=5, drafts=16, columns=17),
+    Case(lengths=(64, 129, 31), vocab_size=2, shortest=1, longest=9, drafts=5, columns=1, room=4),
+    Case(lengths=(1500, 1025), vocab_size=1, shortest=2, longest=2, drafts=7),
+)
+
+LOOKUP_DRAFTS = Op(
+    "lookup_drafts",
+    lookup_drafts,
+    (
+        Implementation("triton", "ridgeline.kernels.lookup.triton:lookup_drafts", on_gpu),
+        Implementation("torch", "ridgeline.kernels.lookup.op:lookup_drafts"),
+    ),
+)

@@ -1,0 +1,67 @@
+"""Prompt lookup for all slots: what has been written in them, and drafts of what follows.
+
+The tables lie on the device and the device fills them, so a captured step finds its drafts without the host.
+
+Legend:
+    R  rows
+    S  slots
+    N  tokens of the longest request
+    D  drafts of a slot
+    K  tokens that a row emits, at most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.model_spec import LayerSpec
+from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.core.speculation import Speculation
+from ridgeline.kernels.ops import Ops
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.proposer import Ran
+from ridgeline.worker.state.states import States
+from ridgeline.worker.upload import upload
+
+
+class Lookup:
+    """A `Proposer` that needs no model. text_SN: int32."""
+
+    layers: tuple[LayerSpec, ...] = ()
+
+    def __init__(self, speculation: Speculation, slots: Slots, max_model_len: int, ops: Ops) -> None:
+        self._slots, self._ops = slots, ops
+        self._lengths = speculation.prompt_lookup_min, speculation.prompt_lookup_max
+        num_slots, device = slots.dummy + 1, slots.device
+        self.text_SN = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
+        self.drafts_SD = torch.full((num_slots, speculation.num_speculative_tokens), -1, device=device).int()
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Take the known tokens of slots that change hands."""
+        for delta in deltas:
+            if isinstance(delta, Assign):
+                known = np.array((*delta.prompt, *delta.output), np.int32)
+                self.text_SN[delta.slot, : len(known)] = upload(known, self._slots.device)
+                self.drafts_SD[delta.slot].fill_(-1)
+
+    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
+        """Do nothing: tokens are noted as they are emitted."""
+
+    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+        """Take the tokens that rows emitted, and look for drafts of what follows them, however many are wanted: the
+        text must be noted anyway."""
+        slots = self._slots
+        self._ops.lookup_drafts(
+            out_token_RK,
+            slots_R,
+            slots.kv_len_S,
+            slots.max_len_S,
+            slots.stopped_S,
+            self.text_SN,
+            self.drafts_SD,
+            *self._lengths,
+        )
