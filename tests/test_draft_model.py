@@ -222,6 +222,7 @@ def test_the_embedded_model_brings_its_own_draft() -> None:
         want = llm.generate([text], params, use_tqdm=False)[0].outputs[0].token_ids
     asked = {"method": "draft_model", "num_speculative_tokens": 4}
     with LLM(**settings, speculative_config=asked) as llm:
+        llm.assembly.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
         assert llm.generate([text], params, use_tqdm=False)[0].outputs[0].token_ids == want
         assert llm.assembly.memory.weights > weights
         counts = llm.assembly.engine.scheduler.figures().drafts
