@@ -236,3 +236,34 @@ class SharedMedusa(Medusa):
 
 
 HEADS = (Eagle, Eagle3, NarrowEagle3, Medusa, SharedMedusa)
+
+
+class Mtp(Head):
+    """The layer behind the last of a GLM-4.5, whose block is transformers' own. The checkpoint is the whole model's."""
+
+    method = "mtp"
+
+    def __init__(self, model: Any) -> None:
+        """model: has the layer for multi-token prediction as its last one, which is taken away from it."""
+        self.block, self.rotary = model.model.layers[-1], model.model.rotary_emb
+        model.model.layers = model.model.layers[:-1]
+        super().__init__(Target(model))
+
+    def make(self) -> None:
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            self.tensors[name + ".weight"] = self.random(self.width)
+        self.tensors["eh_proj.weight"] = self.random(self.width, 2 * self.width)
+        self.tensors["shared_head.head.weight"] = self.random(self.vocabulary, self.width)
+
+    def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
+        of, eps = self.tensors, self.target.config.rms_norm_eps
+        both = norm(embedded_NM, of["enorm.weight"], eps), norm(feature_NM, of["hnorm.weight"], eps)
+        x = linear(torch.cat(both, -1), of["eh_proj.weight"])[None]
+        positions = torch.arange(x.shape[1])[None]
+        mask = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
+        found = self.block(x, attention_mask=mask, position_embeddings=self.rotary(x, positions))
+        return (found[0] if isinstance(found, tuple) else found)[0]
+
+    def scores(self, output_NM: Tensor) -> Tensor:
+        normed = norm(output_NM, self.tensors["shared_head.norm.weight"], self.target.config.rms_norm_eps)
+        return linear(normed, self.tensors["shared_head.head.weight"])
