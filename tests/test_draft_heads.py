@@ -18,7 +18,7 @@ from tests import tiny_models
 from tests.driving import Rig, ask, rig
 from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
-from tests.test_speculation import DRAFTS, Always, Fickle, check_same, plain, prompt, requests
+from tests.test_speculation import DRAFTS, Always, Fickle, check_same, evenly, plain, prompt, requests
 
 LAYERS = 4  # of the target; the outputs of all but the last are tapped
 
@@ -136,6 +136,25 @@ def test_tokens_are_those_of_plain_decoding(kind: type[Head], target: Target, fo
     for how in (Always, Fickle):
         with rig(folder, **drafting(kind(target), files)) as own:
             check_same(always(own, how).run(*requests(own.runner.decoder.spec.vocab_size)), want)
+
+
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize("kind", [Eagle, NarrowEagle3, Medusa], ids=lambda kind: kind.__name__)
+def test_even_steps_draft_as_the_paper_does(
+    kind: type[Head], buckets: bool, target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all rows of a step as many drafts or none, padded to the sizes of captured graphs."""
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    with rig(folder) as own:
+        want = own.run(*GREEDY)
+    with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
+        evenly(own, monkeypatch if buckets else None)
+        record = Record(always(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:

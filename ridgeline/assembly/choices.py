@@ -92,6 +92,7 @@ class Choices:
     @property
     def kernels(self) -> KernelSet:
         """The kernels that the engine will need."""
+        draft = self.draft
         return KernelSet(
             spec=self.part,
             arch=self.ops.platform.arch,
@@ -104,8 +105,11 @@ class Choices:
             cascade=self.cascade,
             overrides=tuple(sorted(self.overrides.items())),
             quantization=self.scheme.name,
-            speculation=self.config.speculation,
             forms=tuple(sorted(self.forms.items())),
+            speculation=self.config.speculation,
+            draft=None if draft is None else draft.network,
+            draft_quantization=None if draft is None else draft.scheme.name,
+            draft_forms=() if draft is None else tuple(sorted(draft.forms.items())),
         )
 
 

@@ -24,8 +24,8 @@ from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.passes import Passes, StatesBehind, last_of
-from ridgeline.worker.speculation.proposer import Ran
+from ridgeline.worker.speculation.passes import Passes, StatesBehind
+from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -48,15 +48,24 @@ class DraftModel:
             if isinstance(delta, Assign):
                 self.drafts_SD[delta.slot].fill_(-1)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
+    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
         """Write the keys of the step's tokens, unless the first pass of `note` writes what is missing."""
-        self._ran = ran
         if not drafts:
             self.decoder(ran.token_ids_T, ran.positions_T, StatesBehind(states, len(self.layers)))
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, None, not drafts)
 
-    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+    def note(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken | None,
+    ) -> None:
         """Draft what follows the slots' last tokens: `wanted` tokens at most, and none behind the last one that a
         request may emit. Rows that emitted nothing, or whose slot has stopped, get none."""
+        assert taken is not None
         slots, rows = self._slots, slots_R.long()
         self.drafts_SD[rows] = -1
         if wanted == 0:
@@ -65,7 +74,7 @@ class DraftModel:
         runs_R = out_token_RK[:, 0] >= 0
         goes_R = runs_R & (slots.stopped_S[rows] == 0)
         room_R = slots.max_len_S[rows] - kv_len_R - 2
-        before_R = self._ran.token_ids_T[last_of(self._ran, kv_len_R)]
+        before_R = taken.token_ids_T[taken.last_R(kv_len_R)]
         ids_RN = torch.stack((before_R, token_R), 1)
         for place in range(min(wanted, self.drafts_SD.shape[1])):
             cached_R = kv_len_R + place + 1 - ids_RN.shape[1]

@@ -20,8 +20,7 @@ from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.medusa import Medusa
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.passes import last_of
-from ridgeline.worker.speculation.proposer import Ran
+from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -44,13 +43,24 @@ class MedusaHeads:
             if isinstance(delta, Assign):
                 self.drafts_SD[delta.slot].fill_(-1)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
-        """Remember the step's hidden states until it is known which of them are the newest."""
-        self._ran = ran
+    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
+        """Return the step's hidden states, until it is known which of them are the newest."""
+        x_TM = self.heads.target.normed(ran.hidden)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, x_TM, True)
 
-    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+    def note(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken | None,
+    ) -> None:
         """Draft `wanted` tokens at most behind those that the rows emitted, and none behind the last one that a request
         may emit."""
+        assert taken is not None
+        assert taken.feature_TM is not None
         slots, rows = self._slots, slots_R.long()
         self.drafts_SD[rows] = -1
         if wanted == 0:
@@ -58,7 +68,7 @@ class MedusaHeads:
         kv_len_R = slots.kv_len_S[rows]
         goes_R = (out_token_RK[:, 0] >= 0) & (slots.stopped_S[rows] == 0)
         room_R = slots.max_len_S[rows] - kv_len_R - 2
-        x_RM = self.heads.target.normed(self._ran.hidden.at(last_of(self._ran, kv_len_R)))
+        x_RM = taken.feature_TM[taken.last_R(kv_len_R)]
         for place in range(min(wanted, self.drafts_SD.shape[1])):
             logits_RV = self.heads.scores(place, x_RM)
             token_R = self._vocabulary.sample(logits_RV, slots.sampling, slots_R, kv_len_R + place + 1, features)

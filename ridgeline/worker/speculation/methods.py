@@ -1,12 +1,17 @@
-"""The choice of who makes the drafts."""
+"""The choice of who makes the drafts, and the networks that do."""
 
 from __future__ import annotations
 
+import torch
+
+from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.layers.medusa import Medusa
+from ridgeline.quantization.scheme import SchemeOf
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
@@ -15,6 +20,27 @@ from ridgeline.worker.speculation.medusa_heads import MedusaHeads
 from ridgeline.worker.speculation.proposer import Proposer
 
 Network = Decoder | DraftHead | Medusa  # that drafts
+
+
+def network_of(
+    spec: ModelSpec | HeadSpec,
+    target: Decoder,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    positions: int,
+    scheme_of: SchemeOf,
+) -> Network:
+    """Return the network that drafts, with parameters that are uninitialised. positions: the tokens that a request may
+    have. scheme_of: as in `Decoder`, of a draft model's weights."""
+    match spec:
+        case ModelSpec():
+            return Decoder(spec, ops, dtype=dtype, device=device, max_positions=positions, scheme_of=scheme_of)
+        case DraftHeadSpec():
+            return DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=None)
+        case MedusaSpec():
+            return Medusa(spec, target, dtype=dtype)
 
 
 def proposer_of(

@@ -27,7 +27,6 @@ from ridgeline.core.plan import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepInputs
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.proposer import Ran
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -100,9 +99,3 @@ class Passes:
     def draw(self, logits_RV: Tensor, slots_R: Tensor, known_R: Tensor, features: Feature) -> Tensor:
         """Return the tokens drawn behind so many known ones. [R]"""
         return self._vocabulary.sample(logits_RV, self._slots.sampling, slots_R, known_R, features)
-
-
-def last_of(ran: Ran, kv_len_R: Tensor) -> Tensor:
-    """Return the place, among the step's tokens, of the last one that each slot has kept. [R]"""
-    first_R = ran.start_R1[:-1].long().clamp(max=len(ran.token_ids_T) - 1)
-    return (first_R + kv_len_R - 1 - ran.positions_T[first_R]).clamp(0, len(ran.token_ids_T) - 1)
