@@ -41,7 +41,8 @@ class LayerStates(Protocol):
     live_T: bool, the tokens that belong to a request; None: all of them.
     """
 
-    live_T: Tensor | None
+    @property
+    def live_T(self) -> Tensor | None: ...
 
     def __getitem__(self, layer: int) -> Any: ...
 
