@@ -18,7 +18,7 @@ from tests import tiny_models
 from tests.driving import Rig, ask, rig
 from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
-from tests.test_speculation import DRAFTS, Always, Fickle, check_same, evenly, plain, prompt, requests
+from tests.test_speculation import DRAFTS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
 LAYERS = 4  # of the target; the outputs of all but the last are tapped
 
@@ -150,11 +150,11 @@ def test_even_steps_draft_as_the_paper_does(
         want = own.run(*GREEDY)
     with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
         evenly(own, monkeypatch if buckets else None)
-        record = Record(always(own))
+        record = Record(always(own, Turning))
         got = own.run(*GREEDY)
         check_same(got, want)
         assert not own.errors
-    assert record.check(head, texts_of(GREEDY, got)) > 100
+    assert record.check(head, texts_of(GREEDY, got)) > 60
 
 
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ridgeline.cli.options import json_object
 from ridgeline.cli.sizes import config_path, read_config
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import NGRAM
+from ridgeline.core.speculation import LAYER_SKIP, NGRAM
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -68,7 +68,7 @@ def compile(
     longest = min(max_model_len or longest, longest)
     asked = LLMConfig(speculative_config=drafts or None)
     draft, speculation = None, asked.speculation
-    if speculation is not None and speculation.method != NGRAM:
+    if speculation is not None and speculation.method not in (NGRAM, LAYER_SKIP):
         target = config_path(model).parent
         if not any(draft_folder(speculation, asked, target).glob("*.safetensors")):
             asked = replace(asked, load_format="dummy")  # so that no weights are asked for
