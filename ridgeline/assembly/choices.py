@@ -205,11 +205,6 @@ def _check_speculation(model: ModelSpec) -> None:
     """Raise InvalidConfig if no drafts can be verified of what the model writes."""
     if model.pooling is not None:
         raise InvalidConfig("speculative_config is for models that write, and this one pools; leave it out.")
-    if any(group.spec.exact for group in model.cache_groups):
-        raise InvalidConfig(
-            "speculative_config: drafts cannot be taken back yet from states that every token replaces, which this "
-            "model's recurrent layers have; leave it out."
-        )
 
 
 def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:

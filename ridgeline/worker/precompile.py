@@ -28,6 +28,7 @@ from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.memory import scratch_states
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.speculation.drafts import Drafts
 
@@ -109,7 +110,13 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=longest, scheme_of=scheme_of)
         decoder.prepare()
         groups = kernels.spec.cache_groups
-        layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
+        layout = CacheLayout(
+            groups=groups,
+            block_size=kernels.block_size,
+            dtype=kernels.dtype,
+            num_pages=1024,
+            scratch=scratch_states("cuda", kernels.max_seqs, drafts),
+        )
         runner = Runner(
             decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest, speculation=kernels.speculation
         )

@@ -30,8 +30,8 @@ class Published:
         self._partings = Partings(self.index, names.block_size, self._exact)
 
     def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
-        """Make the sequence's full blocks below kv_len matchable, and its state there, if it was to be kept; returns
-        the hashes that are new to the index.
+        """Make the sequence's full blocks below kv_len matchable, and its state at the end of one of them, if it was to
+        be kept; returns the hashes that are new to the index.
 
         kv_len: tokens that the blocks hold the state of, once what is submitted has run.
         """
@@ -47,8 +47,8 @@ class Published:
                     fresh.append(hashes[n])
                 parent = hashes[n]
             seq.published = end
-        if kv_len and kv_len == seq.keeps_at:
-            fresh += self.publish_state(seq, kv_len)
+        if seq.reached < seq.keeps_at <= kv_len:
+            fresh += self.publish_state(seq, seq.keeps_at)
         return fresh
 
     def _publish_block(self, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]]) -> bool:
