@@ -147,7 +147,7 @@ class Running:
     def certain(self, seq: Sequence, plans: int) -> int:
         """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""
         uncertain = self.each if self.each > 1 else 0
-        return int(self.slots.kv_len[seq.slot]) - plans * uncertain
+        return max(0, int(self.slots.kv_len[seq.slot]) - plans * uncertain)
 
     def standing_rows(self) -> Standing:
         if self._standing is None:
