@@ -23,6 +23,7 @@ class StateMachine(SchedulerMachine):
         share=st.sampled_from([0.5, 0.5, 0.1, 1.0]),
         spacious=st.sampled_from([0, 0, 40]),
         each=st.sampled_from([1, 1, 2, 3]),
+        ahead=st.sampled_from([0, 0, 2]),
         **SETTINGS,
     )
     def start(self, groups, interval, share, spacious, **options) -> None:
