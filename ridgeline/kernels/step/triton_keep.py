@@ -33,10 +33,11 @@ def _step_keep(
         ends = ((position + 1) % block_size == 0) | (draft + 2 == kept)
         if (draft + 1 < kept) & ends:
             target = tl.load(table_ptr + slot * stride_table + position // block_size).to(tl.int64)
-            source = tl.load(scratch_ptr + draft * stride_scratch + row)
-            words = tl.load(units_ptr + (source + layer * layer_step) * stride_units + word, mask=word < W)
-            to_ptr = units_ptr + (target + layer * layer_step) * stride_units + word
-            tl.store(to_ptr, words, mask=(word < W) & (target != 0))
+            if target != 0:
+                source = tl.load(scratch_ptr + draft * stride_scratch + row)
+                from_ptr = units_ptr + (source + layer * layer_step) * stride_units + word
+                to_ptr = units_ptr + (target + layer * layer_step) * stride_units + word
+                tl.store(to_ptr, tl.load(from_ptr, mask=word < W), mask=word < W)
 
 
 def step_keep(
