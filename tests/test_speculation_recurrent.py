@@ -13,8 +13,17 @@ from ridgeline.core.request import Preemption, Request
 from ridgeline.worker.state.recurrent import Recurrent
 from tests.driving import Rig, ask, rig
 from tests.test_speculation import (
-    LOOKUP, Always, Fickle, Outcome, TinyModel, check_same, evenly, prompt, requests, scripted,
-)  # fmt: skip
+    LOOKUP,
+    Always,
+    Fickle,
+    Outcome,
+    TinyModel,
+    check_same,
+    evenly,
+    prompt,
+    requests,
+    scripted,
+)
 
 # each mixer with a state of its own, alone or beside attention
 FAMILIES = (
@@ -154,7 +163,9 @@ def test_conversations_go_on_from_states_that_verified_rows_left(family: str, ti
     def talk(own: Rig, share: float | None, told: list[dict[str, Outcome]]) -> list[dict[str, Outcome]]:
         said, found = prompt(21, 3), []
         for turn in range(3):
-            branch = said[: len(said) - 9 * (turn == 2)] + prompt(3, turn)  # the last one leaves from an answer's middle
+            branch = said[: len(said) - 9 * (turn == 2)] + prompt(
+                3, turn
+            )  # the last one leaves from an answer's middle
             asked = [ask(f"{turn}{kind}", branch, max_tokens=22, seed=turn, **params) for kind, params in ASKED]
             if share is not None:
                 scripted(own, told[turn], asked, share)

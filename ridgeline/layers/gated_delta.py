@@ -51,9 +51,9 @@ class GatedDelta(nn.Module):
         q_THK, k_THK = (x_TX.unflatten(-1, (spec.key_heads, -1)) for x_TX in (q_TX, k_TX))
         v_TGV = v_TX.unflatten(-1, (spec.value_heads, -1))
 
-        def stepped(turns: Turns, *inputs_T: Tensor) -> Tensor:
+        def stepped(turns: Turns, q_THK: Tensor, k_THK: Tensor, v_TGV: Tensor, a_TG: Tensor, b_TG: Tensor) -> Tensor:
             kept = self.log_rate, self.dt_bias, states_NGKV, turns, spec.key_dim**-0.5
-            return self.ops.gated_delta(*inputs_T, *kept)
+            return self.ops.gated_delta(q_THK, k_THK, v_TGV, a_TG, b_TG, *kept)
 
         o_TGV = state.turns.run(stepped, q_THK, k_THK, v_TGV, a_TG, b_TG)
         z_TGV = z_TX.unflatten(-1, (spec.value_heads, -1))

@@ -97,9 +97,9 @@ class DeltaAttention(nn.Module):
         )
         dt_bias_HK = self.dt_bias.unflatten(0, (spec.heads, -1))
 
-        def stepped(turns: Turns, *inputs_T: Tensor) -> Tensor:
+        def stepped(turns: Turns, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, a_THK: Tensor, b_TH: Tensor) -> Tensor:
             kept = self.log_rate, dt_bias_HK, states_NHKV, turns, spec.head_dim**-0.5
-            return self.ops.delta_attention(*inputs_T, *kept)
+            return self.ops.delta_attention(q_THK, k_THK, v_THV, a_THK, b_TH, *kept)
 
         o_THV = state.turns.run(stepped, q_THK, k_THK, v_THV, a_THK, b_TH)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.head_dim, True, "sigmoid")

@@ -83,8 +83,10 @@ def _others(found: StepTurns, rows: DeviceRows, token_r: np.ndarray) -> Pass:
     device, row_r = rows.slots_R.device, np.flatnonzero(~rows.verify_R)
     counts_r = rows.num_tokens_R[row_r]
     start_r1, index_r = _on(np.concatenate(([0], counts_r.cumsum())), device).int(), _on(row_r, device)
+    reads_r, writes_r, fresh_r, marks_r, marked_r = (part_R[index_r] for part_R in found)
     each = int((counts_r == 1).all())
-    return Pass(_on(token_r, device), Turns(start_r1, *(part_R[index_r] for part_R in found), len(token_r), each))
+    turns = Turns(start_r1, reads_r, writes_r, fresh_r, marks_r, marked_r, len(token_r), each)
+    return Pass(_on(token_r, device), turns)
 
 
 def _on(values: np.ndarray, device: torch.device) -> Tensor:
