@@ -241,6 +241,7 @@ class Mtp(Head):
     """The layer behind the last of a GLM-4.5, whose block is transformers' own. The checkpoint is the whole model's."""
 
     method = "mtp"
+    axes: tuple[int, ...] = (1, -1)  # of positions
 
     def __init__(self, model: Any) -> None:
         """model: has the layer for multi-token prediction as its last one, which is taken away from it."""
@@ -262,7 +263,7 @@ class Mtp(Head):
     def ran(self, x_NM: Tensor) -> Tensor:
         """What the block makes of whole sequences."""
         mask = torch.full((len(x_NM), len(x_NM)), float("-inf")).triu(1)[None, None]
-        angles = self.rotary(x_NM[None], torch.arange(len(x_NM))[None])
+        angles = self.rotary(x_NM[None], torch.arange(len(x_NM)).expand(self.axes))
         found = self.block(x_NM[None], attention_mask=mask, position_embeddings=angles)
         return (found[0] if isinstance(found, tuple) else found)[0]
 
@@ -274,6 +275,8 @@ class Mtp(Head):
 class QwenMtp(Mtp):
     """The layer of a Qwen3.5, of which the model has one of full attention as its last. Norms' weights are stored less
     one."""
+
+    axes = (3, 1, -1)  # the text's, thrice
 
     def make(self) -> None:
         for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
