@@ -76,7 +76,7 @@ class DeviceRows:
 
 
 class Verified(NamedTuple):
-    """How far rows have come whose drafts are verified.
+    """The lengths of rows whose drafts were verified.
 
     kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens a row may have emitted. kv_len_S: the slots'
     lengths now. columns: tokens that a row may emit, at most.
