@@ -14,7 +14,7 @@ from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import PrefixIndex, Tokens, chain_hash, root_hash
-from ridgeline.engine.sequence import Sequence
+from ridgeline.engine.sequence import Sequence, Status
 from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import machine_settings
 
@@ -222,6 +222,7 @@ class CacheMachine(RuleBasedStateMachine):
         for seq, ran in self.parted if not fails else ():
             if stopped:
                 del seq.tokens[ran:]  # it ended before
+                seq.status = Status.FINISHED
         self.parted.clear()
         if fails:
             self.manager.published.settle_nothing()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ def test_delta_attention_leaves_the_state_behind_every_draft(kimi: Decoder) -> N
         for place in range(4):
             one_1U = run(plain, rest[place : place + 1], 20 + place, rows_of([1], [1], CPU))
             torch.testing.assert_close(logits_TU[place], one_1U[0], rtol=0, atol=1e-5)
-            for mine, theirs in zip(sum(verified, []), sum(plain, []), strict=True):
+            for mine, theirs in zip(chain.from_iterable(verified), chain.from_iterable(plain), strict=True):
                 torch.testing.assert_close(mine[1 + place], theirs[1], rtol=0, atol=1e-5)
 
 

@@ -47,7 +47,7 @@ class Published:
                     fresh.append(hashes[n])
                 parent = hashes[n]
             seq.published = end
-        if seq.reached < seq.keeps_at <= kv_len:
+        if seq.keeps_at and seq.reached < seq.keeps_at <= kv_len:
             fresh += self.publish_state(seq, seq.keeps_at)
         return fresh
 

@@ -32,6 +32,7 @@ class StateMemory:
         self.layout, self.device = layout, device
         num_bytes = layout.all_pages * layout.page_bytes
         self.bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self.units = [self._units(group) for group in range(len(layout.groups))]
 
     def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
         """Return the units of the group's `index`-th layer by block id, or what lies `offset` bytes behind their
@@ -44,9 +45,7 @@ class StateMemory:
         inner = [prod(shape[i + 1 :]) for i in range(len(shape))]
         return self.bytes.view(dtype).as_strided((ids, *shape), (step // size, *inner), start // size)
 
-    def units(self, group: int) -> Tensor:
-        """Return the words of the group's units by block id, those of layer l `layout.layer_step` ids behind those of
-        the layer before: [N, W]."""
+    def _units(self, group: int) -> Tensor:
         unit, step = self.layout.unit_bytes[group], self.layout.step_bytes[group]
         words = torch.int64 if unit % 8 == step % 8 == 0 else torch.uint8
         return self.view(group, 0, words, (unit // words.itemsize,))
@@ -64,6 +63,6 @@ class StateMemory:
             staged = staging(2 * len(places[0]), self.bytes.device)
             staged.numpy()[:] = [*places[0], *places[1]]
             places_2N = staged.to(self.bytes.device, non_blocking=True).long().view(2, -1)
-            units_NW = self.units(group)
+            units_NW = self.units[group]
             for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // self.layout.unit_bytes[group]), dim=1):
                 units_NW.index_copy_(0, targets_N, units_NW.index_select(0, sources_N))

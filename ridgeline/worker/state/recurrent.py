@@ -35,7 +35,7 @@ class Recurrent:
         own = memory.layout.groups[group]
         assert isinstance(own.spec, RecurrentSpec)
         self._block_size, self._ops = memory.layout.block_size, ops
-        self._units_NW, self._layer_step = memory.units(group), memory.layout.layer_step(group)
+        self._units_NW, self._layer_step = memory.units[group], memory.layout.layer_step(group)
         self._scratch_N = torch.tensor(memory.layout.scratch_blocks(group), dtype=torch.int64, device=memory.device)
         self.layers = [self._layer(memory, group, index, own.spec, dtype) for index in range(len(own.layers))]
 
