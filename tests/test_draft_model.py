@@ -21,6 +21,7 @@ from ridgeline.core.plan import Assign, SetBlocks
 from ridgeline.core.request import Preemption
 from ridgeline.weights.folder import EMBEDDED_DRAFT
 from ridgeline.worker.speculation.draft_model import DraftModel
+from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 from tests.test_speculation import DRAFTS, FAMILIES, SETTINGS, Always, Fickle, check_same, plain, prompt, requests
@@ -42,11 +43,11 @@ def share(own: Rig) -> float:
 
 
 def watch(own: Rig) -> None:
-    """Let every pass of the draft model fail that writes to blocks other than those of its request."""
+    """Let every pass of the network that drafts fail that writes to blocks other than those of its request."""
     proposer, apply = own.runner.proposer, own.runner.slots.apply
-    assert isinstance(proposer, DraftModel)
+    assert isinstance(proposer, DraftModel | FeatureHead)
     told: dict[tuple[int, int], int] = {}  # slot and group → blocks
-    real = proposer._ops
+    real = proposer.passes._ops
 
     def applying(deltas: Any) -> None:
         for delta in deltas:
@@ -62,11 +63,11 @@ def watch(own: Rig) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-        def step_inputs(self, slots_R: torch.Tensor, *others: Any) -> Any:
-            made = real.step_inputs(slots_R, *others)
-            size = others[-2]
-            each = len(made.positions_T) // len(slots_R)
-            for token, slot in enumerate(slots_R.repeat_interleave(each).tolist()):
+        def step_inputs(self, slots_R: torch.Tensor, start_R1: torch.Tensor, *others: Any) -> Any:
+            made = real.step_inputs(slots_R, start_R1, *others)
+            size, of_T = others[-2], slots_R.repeat_interleave(start_R1.diff())
+            assert not made.places_AT[:, len(of_T) :].any()
+            for token, slot in enumerate(of_T.tolist()):
                 for group, place in enumerate(made.places_AT[:, token].tolist()):
                     if made.live_T[token]:
                         assert int(made.positions_T[token]) < size * told[slot, group]
@@ -75,7 +76,7 @@ def watch(own: Rig) -> None:
                         assert place // size == NULL_BLOCK
             return made
 
-    proposer._ops = Watching()  # type: ignore[assignment]
+    proposer.passes._ops = Watching()  # type: ignore[assignment]
     own.runner.slots.apply = applying  # type: ignore[method-assign]
 
 
@@ -249,7 +250,7 @@ def refused(folder: Path, speculative_config: dict[str, Any], **settings: Any) -
 
 def test_models_that_cannot_draft_are_refused_in_one_sentence(tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model("llama")
-    assert "only the embedded model ships with one" in refused(folder, {"method": "draft_model"})
+    assert "and the model ships with none" in refused(folder, {"method": "draft_model"})
     smaller = tiny_models.save("llama", tmp_path / "smaller", vocab_size=330)
     assert "a vocabulary of 330 tokens, and the model one of 320" in refused(folder, {"model": smaller})
     assert "4,096 tokens" in refused(folder, {"model": EMBEDDED_DRAFT})

@@ -46,11 +46,31 @@ def test_a_model_alone_is_a_draft_model(given: dict[str, Any], model: str | None
 
 
 @pytest.mark.parametrize(
+    ("given", "method", "ahead"),
+    [
+        ({"method": "eagle", "model": "head"}, "eagle", 3),
+        ({"method": "eagle3", "model": "head"}, "eagle3", 3),
+        ({"method": "medusa", "model": "head"}, "medusa", 0),
+        ({"method": "mtp"}, "mtp", 3),
+        ({"method": "qwen3_next_mtp"}, "mtp", 3),
+    ],
+)
+def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) -> None:
+    config = LLMConfig(speculative_config={**given, "num_speculative_tokens": 3})
+    assert config.speculation is not None
+    assert (config.speculation.method, config.speculation.model) == (method, given.get("model"))
+    assert config.drafted_ahead == ahead
+
+
+@pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ("ngram", "must be an object"),
-        ({}, "names no method; supported: ngram, draft_model"),
-        ({"method": "eagle3", "num_speculative_tokens": 3}, "the method 'eagle3', which is not supported"),
+        ({}, "names no method; supported: ngram, draft_model, eagle, eagle3, mtp, medusa"),
+        ({"method": "suffix", "num_speculative_tokens": 3}, "the method 'suffix', which is not supported"),
+        ({"method": "mtp", "num_speculative_tokens": 3, "model": "x"}, "the method mtp needs none; leave it out"),
+        ({"method": "eagle", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),
+        ({"method": "medusa", "num_speculative_tokens": 3, "prompt_lookup_min": 2}, "is for the method ngram; leave"),
         ({"method": 3}, "the method 3"),
         ({"method": "ngram"}, "num_speculative_tokens of speculative_config is missing"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "is 0; give a whole number from 1 to 16"),

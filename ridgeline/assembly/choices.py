@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.assembly.draft import DraftChoice, choose_draft
+from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft
 from ridgeline.assembly.forms import kept_forms
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig, check_limits
 from ridgeline.core.errors import InvalidConfig
@@ -43,7 +43,7 @@ class Choices:
     part: what this rank computes of the model; all of it if there is one rank.
     why: the reason for the dtype.
     forms: the matrices that keep the form of the files, of this rank's stage.
-    draft: the model that drafts, if one does.
+    draft: the model or head that drafts, if one does.
     longest: the context that memory has room for, as far as that is known before the weights are there.
     captured: decode steps run as CUDA graphs.
     """
@@ -66,7 +66,7 @@ class Choices:
     longest: int
     cascade: bool
     captured: bool
-    draft: DraftChoice | None = None
+    draft: DraftChoice | HeadChoice | None = None
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""
@@ -82,7 +82,7 @@ class Choices:
             max_chunk=self.max_tokens,
             ranks=self.mesh.size if self.device.type == "cpu" else 1,
             token_ranks=self.mesh.cp.size,
-            draft=None if self.draft is None else self.draft.model.spec,
+            draft=None if self.draft is None else self.draft.spec,
         )
 
     @property
@@ -152,7 +152,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         _check_speculation(model.spec)
         draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
     if draft is not None:
-        check_weights_fit(draft.model.spec, device, dtype=dtype, positions=1, forms=draft.forms.values())
+        check_weights_fit(draft.spec, device, dtype=dtype, positions=1, forms=draft.forms.values())
     max_seqs, max_tokens = choose_limits(config, device, model.spec.pooling, wanted_len)
     if config.num_drafts:
         check_limits(max_seqs, max_tokens, config.num_drafts)
@@ -182,7 +182,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
     least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
     if draft is not None:
-        least += weight_bytes(draft.model.spec, dtype_bytes=item, positions=1, forms=draft.forms.values())
+        least += weight_bytes(draft.spec, dtype_bytes=item, positions=1, forms=draft.forms.values())
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
     check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
     return replace(choices, longest=longest)

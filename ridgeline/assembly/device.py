@@ -23,6 +23,7 @@ from ridgeline.worker.machine import hardware_of
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
+from ridgeline.worker.speculation.methods import Network
 
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
 
@@ -37,7 +38,7 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
 
 def _load(
     choices: Choices, progress: Progress | None, sleep: SleepMemory | None = None
-) -> tuple[Decoder, Decoder | None, MemoryReport]:
+) -> tuple[Decoder, Network | None, MemoryReport]:
     """Load the weights of the model, and of the one that drafts if there is one, while other processes compile kernels,
     and size the cache by what is left."""
     kernels, config = choices.kernels, choices.config
@@ -57,19 +58,20 @@ def _load(
             names, form = choices.model.weights, config.load_format
             load_weights(decoder, choices.folder, names, load_format=form, seed=config.seed, progress=progress)
             decoder.prepare()
-            draft = _draft_of(choices, progress)
+            draft = _draft_of(choices, decoder, progress)
         weights = decoder.weight_bytes + (0 if draft is None else draft.weight_bytes)
         memory = choices.memory(weights=weights, loaded=True, longest=choices.longest)
         compilers.try_to_finish(progress)
     return decoder, draft, _agreed(memory, choices.mesh)
 
 
-def _draft_of(choices: Choices, progress: Progress | None) -> Decoder | None:
-    """Return the network of the model that drafts, or None if none does."""
+def _draft_of(choices: Choices, target: Decoder, progress: Progress | None) -> Network | None:
+    """Return the network that drafts, or None if none does."""
     if choices.draft is None:
         return None
     return load_draft(
         choices.draft,
+        target,
         choices.ops,
         dtype=getattr(torch, choices.dtype),
         device=choices.device,
@@ -91,7 +93,7 @@ def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:
 
 def _run_on(
     decoder: Decoder,
-    draft: Decoder | None,
+    draft: Network | None,
     memory: MemoryReport,
     choices: Choices,
     progress: Progress | None,

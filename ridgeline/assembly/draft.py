@@ -1,26 +1,30 @@
-"""The draft model: where it comes from, whether it goes with the target, and its network."""
+"""The network that drafts, a model or a head: where it comes from, whether it goes with the target, and its weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from ridgeline.assembly.forms import kept_forms
 from ridgeline.core.config import LLMConfig
+from ridgeline.core.draft_head import HeadConfig, MedusaSpec, size_of
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import DRAFT_MODEL, Speculation
+from ridgeline.core.speculation import DRAFT_MODEL, HEADS, MTP, NGRAM, Speculation
 from ridgeline.kernels.op import on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
+from ridgeline.layers.draft_head import DraftHead
+from ridgeline.layers.medusa import Medusa
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import Scheme, scheme
-from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
+from ridgeline.weights.folder import EMBEDDED_DRAFTS, EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.head_files import head_config, load_head
 from ridgeline.weights.loader import (
     Progress,
     check_files,
@@ -43,35 +47,56 @@ class DraftChoice:
     scheme: Scheme
     forms: Forms
 
+    @property
+    def spec(self) -> ModelSpec:
+        """The model by which memory is planned."""
+        return self.model.spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadChoice:
+    """A head that goes with the target. spec: the model by which memory is planned."""
+
+    folder: Path
+    head: HeadConfig
+    spec: ModelSpec
+    forms: Forms = field(default_factory=dict)
+
 
 def draft_folder(speculation: Speculation, config: LLMConfig, target: Path) -> Path:
-    """Return the folder of the draft model, downloaded if need be. Raise InvalidConfig if none is named, and
+    """Return the folder of the draft model or head, downloaded if need be. Raise InvalidConfig if none is named, and
     ModelLoadError if it is not there."""
+    if speculation.method == MTP:
+        return target
     if speculation.model is not None:
         return resolve_model(speculation.model, download_dir=config.download_dir)
-    if target.resolve() == EMBEDDED_MODEL.resolve():
-        return EMBEDDED_DRAFT
+    if target.resolve() == EMBEDDED_MODEL.resolve() and speculation.method in EMBEDDED_DRAFTS:
+        return EMBEDDED_DRAFTS[speculation.method]
+    what = "draft model" if speculation.method == DRAFT_MODEL else f"head for the method {speculation.method}"
+    like = "a smaller model with the same vocabulary" if speculation.method == DRAFT_MODEL else "one trained for it"
     raise InvalidConfig(
-        'speculative_config names no draft model, and only the embedded model ships with one; give "model", the '
-        "folder or hub id of a smaller model with the same vocabulary."
+        f'speculative_config names no {what}, and the model ships with none; give "model", the folder or hub id of '
+        f"{like}."
     )
 
 
 def choose_draft(
     config: LLMConfig, target: Path, model: ModelSpec, ops: Ops, weights: Scheme, longest: int
-) -> DraftChoice | None:
-    """Return the draft model of the config, or None if it names another method. Raise InvalidConfig or ModelLoadError
-    for one that does not go with the target.
+) -> DraftChoice | HeadChoice | None:
+    """Return the draft model or head of the config, or None if drafts come without one. Raise InvalidConfig or
+    ModelLoadError for one that does not go with the target.
 
     weights: the scheme of the target's plain weights, which the draft model's take as well.
     longest: the tokens that a request may have.
     """
     speculation = config.speculation
-    if speculation is None or speculation.method != DRAFT_MODEL:
+    if speculation is None or speculation.method == NGRAM:
         return None
     if on_gpu(ops.platform):
-        raise InvalidConfig("draft models run on CPUs yet; on a GPU take the method ngram, or leave it out.")
+        raise InvalidConfig("draft models and heads run on CPUs yet; on a GPU take the method ngram, or leave it out.")
     folder, files = draft_folder(speculation, config, target), config.load_format != "dummy"
+    if speculation.method in HEADS:
+        return _choose_head(speculation, folder, model, config, files)
     described = read_model_config(folder)
     check_draft(described.spec, model, longest)
     described = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
@@ -83,6 +108,22 @@ def choose_draft(
         scheme=weights if method_name(folder) is None and not is_gguf(folder) else scheme(None),
         forms=kept_forms(stored_forms(folder, described, files=files), config, folder, ops),
     )
+
+
+def _choose_head(
+    speculation: Speculation, folder: Path, model: ModelSpec, config: LLMConfig, files: bool
+) -> HeadChoice:
+    if is_gguf(folder):
+        raise InvalidConfig("heads are read from folders with safetensors, and this is a GGUF file.")
+    head = head_config(speculation.method, folder, model, files=files)
+    drafts = speculation.num_speculative_tokens
+    if isinstance(head.spec, MedusaSpec) and drafts > head.spec.heads:
+        raise InvalidConfig(
+            f"num_speculative_tokens is {drafts}, and the checkpoint has {head.spec.heads} heads of Medusa, each of "
+            "which drafts one token; lower it."
+        )
+    spec = size_of(head.spec, model).with_kv_format(kv_format(config.kv_cache_dtype))
+    return HeadChoice(folder=folder, head=replace(head, spec=replace(head.spec, layers=spec.layers)), spec=spec)
 
 
 def check_draft(draft: ModelSpec, target: ModelSpec, longest: int) -> None:
@@ -106,7 +147,8 @@ def check_draft(draft: ModelSpec, target: ModelSpec, longest: int) -> None:
 
 
 def load_draft(
-    choice: DraftChoice,
+    choice: DraftChoice | HeadChoice,
+    target: Decoder,
     ops: Ops,
     *,
     dtype: torch.dtype,
@@ -115,9 +157,19 @@ def load_draft(
     load_format: str,
     seed: int,
     progress: Progress | None,
-) -> Decoder:
-    """Return the draft model's network with its weights. positions: the tokens that a request may have. Raise
+) -> Decoder | DraftHead | Medusa:
+    """Return the network that drafts, with its weights. positions: the tokens that a request may have. Raise
     ModelLoadError."""
+    if isinstance(choice, HeadChoice):
+        spec = choice.head.spec
+        head: DraftHead | Medusa
+        if isinstance(spec, MedusaSpec):
+            head = Medusa(spec, target, dtype=dtype)
+        else:
+            head = DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=None)
+        load_head(head, choice.head, choice.folder, load_format=load_format, seed=seed)
+        head.prepare()
+        return head
     decoder = Decoder(
         choice.model.spec,
         ops,

@@ -14,7 +14,7 @@ from ridgeline.cli.options import json_object
 from ridgeline.cli.sizes import read_config
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import DRAFT_MODEL, speculation_of
+from ridgeline.core.speculation import NGRAM, speculation_of
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -52,8 +52,10 @@ def compile(
     if (units := multiprocessors or MULTIPROCESSORS.get(arch)) is None:
         raise InvalidConfig(f"say with --multiprocessors how many the {arch} GPU has.")
     speculation = speculation_of(drafts) if drafts else None
-    if speculation is not None and speculation.method == DRAFT_MODEL:
-        raise InvalidConfig("draft models run on CPUs yet, so no GPU has kernels for them; take the method ngram.")
+    if speculation is not None and speculation.method != NGRAM:
+        raise InvalidConfig(
+            "draft models and heads run on CPUs yet, so no GPU has kernels for them; take the method ngram."
+        )
     if importlib.util.find_spec("triton") is None:
         raise InvalidConfig("compiling needs Triton, which is not installed here.")
     if os.environ.get("TRITON_INTERPRET") == "1":

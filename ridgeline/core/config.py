@@ -10,7 +10,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.speculation import DRAFT_MODEL, Speculation, speculation_of
+from ridgeline.core.speculation import MEDUSA, NGRAM, Speculation, speculation_of
 from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
@@ -221,10 +221,10 @@ class LLMConfig:
         if not kv_format(self.kv_cache_dtype).quantized:
             unset.add("kv_cache_dtype")
         check_together({name: value for name, value in given.items() if name not in unset})
-        if self.drafted_ahead and self.ranks > 1:
+        if self.speculation is not None and self.speculation.method != NGRAM and self.ranks > 1:
             raise InvalidConfig(
-                f"a draft model runs on one device yet; leave {' and '.join(self.divided_by)} out, or take the method "
-                "ngram."
+                f"draft models and heads run on one device yet; leave {' and '.join(self.divided_by)} out, or take the "
+                "method ngram."
             )
 
     @property
@@ -239,10 +239,9 @@ class LLMConfig:
 
     @property
     def drafted_ahead(self) -> int:
-        """The positions behind a step's tokens at which a draft model writes keys of its drafts."""
+        """The positions behind a step's tokens at which a draft model or a head writes keys of its drafts."""
         speculation = self.speculation
-        drafts = speculation is not None and speculation.method == DRAFT_MODEL
-        return self.num_drafts if drafts else 0
+        return 0 if speculation is None or speculation.method in (NGRAM, MEDUSA) else self.num_drafts
 
     @property
     def divided_by(self) -> list[str]:

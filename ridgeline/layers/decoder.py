@@ -9,6 +9,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -134,6 +135,13 @@ class Hidden(NamedTuple):
         return Hidden(self.x_TM[index], None if self.residual_TM is None else self.residual_TM[index])
 
 
+class Taps(NamedTuple):
+    """Layers whose outputs are wanted, and these outputs, the residual included, in the order of the layers: [T, M]."""
+
+    layers: Sequence[int]
+    found: list[Tensor]
+
+
 class GivenRows(NamedTuple):
     """Vectors that take the place of some tokens' rows of the embedding table: row t of token_t is x_tM[t].
 
@@ -250,16 +258,20 @@ class Decoder(nn.Module):
         states: LayerStates,
         before_TM: Tensor | None = None,
         given: GivenRows | None = None,
+        taps: Taps | None = None,
     ) -> Hidden:
         """Return the last layer's output, not yet added to its residual: [T, M] each.
 
         before_TM: what the stage before has handed on.
         given: vectors of tokens that came as such.
+        taps: gets the outputs of the layers that it names.
         """
         x_TM = self.embedded(token_ids_T, positions_T, given) if before_TM is None else before_TM
         embedded_TM, residual_TM = x_TM, None
         for index, layer in enumerate(self.layers):
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
+            if taps is not None and index in taps.layers:
+                taps.found.append(x_TM if residual_TM is None else x_TM + residual_TM)
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
         return Hidden(x_TM, residual_TM)
@@ -316,7 +328,13 @@ class Decoder(nn.Module):
     def own_logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of this rank's part of the vocabulary: [T, U]. Of a last part that is short the rest means
         nothing."""
-        logits_TU, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
+        return self._scaled(self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)[0])
+
+    def scored(self, x_TM: Tensor) -> Tensor:
+        """Return the scores of vectors that are behind a norm, as `own_logits` does: [T, U]."""
+        return self._scaled(self.unembed(x_TM))
+
+    def _scaled(self, logits_TU: Tensor) -> Tensor:
         if self.spec.logits_multiplier != 1:
             logits_TU = logits_TU * self.spec.logits_multiplier
         cap = self.spec.logits_softcap

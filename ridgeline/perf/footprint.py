@@ -80,7 +80,8 @@ def step_bytes_per_token(model: ModelSpec, itemsize: float) -> float:
     residual, norm, fused projections and attention output, and a float32 row for each expert of a token, since these
     are written before they are added up."""
     width = model.hidden_size
-    widest = max(4 * width + max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
+    scratch = (max(layer.mixer.scratch, layer.feed_forward.scratch) for layer in model.layers)
+    widest = 4 * width + max(scratch, default=0)
     rows = max((4 * product.used * width for product in _chosen(model)), default=0)
     return widest * itemsize + rows
 

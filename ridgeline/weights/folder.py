@@ -13,6 +13,11 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
 EMBEDDED_DRAFT = ASSETS / "embedded-draft"
+EMBEDDED_DRAFTS = {  # by the method of speculation
+    "draft_model": EMBEDDED_DRAFT,
+    "eagle3": ASSETS / "embedded-eagle",
+    "medusa": ASSETS / "embedded-medusa",
+}
 
 GENERATION_FILE = "generation_config.json"
 NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"

@@ -114,7 +114,7 @@ def check_files(folder: Path, model: ModelConfig) -> None:
         method = folder_method(folder)
         present = stored.keys() if method is None else stored.keys() | module_weights(stored)
         if missing := [each.name for sources in weights.values() for each in sources if each.name not in present]:
-            raise ModelLoadError(f"{folder} lacks tensors that {_config_of(folder)} asks for: {_some(missing)}.")
+            raise ModelLoadError(f"{folder} lacks tensors that {_config_of(folder)} asks for: {shortened(missing)}.")
         decoder = empty_decoder(model.spec)
         pieces = pieces_of(decoder, weights, method, stored)
         check_checkpoint(decoder, checkpoint_views(decoder, weights), stored, folder, pieces)
@@ -279,9 +279,9 @@ def _part(part: Callable[[int], Tensor], index: int, shape: torch.Size) -> Tenso
     return part(index).view(shape)
 
 
-def missing_offset(decoder: Decoder, parameter: str, source: Source) -> float:
+def missing_offset(network: nn.Module, parameter: str, source: Source) -> float:
     """Return what a norm's weight lacks in this checkpoint, or 0 for any other tensor."""
-    owner = decoder.get_submodule(parameter.rpartition(".")[0])
+    owner = network.get_submodule(parameter.rpartition(".")[0])
     return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
 
 
@@ -310,10 +310,15 @@ def fill_dummy(decoder: Decoder, seed: int) -> None:
             generators[device, own] = torch.Generator(device).manual_seed(seed_of_part if own else seed)
         return generators[device, own]
 
-    for name, module in decoder.named_modules():
+    fill_randomly(decoder, generator_of)
+
+
+def fill_randomly(network: nn.Module, generator_of: Callable[[str, torch.device], torch.Generator]) -> None:
+    """Set a network's weights as `fill_dummy` does. generator_of: gives that of a module's numbers on a device."""
+    for name, module in network.named_modules():
         for filling in module.fillings if isinstance(module, (Linear, ExpertStack)) else ():
             fill_random(filling, DUMMY_STD, generator_of(name, next(iter(filling.tensors.values())).device))
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in network.named_parameters():
         if name.endswith(("bias", ".correction")):
             nn.init.zeros_(parameter)
         elif name.endswith(("norm.weight", ".expert_scale", ".scalar", ".kv_scales")):
@@ -358,12 +363,12 @@ class View(NamedTuple):
     shape: list[int]
 
 
-def checkpoint_views(decoder: Decoder, weight_map: WeightMap) -> dict[str, View]:
+def checkpoint_views(network: nn.Module, weight_map: WeightMap) -> dict[str, View]:
     """Return the part of a parameter that each checkpoint tensor fills, by the tensor's name."""
     views: dict[str, View] = {}
     for parameter_name, sources in weight_map.items():
-        parameter: Tensor = decoder.get_parameter(parameter_name)
-        owner = decoder.get_submodule(parameter_name.rpartition(".")[0])
+        parameter: Tensor = network.get_parameter(parameter_name)
+        owner = network.get_submodule(parameter_name.rpartition(".")[0])
         for source, part in zip(sources, _parts(parameter, owner, sources), strict=True):
             views[source.name] = View(stored_view(part, source), stored_shape(part, source))
     return views
@@ -400,7 +405,7 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
     if the checkpoint was saved without it, and with experts together if the checkpoint holds them so."""
     if is_gguf(folder):
         return gguf_weights(read_gguf(folder), weight_map, spec)
-    weight_map = {name: _together(sources, stored) for name, sources in weight_map.items()}
+    weight_map = {name: together(sources, stored) for name, sources in weight_map.items()}
     prefix = weight_map["embed.weight"][0].name.partition(".")[0] + "."
     bare = not any(name.startswith(prefix) for name in stored)
 
@@ -414,7 +419,7 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
     return {parameter: tuple(map(named, sources)) for parameter, sources in weight_map.items()}
 
 
-def _together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) -> tuple[Source, ...]:
+def together(sources: tuple[Source, ...], stored: Mapping[str, StoredTensor]) -> tuple[Source, ...]:
     """Return the one tensor that holds all of a layer's experts, gates above ups, if the checkpoint has it instead of
     the experts' own."""
     layer, found, part = sources[0].name.partition(".experts.0.")
@@ -433,19 +438,19 @@ def check_checkpoint(decoder: Decoder, views: Mapping[str, View], stored: Stored
     used = {name for piece in pieces.values() for name in piece.tensors}
     views = {name: view for name, view in views.items() if name not in pieces}
     if missing := [name for name in views if name not in stored]:
-        raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {_some(missing)}.")
+        raise ModelLoadError(f"{folder} lacks tensors that {says} asks for: {shortened(missing)}.")
     spare = (name for name in stored if name not in views and name not in used)
     if extra := [name for name in spare if not redundant(name, decoder, stored, pieces)]:
-        raise ModelLoadError(f"{folder} holds tensors that {says} has no place for: {_some(extra)}.")
+        raise ModelLoadError(f"{folder} holds tensors that {says} has no place for: {shortened(extra)}.")
     misshaped = [
         f"{name} is {stored[name].shape}, wanted {view.shape}"
         for name, view in views.items()
         if stored[name].shape != view.shape
     ]
     if misshaped:
-        raise ModelLoadError(f"{folder} holds tensors of other shapes than {says} says: {_some(misshaped)}.")
+        raise ModelLoadError(f"{folder} holds tensors of other shapes than {says} says: {shortened(misshaped)}.")
     if odd := [f"{name} is {stored[name].dtype}" for name in views if stored[name].dtype not in LOADABLE]:
-        raise ModelLoadError(f"{folder} holds tensors of types we do not load: {_some(odd)}.")
+        raise ModelLoadError(f"{folder} holds tensors of types we do not load: {shortened(odd)}.")
 
 
 def _config_of(model: Path) -> str:
@@ -464,6 +469,7 @@ def redundant(name: str, decoder: Decoder, stored: Stored, pieces: Pieces) -> bo
     return copy or name.endswith(_HARMLESS) or name.startswith(decoder.spec.unused)
 
 
-def _some(names: list[str], shown: int = 4) -> str:
+def shortened(names: list[str], shown: int = 4) -> str:
+    """Return the first of some names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more

@@ -40,7 +40,7 @@ from ridgeline.worker.sleep import SleepMemory, forget_pages
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.cut import Cut
 from ridgeline.worker.speculation.drafts import Drafts, drafts_wanted
-from ridgeline.worker.speculation.methods import proposer_of
+from ridgeline.worker.speculation.methods import Network, proposer_of
 from ridgeline.worker.speculation.proposer import Proposer
 from ridgeline.worker.tallies import Tallies
 from ridgeline.worker.upload import upload
@@ -94,7 +94,7 @@ class Runner:
     divide_from: as in `Segments`.
     sleep: the memory of weights and cache, if it may be given back while the engine sleeps.
     speculation: how drafts are made that rows verify.
-    draft: the network that makes them, where a model does.
+    draft: the network that makes them, where one does.
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     pools: True if prompts end with vectors instead of tokens.
@@ -112,7 +112,7 @@ class Runner:
         divide_from: int | None = None,
         sleep: SleepMemory | None = None,
         speculation: Speculation | None = None,
-        draft: Decoder | None = None,
+        draft: Network | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device

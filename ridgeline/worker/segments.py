@@ -27,7 +27,7 @@ from torch import Tensor
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import Feature, StepPlan
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder, GivenRows, Hidden
+from ridgeline.layers.decoder import Decoder, GivenRows, Hidden, Taps
 from ridgeline.layers.experts import Experts
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
@@ -226,10 +226,12 @@ class Segments:
                 hidden = self.decoder(token_ids_T, positions_T, self.states)
             return Scores(active_R, kv_len_R, self.decoder.own_logits(share.last(hidden, inputs.num_rows)), hidden)
         before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
-        hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM, given)
-        if self.proposer is not None:
+        taps = None if self.proposer is None else Taps(self.proposer.taps, [])
+        hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM, given, taps)
+        if self.proposer is not None and taps is not None:
             continues = drafts is not None if continues is None else continues
-            self.proposer.catch_up(Ran(token_ids_T, positions_T, inputs.start_R1), self.states, drafts=continues)
+            ran = Ran(token_ids_T, positions_T, inputs.start_R1, inputs.slots_R, hidden, taps.found, live_T)
+            self.proposer.catch_up(ran, self.states, drafts=continues)
         if self.decoder.spec.pooling is not None:
             self._lengthen(inputs, kv_len_R, active_R)
             return Scores(active_R, kv_len_R, hidden.x_TM.new_empty(0), hidden)

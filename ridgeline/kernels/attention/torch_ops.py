@@ -178,7 +178,7 @@ def _decode_pass(
 ) -> Pass:
     """Return the pass of rows that have so many queries each."""
     device = table_SC.device
-    everything = len(rows) == len(spans.tokens_R)  # the step has no other rows, so no other tokens
+    everything = len(rows) == len(spans.tokens_R)  # the step has no other rows; tokens behind them belong to none
     first_B, end_B = spans.first_R[rows], spans.end_R[rows]
     base_B = first_B // block_size
     column_BC = base_B[:, None] + np.arange((-(-end_B // block_size) - base_B).max())
@@ -201,7 +201,7 @@ def _decode_pass(
             seen_BQK &= gathered_BK[:, None] > position_BQ[..., None] - window
         seen_BGMK = torch.from_numpy(seen_BQK).to(device)[:, None].repeat(1, 1, per_kv, 1)
     token_BQ = spans.start_R[rows][:, None] + np.arange(queries)
-    tokens = slice(None) if everything else torch.from_numpy(token_BQ.reshape(-1)).to(device)
+    tokens = slice(token_BQ.size) if everything else torch.from_numpy(token_BQ.reshape(-1)).to(device)
     position, key_BK = (torch.from_numpy(x).to(device) for x in (position_BQ, gathered_BK))
     return Pass(blocks_BC, unseen, [Tile(tokens, keys, position, key_BK, seen_BGMK)])
 

@@ -32,6 +32,7 @@ class Lookup:
     """A `Proposer` that needs no model. text_SN: int32."""
 
     layers: tuple[LayerSpec, ...] = ()
+    taps: tuple[int, ...] = ()
 
     def __init__(self, speculation: Speculation, slots: Slots, max_model_len: int, ops: Ops) -> None:
         self._slots, self._ops = slots, ops

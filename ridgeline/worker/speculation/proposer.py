@@ -4,6 +4,7 @@ Legend:
     R  rows
     S  slots
     T  tokens of the step
+    M  model width
     D  drafts of a slot
     K  tokens that a row emits, at most
 """
@@ -17,15 +18,26 @@ from torch import Tensor
 
 from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Delta, Feature
+from ridgeline.layers.decoder import Hidden
 from ridgeline.worker.state.states import States
 
 
 class Ran(NamedTuple):
-    """The tokens of a step: those of row r begin at start_R1[r]."""
+    """The tokens of a step, and what the target made of them: those of row r begin at start_R1[r].
+
+    slots_R: the rows' slots.
+    hidden: the output of the target's last layer.
+    tapped: the outputs of the layers that the proposer taps: [T, M] each.
+    live_T: the tokens that belong to a request.
+    """
 
     token_ids_T: Tensor
     positions_T: Tensor
     start_R1: Tensor
+    slots_R: Tensor
+    hidden: Hidden
+    tapped: Sequence[Tensor]
+    live_T: Tensor
 
 
 class Proposer(Protocol):
@@ -33,10 +45,12 @@ class Proposer(Protocol):
 
     drafts_SD: int32; drafts that there are not are -1.
     layers: those of its own whose states lie behind the target's (`core.model_spec.with_draft`).
+    taps: the target's layers whose outputs it reads.
     """
 
     drafts_SD: Tensor
     layers: tuple[LayerSpec, ...]
+    taps: tuple[int, ...]
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare for requests that take slots over."""

@@ -1,0 +1,88 @@
+"""The files of heads that draft, and how these get their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.draft_head import HeadConfig
+from ridgeline.core.errors import ModelLoadError
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.speculation import MTP
+from ridgeline.layers.draft_head import DraftHead
+from ridgeline.layers.medusa import Medusa
+from ridgeline.models.draft_heads import mtp_head, read_head
+from ridgeline.weights.checkpoint import PLAIN, StoredTensor, open_checkpoint
+from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.loader import checkpoint_views, fill_randomly, missing_offset, shortened, together
+from ridgeline.weights.rows import in_our_order
+
+NARROW = "d2t"  # how far each token of a narrow vocabulary lies from its place in the whole one
+
+
+def head_config(method: str, folder: Path, target: ModelSpec, *, files: bool) -> HeadConfig:
+    """Return the head of a folder for a model, after a look at the names and shapes in its files. files: False where
+    its numbers are made, so that it needs none. Raise ModelLoadError."""
+    with _opened(folder, files) as stored:
+        if method == MTP:
+            head = mtp_head(target, stored)
+        else:
+            head = read_head(method, read_json(folder / "config.json", required=True), stored, target)
+        weights = {name: together(sources, stored) for name, sources in head.weights.items()}
+    return HeadConfig(spec=head.spec, weights=weights, unused=head.unused)
+
+
+@contextmanager
+def _opened(folder: Path, files: bool) -> Iterator[Mapping[str, StoredTensor]]:
+    if not files:
+        yield {}
+        return
+    with open_checkpoint(folder) as stored:
+        yield stored
+
+
+def load_head(
+    head: DraftHead | Medusa, config: HeadConfig, folder: Path, *, load_format: str = "auto", seed: int = 0
+) -> None:
+    """Fill the head's parameters from its files, or with random numbers if load_format is "dummy". Raise ModelLoadError
+    before any is touched if the files hold other tensors than they should."""
+    if load_format == "dummy":
+        generator = torch.Generator(next(head.parameters()).device).manual_seed(seed)
+        fill_randomly(head, lambda _module, _device: generator)
+        return
+    views = checkpoint_views(head, config.weights)
+    with open_checkpoint(folder) as stored:
+        if missing := [name for name in views if name not in stored]:
+            raise ModelLoadError(f"{folder} lacks tensors of the head: {shortened(missing)}.")
+        if extra := [name for name in stored if name not in views and not name.startswith(config.unused)]:
+            raise ModelLoadError(f"{folder} holds tensors that the head has no place for: {shortened(extra)}.")
+        odd = [
+            f"{name} is {stored[name].shape} of {stored[name].dtype}, wanted {view.shape} of plain numbers"
+            for name, view in views.items()
+            if stored[name].shape != view.shape or stored[name].dtype not in PLAIN
+        ]
+        if odd:
+            raise ModelLoadError(f"{folder} holds tensors of the head in another form: {shortened(odd)}.")
+        if isinstance(head, DraftHead) and head.tokens_U is not None:
+            head.tokens_U.copy_(_narrow(stored[NARROW], head.tokens_U, head.target.spec.vocab_size))
+        with torch.no_grad():
+            for parameter, sources in config.weights.items():
+                for source in sources:
+                    view = views[source.name].tensor
+                    view.copy_(in_our_order(stored[source.name].read().view(view.shape), source))
+                if offset := missing_offset(head, parameter, sources[0]):
+                    head.get_parameter(parameter).add_(offset)
+
+
+def _narrow(stored: StoredTensor, tokens_U: Tensor, vocabulary: int) -> Tensor:
+    """Return the tokens that the rows of a narrow output matrix score."""
+    if stored.shape != list(tokens_U.shape):
+        raise ModelLoadError(f"{NARROW} has the shape {stored.shape}, and the head scores {len(tokens_U)} tokens.")
+    found_U = torch.arange(len(tokens_U)) + stored.read().long()
+    if bool((found_U < 0).any()) or bool((found_U >= vocabulary).any()):
+        raise ModelLoadError(f"{NARROW} names tokens that the model's {vocabulary} are not among.")
+    return found_U

@@ -1,0 +1,152 @@
+"""Drafts by a head that goes on from the target's hidden states (EAGLE, multi-token prediction).
+
+The head's position i holds a pair: the feature of token i, which the target found, and token i + 1. So the pair of a
+step's first token needs the feature of the token before the step, which is kept for each slot. There is none in front
+of a prompt and behind a prefix that was found in the cache: that token's pair is left out, and nothing is written to a
+block that others share.
+
+Steps with chunks of prompts, and those behind which no drafts are wanted, run the pairs of all their tokens in the step
+itself. In others the first pass behind the step runs the pairs of all tokens that a row emitted, since only then they
+are known, and that of the token in front of them. The next passes run one pair each: the head's own output takes the
+place of the feature, and its draft that of the token.
+
+Legend:
+    R  rows
+    S  slots
+    T  tokens of the step
+    M  model width
+    D  drafts of a slot
+    K  tokens that a row emits, at most
+    N  pairs that a row runs in the first pass: K + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Hidden
+from ridgeline.layers.draft_head import DraftHead
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.passes import Passes, StatesBehind, last_of
+from ridgeline.worker.speculation.proposer import Ran
+from ridgeline.worker.state.states import States
+from ridgeline.worker.vocabulary import Vocabulary
+
+
+class FeatureHead:
+    """A `Proposer` that runs a `DraftHead`.
+
+    feature_SM: the feature of each slot's last token that ran. known_S: whether there is one.
+    """
+
+    def __init__(self, head: DraftHead, drafts: int, slots: Slots, block_size: int, ops: Ops) -> None:
+        self.head, self.layers, self.taps = head, head.spec.layers, head.spec.taps
+        target = head.target
+        self._slots = slots
+        self.passes = Passes(slots, Vocabulary(target.spec.vocab_size, target.tp, ops), block_size, ops)
+        num_slots, device = slots.dummy + 1, slots.device
+        dtype = next(head.parameters()).dtype
+        self.drafts_SD = torch.full((num_slots, drafts), -1, dtype=torch.int32, device=device)
+        self.feature_SM = torch.zeros(num_slots, head.spec.width, dtype=dtype, device=device)
+        self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Forget what was kept of slots that change hands."""
+        for delta in deltas:
+            if isinstance(delta, Assign):
+                self.drafts_SD[delta.slot].fill_(-1)
+                self.known_S[delta.slot].fill_(False)
+
+    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
+        """Find the features of the step's tokens, and write the keys of their pairs unless the first pass of `note`
+        does."""
+        self._ran, self._caught_up = ran, not drafts
+        self._feature_TM = self.head.features(ran.hidden, ran.tapped)
+        if not drafts:
+            self._run_step(ran, states)
+
+    def _run_step(self, ran: Ran, states: States) -> None:
+        """Run the pairs of all tokens, each with the feature of the token before. A row whose feature is not known has
+        one token less, and begins a position later than the others."""
+        slots, rows = self._slots, ran.slots_R.long()
+        tokens = len(ran.token_ids_T)
+        start_R, end_R = ran.start_R1[:-1].long(), ran.start_R1[1:].long()
+        known_R, there_R = self.known_S[rows], end_R > start_R
+        first_R, token_T = start_R.clamp(max=tokens - 1), torch.arange(tokens, device=rows.device)
+        row_T = torch.searchsorted(end_R, token_T, right=True).clamp(max=len(rows) - 1)
+        is_first_T = token_T == start_R[row_T]
+        before_TM = torch.where(is_first_T[:, None], self.feature_SM[rows[row_T]], self._feature_TM.roll(1, 0))
+        left_out_T = is_first_T & ~known_R[row_T]
+        order_T = torch.argsort(left_out_T.int(), stable=True)  # those that are left out belong to no row
+        counts_R = end_R - start_R - (there_R & ~known_R).long()
+        start_R1 = torch.cat((counts_R.new_zeros(1), counts_R.cumsum(0))).int()
+        inputs = self.passes.begin_ragged(
+            ran.token_ids_T[order_T],
+            start_R1,
+            ran.slots_R,
+            states,
+            slots.kv_len_S[rows] - known_R.long(),
+            ran.live_T[first_R] & there_R & (counts_R > 0),
+        )
+        behind = StatesBehind(states, len(self.layers))
+        self.head(inputs.token_ids_T, before_TM[order_T], inputs.positions_T, behind)
+
+    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+        """Keep the features of the slots' last tokens, and draft what follows: `wanted` tokens at most, and none behind
+        the last one that a request may emit. Rows that emitted nothing, or whose slot has stopped, get none."""
+        slots, rows, ran = self._slots, slots_R.long(), self._ran
+        kv_len_R, token_R = slots.kv_len_S[rows], slots.last_token_S[rows]
+        first_R = ran.start_R1[:-1].long().clamp(max=len(ran.token_ids_T) - 1)
+        ran_R = (ran.start_R1.diff() > 0) & ran.live_T[first_R]
+        last_R = last_of(ran, kv_len_R)
+        runs_R = out_token_RK[:, 0] >= 0
+        self.drafts_SD[rows] = -1
+        feature_RM = self._feature_TM[last_R]
+        if wanted > 0:
+            goes_R = runs_R & (slots.stopped_S[rows] == 0)
+            room_R = slots.max_len_S[rows] - kv_len_R - 2
+            if self._caught_up:
+                hidden = self._pass(token_R, feature_RM, slots_R, states, kv_len_R - 1, runs_R)
+            else:
+                hidden = self._first_pass(out_token_RK, slots_R, states, kv_len_R, runs_R)
+            for place in range(min(wanted, self.drafts_SD.shape[1])):
+                logits_RV, next_RM = self.head.found(hidden)
+                token_R = self.passes.draw(logits_RV, slots_R, kv_len_R + place + 1, features)
+                goes_R = goes_R & (room_R > place) & (token_R >= 0)
+                self.drafts_SD[rows, place] = torch.where(goes_R, token_R, -1).int()
+                if place + 1 < min(wanted, self.drafts_SD.shape[1]):
+                    more_R = goes_R & (room_R > place + 1)
+                    hidden = self._pass(token_R.clamp(min=0), next_RM, slots_R, states, kv_len_R + place, more_R)
+        self.feature_SM[rows] = torch.where(ran_R[:, None], feature_RM, self.feature_SM[rows])
+        self.known_S[rows] |= ran_R
+
+    def _pass(
+        self, token_R: Tensor, feature_RM: Tensor, slots_R: Tensor, states: States, place_R: Tensor, runs_R: Tensor
+    ) -> Hidden:
+        """Run one pair of each row at these positions."""
+        inputs = self.passes.begin(token_R[:, None], slots_R, states, place_R, runs_R)
+        behind = StatesBehind(states, len(self.layers))
+        return self.head(inputs.token_ids_T, feature_RM, inputs.positions_T, behind)
+
+    def _first_pass(
+        self, out_token_RK: Tensor, slots_R: Tensor, states: States, kv_len_R: Tensor, runs_R: Tensor
+    ) -> Hidden:
+        """Run the pairs of all tokens that the rows emitted, and that of the token in front of them. Return what came
+        of the last one of each row."""
+        ran, rows = self._ran, slots_R.long()
+        (count, columns), tokens = out_token_RK.shape, len(ran.token_ids_T)
+        first_R = ran.start_R1[:-1].long().clamp(max=tokens - 1)
+        at_RK = (first_R[:, None] + torch.arange(columns, device=rows.device)).clamp(max=tokens - 1)
+        ids_RN = torch.cat((ran.token_ids_T[first_R, None], out_token_RK.clamp(min=0)), 1)
+        features_RNM = torch.cat((self.feature_SM[rows, None], self._feature_TM[at_RK]), 1)
+        begin_R = ran.positions_T[first_R] - 1  # below 0 for rows that do not run, which then begin nowhere
+        inputs = self.passes.begin(ids_RN, slots_R, states, begin_R.clamp(min=0), runs_R)
+        behind = StatesBehind(states, len(self.layers))
+        hidden = self.head(inputs.token_ids_T, features_RNM.flatten(0, 1), inputs.positions_T, behind)
+        newest_R = (kv_len_R - 1 - begin_R).clamp(0, columns)
+        return hidden.at(torch.arange(count, device=rows.device) * (columns + 1) + newest_R)

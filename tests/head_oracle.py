@@ -1,0 +1,269 @@
+"""Heads that draft, as their papers describe them: whole sequences, no cache, and plain torch.
+
+Each class makes a checkpoint of random numbers in the form in which such heads are published, and drafts greedily.
+
+Legend:
+    N  tokens
+    M  model width
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+EPS, THETA = 1e-5, 10000.0
+
+
+def norm(x_NM: Tensor, weight_M: Tensor, eps: float = EPS) -> Tensor:
+    return x_NM * torch.rsqrt(x_NM.square().mean(-1, keepdim=True) + eps) * weight_M
+
+
+def rotated(x: Tensor, theta: float = THETA) -> Tensor:
+    """Rotate the heads [N, heads, width] of the positions 0 … N - 1."""
+    half = x.shape[-1] // 2
+    angle = torch.arange(len(x))[:, None] / theta ** (torch.arange(half) / half)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def attention(x: Tensor, of: Callable[[str], Tensor], heads: int, kv_heads: int) -> Tensor:
+    q, k, v = (linear(x, of(f"self_attn.{name}_proj.weight")).unflatten(-1, (-1, Head.head_dim)) for name in "qkv")
+    q, k = rotated(q), rotated(k)
+    k, v = (each.repeat_interleave(heads // kv_heads, 1) for each in (k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
+    mixed = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+    return linear(mixed, of("self_attn.o_proj.weight"))
+
+
+def mlp(x: Tensor, of: Callable[[str], Tensor]) -> Tensor:
+    up = linear(x, of("mlp.up_proj.weight"))
+    return linear(silu(linear(x, of("mlp.gate_proj.weight"))) * up, of("mlp.down_proj.weight"))
+
+
+class Target:
+    """A transformers model of which heads read the hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model, model.config
+        self.embedding, self.output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+
+    @torch.no_grad()
+    def states(self, tokens: Sequence[int]) -> list[Tensor]:
+        """The outputs of all layers, the last one's behind the final norm: [N, M] each."""
+        found = self.model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+        return [state[0] for state in found.hidden_states[1:]]
+
+
+class Head:
+    """What heads of attention have in common. A subclass says what a pass makes of pairs."""
+
+    heads, kv_heads, head_dim, intermediate = 4, 2, 32, 96
+    method = ""
+
+    def __init__(self, target: Target, seed: int = 0) -> None:
+        self.target, self.width = target, target.config.hidden_size
+        self.vocabulary = target.config.vocab_size
+        self._generator = torch.Generator().manual_seed(seed)
+        self.tensors: dict[str, Tensor] = {}
+        self.make()
+
+    def make(self) -> None:
+        raise NotImplementedError
+
+    def random(self, *shape: int) -> Tensor:
+        spread = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
+        found = torch.randn(*shape, generator=self._generator) * spread
+        return 1 + 0.1 * found if len(shape) == 1 else found
+
+    def layer(self, prefix: str, inputs: int) -> None:
+        width, q, kv = self.width, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        for name, shape in {
+            "self_attn.q_proj": (q, inputs), "self_attn.k_proj": (kv, inputs), "self_attn.v_proj": (kv, inputs),
+            "self_attn.o_proj": (width, q), "mlp.gate_proj": (self.intermediate, width),
+            "mlp.up_proj": (self.intermediate, width), "mlp.down_proj": (width, self.intermediate),
+            "post_attention_layernorm": (width,),
+        }.items():  # fmt: skip
+            self.tensors[f"{prefix}{name}.weight"] = self.random(*shape)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.width,
+            "intermediate_size": self.intermediate,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "num_hidden_layers": 1,
+            "rms_norm_eps": EPS,
+            "rope_theta": THETA,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": 512,
+        }
+
+    def save(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.config))
+        save_file(self.tensors, folder / "model.safetensors")
+        return folder
+
+    def of(self, prefix: str) -> Callable[[str], Tensor]:
+        return lambda name: self.tensors[prefix + name]
+
+    def features(self, states: Sequence[Tensor]) -> Tensor:
+        return states[-1]
+
+    def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
+        """What takes the place of the features of the next tokens."""
+        raise NotImplementedError
+
+    def scores(self, output_NM: Tensor) -> Tensor:
+        return linear(output_NM, self.target.output)
+
+    @torch.no_grad()
+    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens that are drafted behind these."""
+        known, features = list(tokens), self.features(self.target.states(tokens[:-1]))
+        for _ in range(count):
+            found = self.output(self.target.embedding[known[1:]], features)[-1:]
+            known.append(int(self.scores(found)[0].argmax()))
+            features = torch.cat((features, found))
+        return known[len(tokens) :]
+
+
+class Eagle(Head):
+    method = "eagle"
+
+    def make(self) -> None:
+        self.layer("layers.0.", self.width)
+        self.tensors["fc.weight"], self.tensors["fc.bias"] = (
+            self.random(self.width, 2 * self.width), 0.1 * self.random(self.width),
+        )  # fmt: skip
+        self.tensors["embed_tokens.weight"] = self.target.embedding.detach().clone()
+
+    def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
+        of = self.of("layers.0.")
+        x = linear(torch.cat((embedded_NM, feature_NM), -1), self.tensors["fc.weight"], self.tensors["fc.bias"])
+        x = x + attention(x, of, self.heads, self.kv_heads)
+        return x + mlp(norm(x, of("post_attention_layernorm.weight")), of)
+
+
+class Eagle3(Head):
+    method = "eagle3"
+    narrow = 0  # tokens that it scores; 0: all, by the target's matrix
+    taps = (0, 1, 2)
+
+    def make(self) -> None:
+        self.layer("midlayer.", 2 * self.width)
+        for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm"):
+            self.tensors[f"{name}.weight"] = self.random(self.width)
+        self.tensors["fc.weight"] = self.random(self.width, len(self.taps) * self.width)
+        if self.narrow:
+            chosen = torch.randperm(self.vocabulary, generator=self._generator)[: self.narrow].sort().values
+            self.tensors["d2t"] = chosen - torch.arange(self.narrow)
+            self.tensors["t2d"] = torch.zeros(self.vocabulary, dtype=torch.bool).index_fill_(0, chosen, True)
+            self.tensors["lm_head.weight"] = self.random(self.narrow, self.width)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        own = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": self.narrow or self.vocabulary}
+        return {**super().config, **own, "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.taps)}}
+
+    def features(self, states: Sequence[Tensor]) -> Tensor:
+        return linear(torch.cat([states[tap] for tap in self.taps], -1), self.tensors["fc.weight"])
+
+    def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
+        of = self.of("midlayer.")
+        both = norm(embedded_NM, of("input_layernorm.weight")), norm(feature_NM, of("hidden_norm.weight"))
+        x = feature_NM + attention(torch.cat(both, -1), of, self.heads, self.kv_heads)
+        return x + mlp(norm(x, of("post_attention_layernorm.weight")), of)
+
+    def scores(self, output_NM: Tensor) -> Tensor:
+        x = norm(output_NM, self.tensors["norm.weight"])
+        if not self.narrow:
+            return linear(x, self.target.output)
+        found = torch.full((len(x), self.vocabulary), float("-inf"))
+        found[:, torch.arange(self.narrow) + self.tensors["d2t"]] = linear(x, self.tensors["lm_head.weight"])
+        return found
+
+
+class NarrowEagle3(Eagle3):
+    narrow = 90
+    taps = (1,)
+
+
+class Medusa(Head):
+    method = "medusa"
+    count = 4
+    own = True
+
+    def make(self) -> None:
+        for head in range(self.count):
+            self.tensors[f"{head}.0.linear.weight"] = self.random(self.width, self.width)
+            self.tensors[f"{head}.0.linear.bias"] = 0.1 * self.random(self.width)
+            if self.own:
+                self.tensors[f"{head}.1.weight"] = self.random(self.vocabulary, self.width)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"model_type": "medusa", "medusa_num_heads": self.count, "medusa_num_layers": 1}
+
+    @torch.no_grad()
+    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
+        x = self.target.states(tokens[:-1])[-1][-1]
+        found = []
+        for head in range(count):
+            of: Mapping[str, Tensor] = self.tensors
+            h = x + silu(linear(x, of[f"{head}.0.linear.weight"], of[f"{head}.0.linear.bias"]))
+            output = of[f"{head}.1.weight"] if self.own else self.target.output
+            found.append(int(linear(h, output).argmax()))
+        return found
+
+
+class SharedMedusa(Medusa):
+    own = False
+
+
+HEADS = (Eagle, Eagle3, NarrowEagle3, Medusa, SharedMedusa)
+
+
+class Mtp(Head):
+    """The layer behind the last of a GLM-4.5, whose block is transformers' own. The checkpoint is the whole model's."""
+
+    method = "mtp"
+
+    def __init__(self, model: Any) -> None:
+        """model: has the layer for multi-token prediction as its last one, which is taken away from it."""
+        self.block, self.rotary = model.model.layers[-1], model.model.rotary_emb
+        model.model.layers = model.model.layers[:-1]
+        super().__init__(Target(model))
+
+    def make(self) -> None:
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            self.tensors[name + ".weight"] = self.random(self.width)
+        self.tensors["eh_proj.weight"] = self.random(self.width, 2 * self.width)
+        self.tensors["shared_head.head.weight"] = self.random(self.vocabulary, self.width)
+
+    def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
+        of, eps = self.tensors, self.target.config.rms_norm_eps
+        both = norm(embedded_NM, of["enorm.weight"], eps), norm(feature_NM, of["hnorm.weight"], eps)
+        x = linear(torch.cat(both, -1), of["eh_proj.weight"])[None]
+        positions = torch.arange(x.shape[1])[None]
+        mask = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
+        found = self.block(x, attention_mask=mask, position_embeddings=self.rotary(x, positions))
+        return (found[0] if isinstance(found, tuple) else found)[0]
+
+    def scores(self, output_NM: Tensor) -> Tensor:
+        normed = norm(output_NM, self.tensors["shared_head.norm.weight"], self.target.config.rms_norm_eps)
+        return linear(normed, self.tensors["shared_head.head.weight"])

@@ -1,0 +1,253 @@
+"""Drafts by heads that read the target's hidden states. Each draft must be the one that the head's paper defines
+(`head_oracle.py`), whatever happened to the request before; and tokens must be those of plain decoding."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.worker.speculation.feature_head import FeatureHead
+from tests import tiny_models
+from tests.driving import Rig, ask, rig
+from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
+from tests.test_draft_model import watch
+from tests.test_speculation import DRAFTS, Always, Fickle, check_same, plain, prompt, requests
+
+LAYERS = 4  # of the target; the outputs of all but the last are tapped
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_models.build("llama", num_hidden_layers=LAYERS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module", params=HEADS, ids=lambda kind: kind.__name__)
+def head(request: pytest.FixtureRequest, target: Target) -> Head:
+    made: Head = request.param(target)
+    return made
+
+
+def drafting(head: Head, folder: Path, drafts: int = DRAFTS) -> dict[str, Any]:
+    return {"speculative_config": {"method": head.method, "model": folder, "num_speculative_tokens": drafts}}
+
+
+def always(own: Rig, how: type[Always] = Always) -> Rig:
+    own.engine.scheduler.running.drafting = how()  # type: ignore[assignment]
+    if isinstance(own.runner.proposer, FeatureHead):
+        watch(own)
+    return own
+
+
+class Record:
+    """Notes all drafts that are made, with the slot's number of cached tokens and its last token."""
+
+    def __init__(self, own: Rig) -> None:
+        self.proposer, self.slots = own.runner.proposer, own.runner.slots
+        self.made: list[tuple[int, int, list[int]]] = []
+        assert self.proposer is not None
+        note = self.proposer.note
+
+        def noting(out_token_RK: torch.Tensor, slots_R: torch.Tensor, *others: Any) -> None:
+            note(out_token_RK, slots_R, *others)
+            for slot in slots_R.tolist():
+                drafts = [draft for draft in self.proposer.drafts_SD[slot].tolist() if draft >= 0]
+                self.made.append((int(self.slots.kv_len_S[slot]), int(self.slots.last_token_S[slot]), drafts))
+
+        self.proposer.note = noting  # type: ignore[method-assign]
+
+    def check(self, head: Head, texts: list[list[int]]) -> int:
+        """Compare every draft with the oracle's. Return how many there were."""
+        count = 0
+        for cached, last, drafts in self.made:
+            if not drafts:
+                continue
+            wanted = [head.drafts(text[: cached + 1], len(drafts)) for text in texts if text[cached:][:1] == [last]]
+            assert drafts in wanted
+            count += len(drafts)
+        return count
+
+
+def texts_of(asked: list[Any], answers: dict[str, Any]) -> list[list[int]]:
+    return [[*request.prompt_token_ids, *answers[request.id].tokens] for request in asked]
+
+
+GREEDY = [
+    ask("long", prompt(45, 1), max_tokens=30),  # its prompt runs in chunks
+    ask("short", prompt(3, 2), max_tokens=20),
+    ask("one", prompt(1, 3), max_tokens=12),
+    ask("same", prompt(45, 1), max_tokens=18),
+    ask("begins alike", [*prompt(45, 1)[:24], 7, 8], max_tokens=18),
+    ask("ends soon", prompt(9, 4), max_tokens=2),
+]
+
+
+@pytest.mark.parametrize("how", [Always, Fickle], ids=["always", "now and then"])
+def test_drafts_are_those_of_the_paper(how: type[Always], head: Head, folder: Path, tmp_path: Path) -> None:
+    files = head.save(tmp_path / "head")
+    with rig(folder, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
+        record = Record(always(own, how))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+    assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+def test_a_prefix_that_was_found_has_the_heads_keys_too(head: Head, folder: Path, tmp_path: Path) -> None:
+    files = head.save(tmp_path / "head")
+    first, again = ask("first", prompt(45, 1), max_tokens=20), ask("again", prompt(45, 1), max_tokens=20)
+    with rig(folder, **drafting(head, files)) as own:
+        always(own).run(first)
+        record = Record(own)
+        got = own.run(again)
+        assert own.engine.scheduler.figures().hit_tokens > 30
+    assert record.check(head, texts_of([again], got)) > 30
+
+
+def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_path: Path) -> None:
+    files = head.save(tmp_path / "head")
+    with rig(folder) as own:
+        want = own.run(*GREEDY)
+    little = {"kv_cache_memory": 150_000, "enable_prefix_caching": False}
+    with rig(folder, **little, **drafting(head, files)) as own:
+        record = Record(always(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert own.engine.scheduler.preemptions.total() > 0
+    assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+@pytest.mark.parametrize("kind", [Eagle, Eagle3, Medusa], ids=lambda kind: kind.__name__)
+def test_tokens_are_those_of_plain_decoding(kind: type[Head], target: Target, folder: Path, tmp_path: Path) -> None:
+    files = kind(target).save(tmp_path / "head")
+    want = plain(folder)
+    for how in (Always, Fickle):
+        with rig(folder, **drafting(kind(target), files)) as own:
+            check_same(always(own, how).run(*requests(own.runner.decoder.spec.vocab_size)), want)
+
+
+def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
+    layers = 3
+    folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=layers + 1)
+    head = Mtp(tiny_models.build("glm4_moe", num_hidden_layers=layers + 1))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = load_file(folder / "model.safetensors")
+    stored |= {f"model.layers.{layers}.{name}": tensor for name, tensor in head.tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    with rig(folder, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    asked = {"method": "glm4_moe_mtp", "num_speculative_tokens": DRAFTS}
+    with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
+        record = Record(always(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+    assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+def test_heads_of_other_formats_are_found(folder: Path, target: Target, tmp_path: Path) -> None:
+    """Published files call one tensor by several names."""
+    eagle3, medusa = NarrowEagle3(target), Medusa(target)
+    renamed: dict[str, dict[str, torch.Tensor]] = {
+        "speculators": {name.replace("midlayer.", "layers.0."): each for name, each in eagle3.tensors.items()},
+        "vllm": {
+            re.sub(r"(\d)\.1\.", r"lm_heads.\1.", re.sub(r"(\d)\.0\.linear", r"blocks.\1.layers.0", name)): each
+            for name, each in medusa.tensors.items()
+        },
+    }
+    configs = {
+        "speculators": {
+            "speculators_model_type": "eagle3",
+            "draft_vocab_size": eagle3.narrow,
+            "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in eagle3.taps],
+            "transformer_layer_config": {name: eagle3.config[name] for name in eagle3.config if name != "eagle_config"},
+        },
+        "vllm": {"num_heads": medusa.count, "num_hidden_layers": 1},
+    }
+    for name, head in {"speculators": eagle3, "vllm": medusa}.items():
+        files = tmp_path / name
+        files.mkdir()
+        (files / "config.json").write_text(json.dumps(configs[name]))
+        save_file(renamed[name], files / "model.safetensors")
+        with rig(folder, **drafting(head, files)) as own:
+            record = Record(always(own))
+            got = own.run(*GREEDY)
+        assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+def test_made_numbers_need_no_files(folder: Path, target: Target, tmp_path: Path) -> None:
+    for kind in (Eagle, Eagle3, Medusa):
+        head = kind(target)
+        files = head.save(tmp_path / head.method)
+        (files / "model.safetensors").unlink()
+        with rig(folder, load_format="dummy", **drafting(head, files)) as own:
+            assert not always(own).run(*GREEDY)["long"].error
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "sentence"),
+    [
+        ({"hidden_size": 128}, {}, "says hidden_size 128, and the model's hidden states have 64"),
+        ({"vocab_size": 7}, {}, "says vocab_size 7, and the model has"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9]}}, {}, "taps the layers [1, 9], and the model"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "x"}}, {}, "taps the layers 'x', and the model has 4"),
+        ({"draft_vocab_size": 90}, {"lm_head.weight": (90, 64)}, "its files lack the tensor d2t"),
+        ({}, {"midlayer.self_attn.q_norm.weight": (32,)}, "holds tensors that the head has no place for"),
+        ({}, {"fc.weight": (64, 64)}, "fc.weight is [64, 64] of F32, wanted [64, 192]"),
+        ({}, {"fc.weight": None}, "lacks tensors of the head: fc.weight"),
+        ({"num_attention_heads": "4"}, {}, "num_attention_heads"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused_in_one_sentence(
+    config: dict[str, Any],
+    tensors: dict[str, tuple[int, ...] | None],
+    sentence: str,
+    folder: Path,
+    target: Target,
+    tmp_path: Path,
+) -> None:
+    head = Eagle3(target)
+    for name, shape in tensors.items():
+        if shape is None:
+            del head.tensors[name]
+        else:
+            head.tensors[name] = torch.zeros(shape)
+    files = head.save(tmp_path / "head")
+    (files / "config.json").write_text(json.dumps({**head.config, **config}))
+    with pytest.raises((InvalidConfig, ModelLoadError)) as raised, rig(folder, **drafting(head, files)):
+        pass
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_head_that_is_not_there_is_refused_in_one_sentence(folder: Path, target: Target, tmp_path: Path) -> None:
+    files = Medusa(target).save(tmp_path / "head")
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    (pickled / "config.json").write_text((files / "config.json").read_text())
+    (pickled / "pytest_model.bin").write_bytes(b"pickle")
+    for asked, sentence in (
+        ({"method": "medusa", "model": files, "num_speculative_tokens": 5}, "4 heads of Medusa, each of which drafts"),
+        ({"method": "eagle"}, "names no head for the method eagle, and the model ships with none"),
+        ({"method": "mtp"}, "is for models whose checkpoints bring a layer for it"),
+        ({"method": "eagle3", "model": tmp_path / "nothing"}, "is neither an existing folder"),
+        ({"method": "medusa", "model": pickled}, "safetensors"),
+    ):
+        asked = {"num_speculative_tokens": 3, **asked}
+        with pytest.raises((InvalidConfig, ModelLoadError)) as raised, rig(folder, speculative_config=asked):
+            pass
+        assert sentence in str(raised.value)
+        assert "\n" not in str(raised.value)
