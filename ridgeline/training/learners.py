@@ -1,8 +1,8 @@
 """What is trained to draft, as one kind of thing: it scores the next tokens behind some positions, pass by pass.
 
-Position i stands for what is known when the target has run token i and drawn token i + 1. Pass j scores token i + 2 + j,
-given the tokens before it as they are in the text. So one run over a text serves training and the count of right
-drafts: a draft counts only where all before it were right, and there the text is what the head would have read.
+Position i stands for what is known when the target has run token i and drawn token i + 1. Pass j scores the token
+i + 2 + j, given the tokens before it as they are in the text. So one run over a text serves training and the count of
+right drafts: a draft counts only where all before it were right, and there the text is what the head would have read.
 
 Legend:
     B  sequences
@@ -22,7 +22,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
@@ -31,14 +30,19 @@ from ridgeline.training.target import Trace, traced
 
 
 class Learner(Protocol):
-    """A head or a model that learns to draft. taps: the target's layers that it reads. most: its passes, if it has only
-    so many."""
-
-    taps: tuple[int, ...]
-    most: int | None
+    """A head or a model that learns to draft."""
 
     @property
-    def module(self) -> nn.Module: ...
+    def module(self) -> nn.Module:
+        """What is trained."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers that it reads."""
+
+    @property
+    def most(self) -> int | None:
+        """The number of its passes, if it has only so many."""
 
     def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
         """Yield each pass's scores behind the positions `starts_C`: [B, C, V]."""
@@ -47,7 +51,7 @@ class Learner(Protocol):
 class Eagle:
     """A head of EAGLE-3 beside its target."""
 
-    most = None
+    most: int | None = None
 
     def __init__(self, head: EagleHead, target: Decoder) -> None:
         self.module, self.target, self.taps = head, target, head.shape.taps
@@ -68,24 +72,25 @@ class Eagle:
 class Medusa:
     """Heads of Medusa beside their target."""
 
-    taps = ()
+    taps: tuple[int, ...] = ()
 
     def __init__(self, heads: MedusaHeads, target: Decoder) -> None:
-        self.module, self.target, self.most = heads, target, len(heads)
+        self.module, self.target = heads, target
+        self.most: int | None = len(heads)
 
     def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
         """Yield each head's scores behind the positions `starts_C`: [B, C, V]."""
         x_BCM = trace.normed_BSM[:, starts_C]
         for head in list(self.module)[:passes]:
-            [block] = head  # type: ignore[misc]
-            yield _scored(self.target, block(x_BCM))
+            assert isinstance(head, nn.ModuleList)
+            yield _scored(self.target, head[0](x_BCM))
 
 
 class DraftModel:
     """A smaller model. Its passes are its scores of the text's next tokens."""
 
-    taps = ()
-    most = None
+    taps: tuple[int, ...] = ()
+    most: int | None = None
 
     def __init__(self, decoder: Decoder) -> None:
         self.module = decoder
