@@ -44,10 +44,10 @@ def eagle(
     lr: Rate = 2e-3,
     batch_tokens: BatchTokens = 2048,
     corpus_rows: CorpusRows = 96,
-    own_rows: OwnRows = 512,
+    own_rows: OwnRows = 384,
     seed: Seed = 0,
     max_train_mb: TrainMB = 40.0,
-    requests: Requests = 96,
+    requests: Requests = 64,
     commit: Commit = None,
 ) -> None:
     """Train a head of EAGLE-3, which goes on from the target's hidden states."""
@@ -67,10 +67,10 @@ def medusa(
     lr: Rate = 2e-3,
     batch_tokens: BatchTokens = 2048,
     corpus_rows: CorpusRows = 96,
-    own_rows: OwnRows = 512,
+    own_rows: OwnRows = 384,
     seed: Seed = 0,
     max_train_mb: TrainMB = 40.0,
-    requests: Requests = 96,
+    requests: Requests = 64,
     commit: Commit = None,
 ) -> None:
     """Train heads of Medusa, each of which guesses one token from the target's last hidden state."""
@@ -90,10 +90,10 @@ def draft(
     lr: Rate = 1e-3,
     batch_tokens: BatchTokens = 2048,
     corpus_rows: CorpusRows = 96,
-    own_rows: OwnRows = 512,
+    own_rows: OwnRows = 384,
     seed: Seed = 0,
     max_train_mb: TrainMB = 40.0,
-    requests: Requests = 96,
+    requests: Requests = 64,
     commit: Commit = None,
 ) -> None:
     """Train a smaller model further, on the target's distributions."""

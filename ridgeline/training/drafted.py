@@ -13,12 +13,15 @@ Legend:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -27,6 +30,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.training.learners import Learner, right
 from ridgeline.training.target import continued
 from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents
+from ridgeline.training.traces import save_whole
 
 BATCH = 16  # sequences whose scores exist at once
 
@@ -43,7 +47,7 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float:
-        return self.tokens / self.steps
+        return self.tokens / self.steps if self.steps else 0.0
 
     def as_report(self) -> dict[str, Any]:
         """Return what report.json holds."""
@@ -66,30 +70,41 @@ def prompts(tokenizer: Tokenizer, texts: Sequence[str], *, count: int, length: i
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
-def written(target: Decoder, prompts_BS: Tensor, count: int) -> Tensor:
-    """Return the prompts as the target continues them with its likeliest tokens: [B, S]."""
-    return torch.cat([continued(target, part_BS, count) for part_BS in prompts_BS.split(4 * BATCH)])
+def written(target: Decoder, prompts_BS: Tensor, count: int, folder: Path, of: str) -> Tensor:
+    """Return the prompts as the target continues them with its likeliest tokens, from `folder` if they were continued
+    there before: [B, S]. of: tells the target from others."""
+    digest = hashlib.sha256(f"{count} {of}".encode() + prompts_BS.cpu().numpy().tobytes()).hexdigest()[:16]
+    file = folder / f"written-{digest}.safetensors"
+    if not file.exists():
+        parts = [continued(target, part_BS, count) for part_BS in prompts_BS.split(4 * BATCH)]
+        save_whole({"tokens": torch.cat(parts)}, file)
+    return load_file(file)["tokens"].to(prompts_BS.device)
 
 
-def acceptance(learner: Learner, target: Decoder, text_BS: Tensor, prompt: int, drafts: int) -> Acceptance:
-    """Walk through the continuations of prompts of `prompt` tokens, with this many drafts a step."""
-    right_BPK = torch.cat([right(learner, target, part_BS, drafts) for part_BS in text_BS.split(BATCH)])
-    runs_BP = right_BPK.int().cumprod(-1).sum(-1)
-    walks = [walk(runs_P, _end(tokens_S, prompt), prompt, drafts) for runs_P, tokens_S in zip(
-        runs_BP.tolist(), text_BS.tolist(), strict=True
-    )]  # fmt: skip
-    found = np.array([run for runs in walks for run in runs], dtype=np.int64)
-    shares = tuple(float((found > index).mean()) if len(found) else 0.0 for index in range(drafts))
-    return Acceptance(drafts, len(found), int(found.sum()) + len(found), shares)
+def acceptances(
+    learner: Learner, target: Decoder, text_BS: Tensor, prompt: int, drafts: Sequence[int]
+) -> list[Acceptance]:
+    """Walk through the continuations of prompts of `prompt` tokens, once for each number of drafts a step."""
+    most = max(drafts)
+    right_BPK = torch.cat([right(learner, target, part_BS, most) for part_BS in text_BS.split(BATCH)])
+    ends = [_end(tokens_S, prompt) for tokens_S in text_BS.tolist()]
+    found = []
+    for count in drafts:
+        runs_BP = right_BPK[..., :count].int().cumprod(-1).sum(-1).tolist()
+        walks = (walk(runs_P, end, prompt, most) for runs_P, end in zip(runs_BP, ends, strict=True))
+        accepted = np.array([run for runs in walks for run in runs], dtype=np.int64)
+        shares = tuple(float((accepted > index).mean()) if len(accepted) else 0.0 for index in range(count))
+        found.append(Acceptance(count, len(accepted), int(accepted.sum()) + len(accepted), shares))
+    return found
 
 
-def walk(runs_P: Sequence[int], end: int, prompt: int, drafts: int) -> list[int]:
+def walk(runs_P: Sequence[int], end: int, prompt: int, most: int) -> list[int]:
     """Return the number of drafts that each step accepts. runs_P: how many in a row are right behind position i, where
-    token i + 1 is the last that is known. end: the tokens of the text. A step whose drafts would reach behind it is
-    not counted."""
+    token i + 1 is the last that is known. end: the tokens of the text. A step is not counted if `most` drafts would
+    reach behind it."""
     found = []
     known = prompt  # the first token behind the prompt came without a draft
-    while known + drafts + 1 < end:
+    while known + most + 1 < end:
         found.append(runs_P[known - 1])
         known += found[-1] + 1
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.training.learners import Learner, losses, positions
@@ -29,6 +30,8 @@ class HeadTraining:
     passes: the tokens that are guessed behind each position.
     decay: the weight of each pass's loss over that of the pass before.
     scored: the share of a sequence's positions that a step scores, one stretch of it.
+    alone: the share of the run, at its beginning, that learns the first pass alone, at as many positions as cost the
+        same. What a head learns there serves the other passes too.
     bf16: products run under autocast; weights, residuals and loss stay float32.
     """
 
@@ -38,6 +41,7 @@ class HeadTraining:
     seconds: float | None = None
     decay: float = 0.8
     scored: float = 0.25
+    alone: float = 0.0
     warmup: float = 0.03
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
@@ -52,7 +56,7 @@ class HeadTraining:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run was. losses: of each pass, the mean of the last steps, in nats. guesses: tokens that were scored."""
+    """What a run was. losses: of each pass, the mean of the last few steps, in nats. guesses: tokens that were scored."""
 
     steps: int
     seconds: float
@@ -67,7 +71,8 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
     device = next(module.parameters()).device
     optimizer = adamw(module, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device)
     weight_K = config.decay ** torch.arange(config.passes, device=device)
-    step, guesses, found, last = 0, 0, [], [0.0] * config.passes
+    step, guesses, last = 0, 0, [0.0]
+    found: list[Tensor] = []
     log.unlink(missing_ok=True)
     started = time.monotonic()
 
@@ -78,16 +83,18 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
         while (fraction := share()) < 1:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(fraction, peak=config.lr, warmup=config.warmup)
-            trace, starts_C = _stretch(traces.batch(step), config, step)
+            passes = 1 if fraction < config.alone else config.passes
+            scored = min(1.0, config.scored * config.passes / passes)
+            trace, starts_C = _stretch(traces.batch(step), passes, scored, step)
             with torch.autocast(device.type, torch.bfloat16, enabled=config.bf16):
-                loss_K = losses(learner, trace, starts_C, config.passes)
-            ((loss_K * weight_K).sum() / weight_K.sum()).backward()
+                loss_K = losses(learner, trace, starts_C, passes)
+            ((loss_K * weight_K[:passes]).sum() / weight_K[:passes].sum()).backward()
             norm = torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            guesses += len(trace.tokens_BS) * len(starts_C) * config.passes
-            found.append(loss_K.detach())
+            guesses += len(trace.tokens_BS) * len(starts_C) * passes
+            found = [*(each for each in found if len(each) == passes), loss_K.detach()]
             if step % config.log_every == 0 or share() >= 1:
                 last = torch.stack(found).mean(0).tolist()
                 seconds = time.monotonic() - started
@@ -99,12 +106,12 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
     return Trained(step, time.monotonic() - started, guesses, tuple(last))
 
 
-def _stretch(trace: Trace, config: HeadTraining, step: int) -> tuple[Trace, torch.Tensor]:
+def _stretch(trace: Trace, passes: int, share: float, step: int) -> tuple[Trace, Tensor]:
     """Return a stretch of positions, drawn by the step's number, and the trace as far as it matters for these."""
-    possible = positions(trace, config.passes)
+    possible = positions(trace, passes)
     if possible < 1:
-        raise InvalidConfig(f"sequences are too short for {config.passes} passes; make them longer.")
-    count = max(1, round(config.scored * possible))
+        raise InvalidConfig(f"sequences are too short for {passes} passes; make them longer.")
+    count = max(1, round(share * possible))
     first = int(torch.randint(possible - count + 1, (), generator=torch.Generator().manual_seed(step)))
     starts_C = torch.arange(first, first + count, device=trace.tokens_BS.device)
-    return trace.upto(first + count + config.passes + 1), starts_C
+    return trace.upto(first + count + passes + 1), starts_C

@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import AttentionSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.training.card import PLOT, plot_loss
-from ridgeline.training.drafted import acceptance, prompts, written
+from ridgeline.training.drafted import acceptances, prompts, written
 from ridgeline.training.embedded import EMBEDDED
 from ridgeline.training.export import read_model, write_model
 from ridgeline.training.head_card import head_card
@@ -70,7 +70,7 @@ class HeadConfig:
     drafts: tuple[int, ...] = (4, 5)
     prompt: int = 256
     continuation: int = 64
-    requests: int = 96
+    requests: int = 64
     seed: int = 0
     command: str = ""
     commit: str = ""
@@ -186,9 +186,9 @@ def _measure(
         prompts_BS = prompts(
             prepared.tokenizer, texts, count=config.requests, length=config.prompt, seed=config.seed
         ).to(config.device)
-        text_BS = written(target, prompts_BS, config.continuation)
+        text_BS = written(target, prompts_BS, config.continuation, config.work, fingerprint(config.target))
         counts = [count for count in config.drafts if learner.most is None or count <= learner.most]
-        each = [acceptance(learner, target, text_BS, config.prompt, count).as_report() for count in counts]
+        each = [one.as_report() for one in acceptances(learner, target, text_BS, config.prompt, counts)]
         say(
             f"{name}: " + ", ".join(f"{a['tokens_per_step']:.2f} tokens a step with {a['drafts']} drafts" for a in each)
         )
@@ -245,7 +245,7 @@ def _facts(name: str, config: HeadConfig, learner: Learner, traces: Traces) -> R
     }
 
 
-def _outcome(trained: Trained) -> Mapping[str, Any]:
+def _outcome(trained: Trained) -> Report:
     return {
         "steps": trained.steps,
         "seconds": trained.seconds,

@@ -135,9 +135,11 @@ class CachedLayer:
         for memory_BGLD, new_BGSD in zip(self._memory, (k_BGSD, v_BGSD), strict=True):
             memory_BGLD[:, :, start:end] = new_BGSD
         self._used = end
+        k_BGLD, v_BGLD = (memory_BGLD[:, :, :end] for memory_BGLD in self._memory)
         out_BHSD = F.scaled_dot_product_attention(
             q_BHSD,
-            *(memory_BGLD[:, :, :end] for memory_BGLD in self._memory),
+            k_BGLD,
+            v_BGLD,
             is_causal=start == 0,  # else there is one query, which sees all
             scale=spec.scale,
             enable_gqa=spec.num_heads != spec.num_kv_heads,

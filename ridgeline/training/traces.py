@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class TextConfig:
 
     corpus_rows: int = 96
     corpus_length: int = 2048
-    own_rows: int = 512
+    own_rows: int = 384
     own_length: int = 512
     temperatures: tuple[float, ...] = (0.0, 0.5)
     seed: int = 0
@@ -98,7 +98,8 @@ def make_traces(
             say(f"{name} text")
             tokens_BS = (_corpus if name == "corpus" else _own)(target, tokens, config)
             say(f"running the target over {tokens_BS.numel():,} tokens")
-            _save(_trace(target, tokens_BS, taps), file)
+            trace = _trace(target, tokens_BS, taps)
+            save_whole({each.name: getattr(trace, each.name) for each in fields(Trace)}, file)
         groups.append(Trace(**load_file(file)))
     return groups
 
@@ -137,8 +138,8 @@ def _trace(target: Decoder, tokens_BS: Tensor, taps: tuple[int, ...]) -> Trace:
     return Trace(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(Trace)))
 
 
-def _save(trace: Trace, file: Path) -> None:
-    """Write a trace so that a file with its name is always whole."""
+def save_whole(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Write tensors so that a file with its name is always whole."""
     part = file.with_suffix(".part")
-    save_file({each.name: getattr(trace, each.name).cpu().contiguous() for each in fields(Trace)}, part)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, part)
     part.replace(file)
