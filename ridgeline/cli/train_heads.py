@@ -41,7 +41,7 @@ def eagle(
     taps: Taps = "",
     intermediate: Annotated[int, typer.Option(help="Width of the head's feed-forward.", min=1)] = 768,
     passes: Annotated[int, typer.Option(help="Tokens behind each position that are learnt.", min=1, max=16)] = 5,
-    lr: Rate = 2e-3,
+    lr: Rate = 4e-3,
     batch_tokens: BatchTokens = 2048,
     corpus_rows: CorpusRows = 96,
     own_rows: OwnRows = 384,
@@ -136,7 +136,12 @@ def _run(
         work=work or out / "work",
         device=where,
         training=modules["head_loop"].HeadTraining(
-            lr=lr, passes=passes, steps=steps, seconds=seconds, scored=1.0 if kind == "draft" else 0.25
+            lr=lr,
+            passes=passes,
+            steps=steps,
+            seconds=seconds,
+            scored=0.2 if kind == "eagle" else 1.0,
+            alone=0.5 if kind == "eagle" else 0.0,
         ),
         text=modules["traces"].TextConfig(corpus_rows=corpus_rows, own_rows=own_rows, seed=seed),
         taps=layers,

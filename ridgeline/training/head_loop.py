@@ -56,7 +56,8 @@ class HeadTraining:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run was. losses: of each pass, the mean of the last few steps, in nats. guesses: tokens that were scored."""
+    """What a run was. losses: of each pass, the mean of the last few steps, in nats.
+    guesses: tokens that were scored."""
 
     steps: int
     seconds: float
