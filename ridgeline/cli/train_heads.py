@@ -41,7 +41,7 @@ def eagle(
     taps: Taps = "",
     intermediate: Annotated[int, typer.Option(help="Width of the head's feed-forward.", min=1)] = 768,
     passes: Annotated[int, typer.Option(help="Tokens behind each position that are learnt.", min=1, max=16)] = 5,
-    lr: Rate = 4e-3,
+    lr: Rate = 6e-3,
     batch_tokens: BatchTokens = 2048,
     corpus_rows: CorpusRows = 96,
     own_rows: OwnRows = 384,

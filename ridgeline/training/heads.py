@@ -38,6 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ridgeline.training.optimizer import INIT_STD
+
 
 @dataclass(frozen=True, kw_only=True)
 class EagleShape:
@@ -136,12 +138,9 @@ class EagleHead(nn.Module):
         with torch.no_grad():
             for module in self.modules():
                 if isinstance(module, nn.Linear):
-                    spread = module.in_features**-0.5
-                    module.weight.copy_(spread * torch.randn(module.weight.shape, generator=generator))
-            # The feature begins as the deepest tapped output, in whose terms the output matrix reads. The outputs of
-            # layers are several times as large as those of a layer that has learnt nothing.
-            self.fc.weight *= 0.5
-            self.fc.weight[:, -shape.hidden :] += 0.25 * torch.eye(shape.hidden)
+                    module.weight.copy_(INIT_STD * torch.randn(module.weight.shape, generator=generator))
+            # The feature begins as the deepest tapped output, in whose terms the output matrix reads
+            self.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
 
     def forward(
         self, features_BSX: Tensor, embed: Callable[[int], Tensor], starts_C: Tensor, pairs: int, passes: int
