@@ -24,6 +24,7 @@ CorpusRows = Annotated[int, typer.Option(help="Sequences of 2048 tokens of this 
 OwnRows = Annotated[
     int, typer.Option(help="Sequences of 512 tokens of which the target writes the second half.", min=0)
 ]
+Start = Annotated[str, typer.Option("--from", help="Train this head of the same sizes further (folder).")]
 Taps = Annotated[str, typer.Option(help="Layers of the target that are read, from 0, such as 1,3,5.")]
 Seed = Annotated[int, typer.Option(help="Decides text, order and initial weights.")]
 TrainMB = Annotated[float | None, typer.Option(help="Draw sequences from about this much text.")]
@@ -34,6 +35,7 @@ Commit = Annotated[str | None, typer.Option(help="Recorded in the card; default:
 def eagle(
     out: Out,
     target: Target = "embedded",
+    start: Start = "",
     work: Work = None,
     minutes: Minutes = None,
     steps: Steps = None,
@@ -53,12 +55,13 @@ def eagle(
     """Train a head of EAGLE-3, which goes on from the target's hidden states."""
     _run("eagle", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr, taps=taps,
          batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
-         requests=requests, commit=commit, passes=passes, intermediate=intermediate)  # fmt: skip
+         requests=requests, commit=commit, passes=passes, intermediate=intermediate, start=start)  # fmt: skip
 
 
 def medusa(
     out: Out,
     target: Target = "embedded",
+    start: Start = "",
     work: Work = None,
     minutes: Minutes = None,
     steps: Steps = None,
@@ -76,7 +79,7 @@ def medusa(
     """Train heads of Medusa, each of which guesses one token from the target's last hidden state."""
     _run("medusa", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr,
          batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
-         requests=requests, commit=commit, passes=heads, heads=heads)  # fmt: skip
+         requests=requests, commit=commit, passes=heads, heads=heads, start=start)  # fmt: skip
 
 
 def draft(
@@ -118,20 +121,20 @@ def _run(
     seed: int,
     max_train_mb: float | None,
     commit: str | None,
-    start: str = "embedded-draft",
+    start: str,
     taps: str = "",
     **sizes: Any,
 ) -> None:
     if (minutes is None) == (steps is None):
         raise InvalidConfig("give either --minutes or --steps.")
     layers, where, most = _layers(taps), device_of(device), bytes_of(max_train_mb)
-    folders = resolve_model(target), resolve_model(start)
+    folder, begun = resolve_model(target), resolve_model(start) if start else None
     modules = imported("recipe", "head_recipe", "head_loop", "traces")
     seconds = None if minutes is None else 60 * minutes
     config = modules["head_recipe"].HeadConfig(
         kind=kind,
-        target=folders[0],
-        start=folders[1],
+        target=folder,
+        start=begun,
         out=out,
         work=work or out / "work",
         device=where,
@@ -147,7 +150,10 @@ def _run(
         taps=layers,
         max_train_bytes=most,
         seed=seed,
-        command=f"ridgeline train {kind}" + (f" --steps {steps}" if steps else f" --minutes {minutes:g}"),
+        command=f"ridgeline train {kind}"
+        + (f" --from {start}" if start else "")
+        + (f" --steps {steps}" if steps else f" --minutes {minutes:g}")
+        + f" --lr {lr:g} --batch-tokens {sizes['batch_tokens']}",
         commit=commit or modules["recipe"].git_commit(),
         **sizes,
     )

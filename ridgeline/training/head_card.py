@@ -45,6 +45,8 @@ def head_card(report: Report) -> str:
         target=report["target"], start=report["start"], taps=", ".join(map(str, report["taps"]))
     )
     size = f"{report['parameters']:,} parameters, {report['bytes']:,} bytes in bfloat16."
+    if report["start"] and report["kind"] != "draft":
+        size += f" It began as `{report['start']}`, and the figures below are of its further training."
     head = f"# {report['name']}\n\n{what}\n\n{size}"
     return "\n\n".join((_FRONT_MATTER.format(**report), head, _scores(report), _training(report), _LIMITS))
 

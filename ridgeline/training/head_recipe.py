@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import AttentionSpec
@@ -34,6 +34,7 @@ from ridgeline.weights.folder import fingerprint
 from ridgeline.weights.formats.json_file import read_json
 
 Kind = Literal["eagle", "medusa", "draft"]
+Head = TypeVar("Head", EagleHead, MedusaHeads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class HeadConfig:
 
     kind: what is trained.
     target: the folder of the model that the drafts are for.
-    start: the folder of the smaller model that is trained further.
+    start: the folder that is trained further; None begins a head anew.
     out: gets <name>/, <name>.jsonl and report.json.
     work: gets the corpus, texts and traces, and gives those that lie there.
     taps: the layers of the target that a head of EAGLE-3 reads (default: low, middle and high ones).
@@ -55,7 +56,7 @@ class HeadConfig:
 
     kind: Kind
     target: Path
-    start: Path
+    start: Path | None
     out: Path
     work: Path
     device: torch.device
@@ -115,6 +116,7 @@ def make_learner(config: HeadConfig, target: Decoder) -> Learner:
     """Return what is to be trained. Raise InvalidConfig for sizes that do not go with the target."""
     spec, device = target.spec, config.device
     if config.kind == "draft":
+        assert config.start is not None
         draft = read_target(config.start, device)
         if draft.spec.vocab_size != spec.vocab_size:
             raise InvalidConfig(
@@ -125,7 +127,8 @@ def make_learner(config: HeadConfig, target: Decoder) -> Learner:
     if config.kind == "medusa":
         if config.training.passes != config.heads:
             raise InvalidConfig(f"{config.heads} heads of Medusa guess as many tokens, not {config.training.passes}.")
-        return Medusa(MedusaHeads(config.heads, spec.hidden_size, spec.vocab_size).to(device), target)
+        heads = MedusaHeads(config.heads, spec.hidden_size, spec.vocab_size)
+        return Medusa(_begun(heads, config.start).to(device), target)
     attention = spec.layers[-1].mixer
     assert isinstance(attention, AttentionSpec)  # read_target takes no others
     values = read_json(config.target / "config.json", required=True)
@@ -141,7 +144,19 @@ def make_learner(config: HeadConfig, target: Decoder) -> Learner:
         vocab=spec.vocab_size,
         positions=spec.max_position_embeddings,
     )
-    return Eagle(EagleHead(shape, config.seed).to(device), target)
+    return Eagle(_begun(EagleHead(shape, config.seed), config.start).to(device), target)
+
+
+def _begun(head: Head, start: Path | None) -> Head:
+    """Return the head with the weights of a folder, if there is one. Raise InvalidConfig if these have other shapes."""
+    if start is None:
+        return head
+    stored = {name: tensor.float() for name, tensor in load_file(start / "model.safetensors").items()}
+    shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (stored, head.state_dict())]
+    if shapes[0] != shapes[1]:
+        raise InvalidConfig(f"{start} holds a head of other sizes; give those that it was trained with.")
+    head.load_state_dict(stored)
+    return head
 
 
 def _taps(given: tuple[int, ...], layers: int) -> tuple[int, ...]:
@@ -200,6 +215,7 @@ def _export(config: HeadConfig, learner: Learner, target: Decoder, folder: Path,
     """Write the folder, and return the learner with the rounded weights that lie there."""
     module = learner.module
     if isinstance(module, Decoder):
+        assert config.start is not None
         write_model(folder, module, read_json(config.start / "config.json", required=True), prepared.tokenizer)
         return DraftModel(read_model(folder, config.device).float())
     assert isinstance(module, EagleHead | MedusaHeads)
@@ -220,7 +236,7 @@ def _facts(name: str, config: HeadConfig, learner: Learner, traces: Traces) -> R
         "name": name,
         "kind": config.kind,
         "target": config.target.name,
-        "start": config.start.name if config.kind == "draft" else None,
+        "start": None if config.start is None else config.start.name,
         "parameters": sum(p.numel() for p in module.parameters()),
         "taps": list(config.taps),
         "evaluation": {"prompt": config.prompt, "continuation": config.continuation, "requests": config.requests},

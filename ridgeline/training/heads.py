@@ -190,17 +190,27 @@ class EagleHead(nn.Module):
     ) -> Tensor:
         attention, shape = self.midlayer.self_attn, self.shape
         q_BHCD = attention.q_proj(read_BCX).unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
-        q_BHCD = rotated(q_BHCD, place_C, shape.rope_theta) * shape.head_dim**-0.5
-        k_BHPD, v_BHPD = real
-        scores = [(q_BHCD @ k_BHPD.transpose(-1, -2)).float().masked_fill(unseen_CP, -torch.inf)]
-        scores += [(q_BHCD * k_BHCD).sum(-1, keepdim=True).float() for k_BHCD, _ in own]
-        weights = torch.cat(scores, -1).softmax(-1)
-        weights_BHCP, weights_BHCJ = weights.split((len(unseen_CP[0]), len(own)), -1)
-        mixed_BHCD = weights_BHCP.to(v_BHPD.dtype) @ v_BHPD
-        for index, (_, v_BHCD) in enumerate(own):
-            mixed_BHCD = mixed_BHCD + weights_BHCJ[..., index : index + 1] * v_BHCD
+        q_BHCD = rotated(q_BHCD, place_C, shape.rope_theta)
+        mixed_BHCD = _mixed(q_BHCD, real, unseen_CP, own)
         x_BCM = x_BCM + attention.o_proj(mixed_BHCD.transpose(1, 2).flatten(2))
         return x_BCM + self.midlayer.mlp(self.midlayer.post_attention_layernorm(x_BCM))
+
+
+def _mixed(
+    q_BHCD: Tensor, real: tuple[Tensor, Tensor], unseen_CP: Tensor, own: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Return attention to the real pairs that each chain sees and to its own: [B, H, C, D]."""
+    k_BHPD, v_BHPD = real
+    if not own:
+        return F.scaled_dot_product_attention(q_BHCD, k_BHPD, v_BHPD, attn_mask=~unseen_CP)
+    q_BHCD = q_BHCD * q_BHCD.shape[-1] ** -0.5
+    scores = [(q_BHCD @ k_BHPD.transpose(-1, -2)).float().masked_fill(unseen_CP, -torch.inf)]
+    scores += [(q_BHCD * k_BHCD).sum(-1, keepdim=True).float() for k_BHCD, _ in own]
+    weights_BHCP, weights_BHCJ = torch.cat(scores, -1).softmax(-1).split((unseen_CP.shape[1], len(own)), -1)
+    mixed_BHCD = weights_BHCP.to(v_BHPD.dtype) @ v_BHPD
+    for index, (_, v_BHCD) in enumerate(own):
+        mixed_BHCD = mixed_BHCD + weights_BHCJ[..., index : index + 1] * v_BHCD
+    return mixed_BHCD
 
 
 def rotated(x_BHPD: Tensor, place_P: Tensor, theta: float) -> Tensor:

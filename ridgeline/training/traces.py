@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -88,11 +88,15 @@ def make_traces(
 ) -> list[Trace]:
     """Return the groups of traces, from `folder` if they were made there before. of: tells one target and corpus from
     others."""
-    digest = hashlib.sha256(json.dumps([asdict(config), taps, of]).encode()).hexdigest()[:16]
+    sizes = {
+        "corpus": (config.corpus_rows, config.corpus_length),
+        "own": (config.own_rows, config.own_length, config.temperatures),
+    }
     groups = []
-    for name, rows in (("corpus", config.corpus_rows), ("own", config.own_rows)):
-        if not rows:
+    for name, size in sizes.items():
+        if not size[0]:
             continue
+        digest = hashlib.sha256(json.dumps([size, config.seed, taps, of]).encode()).hexdigest()[:16]
         file = folder / f"traces-{name}-{digest}.safetensors"
         if not file.exists():
             say(f"{name} text")
