@@ -227,16 +227,25 @@ def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(folder: Path, tmp_path: Path, few_files: None) -> Callable[..., Path]:
     def running(kind: Kind, **settings: Any) -> Path:
+        training = HeadTraining(lr=1e-3, passes=1 if kind == "draft" else PASSES, steps=2)
+        begin = settings.pop("begin", folder if kind == "draft" else None)
         config = HeadConfig(
             kind=kind,
             target=folder,
-            start=folder,
+            start=begin,
             out=tmp_path / "out",
             work=tmp_path / "work",
             device=CPU,
-            training=HeadTraining(lr=1e-3, passes=1 if kind == "draft" else PASSES, steps=2),
             text=TextConfig(corpus_rows=3, corpus_length=64, own_rows=4, own_length=32),
-            **{"heads": PASSES, "drafts": (2, 3), "prompt": 16, "continuation": 20, "requests": 3, **settings},
+            **{
+                "training": training,
+                "heads": PASSES,
+                "drafts": (2, 3),
+                "prompt": 16,
+                "continuation": 20,
+                "requests": 3,
+                **settings,
+            },
         )
         [name] = head_recipe.run(config, Console(quiet=True))
         return tmp_path / "out" / name
@@ -295,6 +304,17 @@ def test_a_draft_model_is_measured_before_and_after(run: Callable[..., Path]) ->
     card = (made / "README.md").read_text()
     assert card.count("tokens a step |") == 2
     assert "**4.00**" in card  # the target drafts for itself, three tokens
+
+
+def test_a_head_goes_on_from_a_folder(run: Callable[..., Path], folder: Path) -> None:
+    made = run("eagle", intermediate=48)
+    before = load_file(made / "model.safetensors")
+    again = run("eagle", intermediate=48, begin=made, name="again", training=HeadTraining(lr=1e-9, passes=2, steps=1))
+    after = load_file(again / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "began as `target-eagle`" in (again / "README.md").read_text()
+    with pytest.raises(InvalidConfig, match="other sizes"):
+        run("eagle", intermediate=32, begin=made)
 
 
 def test_texts_and_traces_are_made_once(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
