@@ -70,7 +70,8 @@ class Head:
     heads, kv_heads, head_dim, intermediate = 4, 2, 32, 96
     method = ""
 
-    def __init__(self, target: Target, seed: int = 0) -> None:
+    def __init__(self, target: Target, seed: int = 0, taps: tuple[int, ...] = (0, 1, 2)) -> None:
+        self.taps = taps
         self.target, self.width = target, target.config.hidden_size
         self.vocabulary = target.config.vocab_size
         self._generator = torch.Generator().manual_seed(seed)
@@ -162,7 +163,6 @@ class Eagle(Head):
 class Eagle3(Head):
     method = "eagle3"
     narrow = 0  # tokens that it scores; 0: all, by the target's matrix
-    taps = (0, 1, 2)
 
     def make(self) -> None:
         self.layer("midlayer.", 2 * self.width)
@@ -200,7 +200,6 @@ class Eagle3(Head):
 
 class NarrowEagle3(Eagle3):
     narrow = 90
-    taps = (1,)
 
 
 class Medusa(Head):

@@ -18,7 +18,7 @@ from tests import tiny_models
 from tests.driving import Rig, ask, rig
 from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
-from tests.test_speculation import DRAFTS, Always, Fickle, check_same, plain, prompt, requests
+from tests.test_speculation import DRAFTS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
 LAYERS = 4  # of the target; the outputs of all but the last are tapped
 
@@ -138,6 +138,25 @@ def test_tokens_are_those_of_plain_decoding(kind: type[Head], target: Target, fo
             check_same(always(own, how).run(*requests(own.runner.decoder.spec.vocab_size)), want)
 
 
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize("kind", [Eagle, NarrowEagle3, Medusa], ids=lambda kind: kind.__name__)
+def test_even_steps_draft_as_the_paper_does(
+    kind: type[Head], buckets: bool, target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all rows of a step as many drafts or none, padded to the sizes of captured graphs."""
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    with rig(folder) as own:
+        want = own.run(*GREEDY)
+    with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
+        evenly(own, monkeypatch if buckets else None)
+        record = Record(always(own, Turning))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    assert record.check(head, texts_of(GREEDY, got)) > 60
+
+
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
     layers = 3
     folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=layers + 1)
@@ -182,7 +201,7 @@ def test_heads_of_other_formats_are_found(folder: Path, target: Target, tmp_path
         files.mkdir()
         (files / "config.json").write_text(json.dumps(configs[name]))
         save_file(renamed[name], files / "model.safetensors")
-        with rig(folder, **drafting(head, files)) as own:
+        with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
             record = Record(always(own))
             got = own.run(*GREEDY)
         assert record.check(head, texts_of(GREEDY, got)) > 100

@@ -24,7 +24,18 @@ from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
-from tests.test_speculation import DRAFTS, FAMILIES, SETTINGS, Always, Fickle, check_same, plain, prompt, requests
+from tests.test_speculation import (
+    DRAFTS,
+    FAMILIES,
+    SETTINGS,
+    Always,
+    Fickle,
+    check_same,
+    evenly,
+    plain,
+    prompt,
+    requests,
+)
 
 TinyModel = Callable[[str], Path]
 
@@ -231,6 +242,21 @@ def test_the_embedded_model_brings_its_own_draft() -> None:
         assert counts["accepted_tokens"] > 0.3 * counts["draft_tokens"]
 
 
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+def test_even_steps_change_no_token_and_lose_no_key(
+    family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all rows of a step as many drafts or none, padded to the sizes of captured graphs."""
+    folder = tiny_model(family)
+    want = plain(folder)
+    with rig(folder, **drafting(folder)) as own:
+        evenly(own, monkeypatch if buckets else None)
+        check_same(always(own).run(*requests(own.runner.decoder.spec.vocab_size)), want)
+        assert not own.errors
+        assert share(own) > 0.5  # behind a step without drafts the next one has none that could be right
+
+
 def test_dummy_weights_are_made_of_the_draft_model_too(tiny_model: TinyModel) -> None:
     folder = tiny_model("llama")
     with rig(folder, **drafting(folder), load_format="dummy") as own:
@@ -258,7 +284,7 @@ def test_models_that_cannot_draft_are_refused_in_one_sentence(tiny_model: TinyMo
     assert "set max_model_len to 32" in refused(folder, {"model": shorter})
     assert "recurrent layers" in refused(folder, {"model": tiny_model("mamba2")})
     assert "neither an existing folder" in refused(folder, {"model": str(tmp_path / "nowhere")})
-    with pytest.raises(InvalidConfig, match="a draft model runs on one device yet"):
+    with pytest.raises(InvalidConfig, match="draft models and heads run on one device yet"):
         LLMConfig(tensor_parallel_size=2, **drafting(folder))
 
 

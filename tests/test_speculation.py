@@ -82,6 +82,16 @@ class Fickle(Always):
         return True
 
 
+class Turning(Always):
+    """All rows of a step verify drafts or none does, now so and now so, as on a GPU."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random(0)
+
+    def pays(self, rows: int) -> bool:
+        return self._draw.random() < 0.6
+
+
 class Even:
     """A mask that allows even tokens only."""
 

@@ -53,12 +53,19 @@ def test_a_model_alone_is_a_draft_model(given: dict[str, Any], model: str | None
         ({"method": "medusa", "model": "head"}, "medusa", 0),
         ({"method": "mtp"}, "mtp", 3),
         ({"method": "qwen3_next_mtp"}, "mtp", 3),
+        ({"method": "layer_skip"}, "layer_skip", 3),
     ],
 )
 def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) -> None:
     config = LLMConfig(speculative_config={**given, "num_speculative_tokens": 3})
     assert config.speculation is not None
     assert (config.speculation.method, config.speculation.model) == (method, given.get("model"))
+    assert config.speculation.prompt_lookup_max == 0
+    first = speculation_of(
+        {**given, "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1, "prompt_lookup_max": 4}
+    )
+    assert first is not None
+    assert (first.method, first.prompt_lookup_min, first.prompt_lookup_max) == (method, 4, 4)
     assert config.drafted_ahead == ahead
 
 
@@ -70,7 +77,12 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
         ({"method": "suffix", "num_speculative_tokens": 3}, "the method 'suffix', which is not supported"),
         ({"method": "mtp", "num_speculative_tokens": 3, "model": "x"}, "the method mtp needs none; leave it out"),
         ({"method": "eagle", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),
-        ({"method": "medusa", "num_speculative_tokens": 3, "prompt_lookup_min": 2}, "is for the method ngram; leave"),
+        ({"method": "medusa", "num_speculative_tokens": 3, "prompt_lookup_min": 65}, "is 65; give a whole number"),
+        ({"method": "medusa", "num_speculative_tokens": 3, "skip_layers": [1]}, "is for the method layer_skip; leave"),
+        ({"method": "layer_skip", "num_speculative_tokens": 3, "skip_layers": [1, 1]}, "[1, 1]; give a list of layers"),
+        ({"method": "layer_skip", "num_speculative_tokens": 3, "skip_layers": "1"}, "'1'; give a list of layers"),
+        ({"method": "layer_skip", "num_speculative_tokens": 3, "model": "x"}, "the method layer_skip needs none"),
+        ({"method": "eagle", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}, "has no 'draft_tensor_par"),
         ({"method": 3}, "the method 3"),
         ({"method": "ngram"}, "num_speculative_tokens of speculative_config is missing"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "is 0; give a whole number from 1 to 16"),
@@ -80,10 +92,6 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
         ({"method": "ngram", "num_spec_tokens": 3}, "has no 'num_spec_tokens'; did you mean 'num_speculative_tokens'"),
         ({"method": "ngram", "num_speculative_tokens": 3, "zzz": 1}, "has no 'zzz'; known: method"),
         ({"method": "ngram", "num_speculative_tokens": 3, "model": "draft"}, "needs none; leave it out"),
-        (
-            {"method": "draft_model", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
-            "prompt_lookup_max of speculative_config is for the method ngram",
-        ),
         ({"method": "draft_model", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),
         ({"model": "draft"}, "num_speculative_tokens of speculative_config is missing"),
         (

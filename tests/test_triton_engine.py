@@ -15,7 +15,11 @@ from ridgeline.core.plan import StepPlan
 from ridgeline.engine.drafting import Drafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
+from tests import tiny_models
 from tests.driving import Rig, ask, rig
+from tests.head_oracle import Eagle, Eagle3, Head, Target
+from tests.test_draft_heads import Record, texts_of
+from tests.test_speculation import Always, evenly, prompt
 
 PROMPTS = {"a": tuple(range(5, 24)), "b": (7, 8, 9), "c": tuple(range(40, 90)), "d": (3,)}
 TRITON = {name: "triton" for name, op in OPS.items() if any(i.name == "triton" for i in op.implementations)}
@@ -84,6 +88,35 @@ def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) 
     assert {name: outcome.tokens for name, outcome in got.items()} == {name: o.tokens for name, o in want.items()}
     assert counts is not None
     assert 0 < counts["accepted_tokens"] < counts["draft_tokens"]
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
+def test_networks_draft_what_they_draft_with_the_plain_ops(
+    tiny_model: Callable[[str], Path], method: str, tmp_path: Path
+) -> None:
+    """A draft model that is the target itself, and heads whose drafts a plain implementation knows."""
+    folder, taps = tiny_model("llama"), (0,)
+    head: Head | None = None
+    if method != "draft_model":
+        head = {"eagle": Eagle, "eagle3": Eagle3}[method](Target(tiny_models.build("llama")), taps=taps)
+    files = folder if head is None else head.save(tmp_path / "head")
+    asked = [ask("a", prompt(17, 1), max_tokens=7), ask("b", prompt(5, 2), max_tokens=6)]
+    with rig(folder) as own:
+        want = own.run(*asked)
+    config = {"method": method, "model": files, "num_speculative_tokens": 3}
+    with rig(folder, kernels=TRITON, speculative_config=config) as own:
+        evenly(own)
+        own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+        record = Record(own)
+        got = own.run(*asked)
+        counts = own.engine.scheduler.figures().drafts
+        assert not own.errors
+    assert {name: outcome.tokens for name, outcome in got.items()} == {name: o.tokens for name, o in want.items()}
+    assert counts is not None
+    if head is None:
+        assert counts["accepted_tokens"] > 0.5 * counts["draft_tokens"]
+    else:
+        assert record.check(head, texts_of(asked, got)) > 10
 
 
 MIXED = ((range(5, 22), 2), ((7, 8, 9), 4), ((3,), 3))  # prompts, and how many tokens to generate

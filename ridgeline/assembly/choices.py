@@ -16,6 +16,7 @@ from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.sharding import with_cached_experts
+from ridgeline.core.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.stages import of_stage
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_dtype, choose_kernels, choose_limits
@@ -92,6 +93,7 @@ class Choices:
     @property
     def kernels(self) -> KernelSet:
         """The kernels that the engine will need."""
+        draft = self.draft
         return KernelSet(
             spec=self.part,
             arch=self.ops.platform.arch,
@@ -104,8 +106,11 @@ class Choices:
             cascade=self.cascade,
             overrides=tuple(sorted(self.overrides.items())),
             quantization=self.scheme.name,
-            speculation=self.config.speculation,
             forms=tuple(sorted(self.forms.items())),
+            speculation=self.config.speculation,
+            draft=None if draft is None else draft.network,
+            draft_quantization=None if draft is None else draft.scheme.name,
+            draft_forms=() if draft is None else tuple(sorted(draft.forms.items())),
         )
 
 
@@ -149,7 +154,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
     draft = None
     if config.speculation is not None:
-        _check_speculation(model.spec)
+        _check_speculation(model.spec, config.speculation)
         draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
     if draft is not None:
         check_weights_fit(draft.spec, device, dtype=dtype, positions=1, forms=draft.forms.values())
@@ -201,8 +206,11 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
     return scheme(None)
 
 
-def _check_speculation(model: ModelSpec) -> None:
-    """Raise InvalidConfig if no drafts can be verified of what the model writes."""
+def _check_speculation(model: ModelSpec, speculation: Speculation) -> None:
+    """Raise InvalidConfig if no drafts can be verified of what the model writes, or if it cannot make them itself as it
+    should."""
+    if speculation.method == LAYER_SKIP:
+        speculation.skipped(len(model.layers))
     if model.pooling is not None:
         raise InvalidConfig("speculative_config is for models that write, and this one pools; leave it out.")
     if any(group.spec.exact for group in model.cache_groups):

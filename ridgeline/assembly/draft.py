@@ -9,16 +9,13 @@ import torch
 
 from ridgeline.assembly.forms import kept_forms
 from ridgeline.core.config import LLMConfig
-from ridgeline.core.draft_head import HeadConfig, MedusaSpec, size_of
+from ridgeline.core.draft_head import HeadConfig, HeadSpec, MedusaSpec, size_of
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import DRAFT_MODEL, HEADS, MTP, NGRAM, Speculation
-from ridgeline.kernels.op import on_gpu
+from ridgeline.core.speculation import DRAFT_MODEL, HEADS, LAYER_SKIP, MTP, NGRAM, Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
-from ridgeline.layers.draft_head import DraftHead
-from ridgeline.layers.medusa import Medusa
 from ridgeline.models.config import ModelConfig
 from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import Scheme, scheme
@@ -36,6 +33,7 @@ from ridgeline.weights.loader import (
 )
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
+from ridgeline.worker.speculation.methods import Network, network_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,10 @@ class DraftChoice:
         """The model by which memory is planned."""
         return self.model.spec
 
+    @property
+    def network(self) -> ModelSpec:
+        return self.model.spec
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
@@ -61,6 +63,11 @@ class HeadChoice:
     head: HeadConfig
     spec: ModelSpec
     forms: Forms = field(default_factory=dict)
+    scheme: Scheme = field(default_factory=lambda: scheme(None))
+
+    @property
+    def network(self) -> HeadSpec:
+        return self.head.spec
 
 
 def draft_folder(speculation: Speculation, config: LLMConfig, target: Path) -> Path:
@@ -90,10 +97,8 @@ def choose_draft(
     longest: the tokens that a request may have.
     """
     speculation = config.speculation
-    if speculation is None or speculation.method == NGRAM:
+    if speculation is None or speculation.method in (NGRAM, LAYER_SKIP):
         return None
-    if on_gpu(ops.platform):
-        raise InvalidConfig("draft models and heads run on CPUs yet; on a GPU take the method ngram, or leave it out.")
     folder, files = draft_folder(speculation, config, target), config.load_format != "dummy"
     if speculation.method in HEADS:
         return _choose_head(speculation, folder, model, config, files)
@@ -157,28 +162,24 @@ def load_draft(
     load_format: str,
     seed: int,
     progress: Progress | None,
-) -> Decoder | DraftHead | Medusa:
+) -> Network:
     """Return the network that drafts, with its weights. positions: the tokens that a request may have. Raise
     ModelLoadError."""
-    if isinstance(choice, HeadChoice):
-        spec = choice.head.spec
-        head: DraftHead | Medusa
-        if isinstance(spec, MedusaSpec):
-            head = Medusa(spec, target, dtype=dtype)
-        else:
-            head = DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=None)
-        load_head(head, choice.head, choice.folder, load_format=load_format, seed=seed)
-        head.prepare()
-        return head
-    decoder = Decoder(
-        choice.model.spec,
+    network = network_of(
+        choice.network,
+        target,
         ops,
         dtype=dtype,
         device=device,
-        max_positions=positions,
+        positions=positions,
         scheme_of=keeping(choice.forms, choice.scheme),
     )
-    names = choice.model.weights
-    load_weights(decoder, choice.folder, names, load_format=load_format, seed=seed, progress=progress)
-    decoder.prepare()
-    return decoder
+    if isinstance(choice, HeadChoice):
+        assert not isinstance(network, Decoder)
+        load_head(network, choice.head, choice.folder, load_format=load_format, seed=seed)
+    else:
+        assert isinstance(network, Decoder)
+        names = choice.model.weights
+        load_weights(network, choice.folder, names, load_format=load_format, seed=seed, progress=progress)
+    network.prepare()
+    return network

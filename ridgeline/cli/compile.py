@@ -7,14 +7,15 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 
 import typer
 
 from ridgeline.cli.options import json_object
-from ridgeline.cli.sizes import read_config
-from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES
+from ridgeline.cli.sizes import config_path, read_config
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import NGRAM, speculation_of
+from ridgeline.core.speculation import LAYER_SKIP, NGRAM
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -51,33 +52,42 @@ def compile(
         raise InvalidConfig(f"{arch!r} is not an architecture that kernels are made for; sm_80, sm_90 or gfx942 are.")
     if (units := multiprocessors or MULTIPROCESSORS.get(arch)) is None:
         raise InvalidConfig(f"say with --multiprocessors how many the {arch} GPU has.")
-    speculation = speculation_of(drafts) if drafts else None
-    if speculation is not None and speculation.method != NGRAM:
-        raise InvalidConfig(
-            "draft models and heads run on CPUs yet, so no GPU has kernels for them; take the method ngram."
-        )
     if importlib.util.find_spec("triton") is None:
         raise InvalidConfig("compiling needs Triton, which is not installed here.")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
+    from ridgeline.assembly.draft import choose_draft, draft_folder
     from ridgeline.defaults import DEFAULT_LIMITS, LARGE_STEP  # imports torch, which takes seconds
-    from ridgeline.kernels.ops import DETERMINISTIC
+    from ridgeline.kernels.op import Platform
+    from ridgeline.kernels.ops import DETERMINISTIC, Ops
+    from ridgeline.quantization.scheme import scheme
     from ridgeline.worker.compilers import Compilers
     from ridgeline.worker.precompile import KernelSet
 
     started, longest = time.perf_counter(), config.spec.max_position_embeddings
+    longest = min(max_model_len or longest, longest)
+    asked = LLMConfig(speculative_config=drafts or None)
+    draft, speculation = None, asked.speculation
+    if speculation is not None and speculation.method not in (NGRAM, LAYER_SKIP):
+        target = config_path(model).parent
+        if not any(draft_folder(speculation, asked, target).glob("*.safetensors")):
+            asked = replace(asked, load_format="dummy")  # so that no weights are asked for
+        ops = Ops(Platform(device_type="cuda", arch=arch))
+        draft = choose_draft(asked, target, config.spec, ops, scheme(None), longest)
     kernels = KernelSet(
         spec=config.spec,
         arch=arch,
         multiprocessors=units,
         dtype=config.dtype if dtype == "auto" else dtype,
-        max_model_len=min(max_model_len or longest, longest),
+        max_model_len=longest,
         max_seqs=max_num_seqs,
         max_tokens=max_num_batched_tokens or (LARGE_STEP if arch in LARGE else DEFAULT_LIMITS["cuda"][1]),
         block_size=block_size,
         cascade=not deterministic,
         overrides=tuple(sorted(DETERMINISTIC.items())) if deterministic else (),
         speculation=speculation,
+        draft=None if draft is None else draft.network,
+        draft_forms=() if draft is None else tuple(sorted(draft.forms.items())),
     )
     with Compilers(kernels, processes) as compilers:
         done = compilers.finish()

@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.explain import verifying_table
 from ridgeline.cli.plan_divisions import show_divisions
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.speculation import MOST_DRAFTS
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 
@@ -37,6 +39,9 @@ def plan(
     price_per_hour: float = typer.Option(None, help="Price of one device for an hour, in any currency."),
     utilization: float = typer.Option(0.9, help="Share of the device's memory to use."),
     datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
+    drafts: int = typer.Option(
+        0, min=0, max=MOST_DRAFTS, help="Show as well when it pays to verify so many drafts a row, at these batches."
+    ),
     plot: Path = typer.Option(None, help="Draw throughput over latency into this file."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
@@ -44,6 +49,8 @@ def plan(
     config = read_config(model)
     if gpus and (tp, pp, ep, cp) != (1, 1, 1, 1):
         raise InvalidConfig("--gpus compares all divisions; leave --tp, --pp, --ep and --cp out, or --gpus.")
+    if drafts and (gpus or (tp, pp, ep, cp) != (1, 1, 1, 1)):
+        raise InvalidConfig("--drafts compares steps of one device by their limits; leave the divisions out.")
     deployments = [
         Deployment(
             model=config.spec,
@@ -69,10 +76,13 @@ def plan(
         return
     plans = [Plan(deployment) for deployment in deployments]
     if as_json:
-        print_json([record(one) for one in plans])
+        more = [{"verifying": [v._asdict() for v in one.verifying(drafts)]} if drafts else {} for one in plans]
+        print_json([record(one) | found for one, found in zip(plans, more, strict=True)])
     else:
         for one in plans:
             _print(one)
+            if drafts:
+                Console().print(verifying_table(one.verifying(drafts)))
     if plot is not None:
         draw(plans, plot)
 

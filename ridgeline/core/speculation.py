@@ -11,7 +11,8 @@ from ridgeline.core.errors import InvalidConfig
 
 NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA = "ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa"
 HEADS = (EAGLE, EAGLE3, MTP, MEDUSA)  # they read the hidden states of the model that they draft for
-METHODS = (NGRAM, DRAFT_MODEL, *HEADS)
+LAYER_SKIP = "layer_skip"
+METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP)
 MOST_DRAFTS = 16
 MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
 LOOKUP = 5  # tokens that prompt lookup compares, unless the user says otherwise
@@ -25,18 +26,32 @@ class Speculation:
     method: "ngram": prompt lookup. What followed the last tokens where they stood before is drafted. "draft_model": a
         smaller model with the same vocabulary goes on. "eagle", "eagle3": a head of a layer goes on from the model's
         hidden states. "mtp": the layer for multi-token prediction, which the checkpoint itself holds, does. "medusa":
-        heads guess one token each.
+        heads guess one token each. "layer_skip": the model itself goes on without some of its layers.
     num_speculative_tokens: the most drafts that a step verifies of a request.
     model: the folder or hub id of the draft model or head; None: the one that ships with the embedded model.
     prompt_lookup_min, prompt_lookup_max: how many of the last tokens must have stood there at least, and are compared
-        at most.
+        at most. 0: nothing is looked up. With another method than ngram lookup comes first, and the method where that
+        finds nothing.
+    skip_layers: the layers that layer_skip leaves out; None: every other one between the first and the last.
     """
 
     method: str
     num_speculative_tokens: int
     model: str | None = None
-    prompt_lookup_min: int = LOOKUP
-    prompt_lookup_max: int = LOOKUP
+    prompt_lookup_min: int = 0
+    prompt_lookup_max: int = 0
+    skip_layers: tuple[int, ...] | None = None
+
+    def skipped(self, layers: int) -> tuple[int, ...]:
+        """Return the layers that are left out of so many. Raise InvalidConfig if some of them are not there, or if none
+        would be left."""
+        found = tuple(range(1, layers - 1, 2)) if self.skip_layers is None else self.skip_layers
+        if not found or len(found) == layers or max(found) >= layers:
+            raise InvalidConfig(
+                f"skip_layers of speculative_config is {list(found)}, and the model has {layers} layers; name some of "
+                f"0 to {layers - 1}, but not all."
+            )
+        return found
 
 
 def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
@@ -49,7 +64,9 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
             f"got {given!r}."
         )
     names = [field.name for field in fields(Speculation)]
-    for name in given:
+    for name, value in given.items():
+        if name == "draft_tensor_parallel_size" and value == 1:  # common in scripts, and it asks for nothing
+            continue
         if name not in names:
             near = get_close_matches(str(name), names, 1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}."
@@ -65,26 +82,44 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         raise InvalidConfig(f"speculative_config {said}; supported: {', '.join(METHODS)}.")
     method = method.strip("[]")
     drafts = _whole(given, "num_speculative_tokens", MOST_DRAFTS)
-    named = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if given.get(name) is not None]
-    if method != NGRAM and named:
-        raise InvalidConfig(f"{named[0]} of speculative_config is for the method ngram; leave it out.")
-    if method in (NGRAM, MTP) and model is not None:
+    if method in (NGRAM, MTP, LAYER_SKIP) and model is not None:
         raise InvalidConfig(f'speculative_config has a "model", and the method {method} needs none; leave it out.')
-    if method != NGRAM:
-        if model is not None and not (isinstance(model, str | Path) and str(model)):
-            raise InvalidConfig(
-                f"model of speculative_config is {model!r}; give the folder or hub id of what is to draft."
-            )
-        return Speculation(method=method, num_speculative_tokens=drafts, model=None if model is None else str(model))
-    lengths = [_whole(given, name, LONGEST_LOOKUP) for name in named] or [LOOKUP]
-    shortest, longest = lengths[0], lengths[-1]
-    if shortest > longest:
-        raise InvalidConfig(
-            f"prompt_lookup_min ({shortest}) is above prompt_lookup_max ({longest}); lower it or raise that."
-        )
+    if model is not None and not (isinstance(model, str | Path) and str(model)):
+        raise InvalidConfig(f"model of speculative_config is {model!r}; give the folder or hub id of what is to draft.")
+    skipped = given.get("skip_layers")
+    if skipped is not None and method != LAYER_SKIP:
+        raise InvalidConfig(f"skip_layers of speculative_config is for the method {LAYER_SKIP}; leave it out.")
+    shortest, longest = _lookup(given, method)
     return Speculation(
-        method=NGRAM, num_speculative_tokens=drafts, prompt_lookup_min=shortest, prompt_lookup_max=longest
+        method=method,
+        num_speculative_tokens=drafts,
+        model=None if model is None else str(model),
+        prompt_lookup_min=shortest,
+        prompt_lookup_max=longest,
+        skip_layers=None if skipped is None else _layers(skipped),
     )
+
+
+def _lookup(given: Mapping[str, object], method: str) -> tuple[int, int]:
+    """Return how many tokens must be found at least, and are compared at most."""
+    named = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if given.get(name) is not None]
+    if not named:
+        return (LOOKUP, LOOKUP) if method == NGRAM else (0, 0)
+    lengths = [_whole(given, name, LONGEST_LOOKUP) for name in named]
+    if lengths[0] > lengths[-1]:
+        raise InvalidConfig(
+            f"prompt_lookup_min ({lengths[0]}) is above prompt_lookup_max ({lengths[-1]}); lower it or raise that."
+        )
+    return lengths[0], lengths[-1]
+
+
+def _layers(given: object) -> tuple[int, ...]:
+    good = isinstance(given, list | tuple) and all(isinstance(each, int) and each >= 0 for each in given)
+    if not isinstance(given, list | tuple) or not good or len(set(given)) < len(given):
+        raise InvalidConfig(
+            f"skip_layers of speculative_config is {repr(given)[:80]}; give a list of layers, the first of which is 0."
+        )
+    return tuple(sorted(given))
 
 
 def _whole(given: Mapping[str, object], name: str, most: int) -> int:

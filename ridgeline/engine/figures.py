@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.core.request import Preemption
@@ -16,8 +17,8 @@ class Figures:
     group_hits: by cache group, after how many of these tokens it could have gone on by itself.
     checkpoints: the states that are kept, made, given up and begun from; None if no group keeps any.
     drafts: rows that verified some ("drafts"), how many they verified ("draft_tokens"), how many of these were right
-        ("accepted_tokens"), and at which place behind the last token ("accepted_tokens_per_pos: 0", …); None if no row
-        may.
+        ("accepted_tokens"), at which place behind the last token ("accepted_tokens_per_pos: 0", …), and how many
+        seconds they saved ("seconds_saved"); None if no row may.
     """
 
     running: int
@@ -29,7 +30,7 @@ class Figures:
     preemptions: Counter[Preemption]
     group_hits: Counter[str]
     checkpoints: Counts | None = None
-    drafts: Counter[str] | None = None
+    drafts: Mapping[str, float] | None = None
 
     def __add__(self, other: Figures) -> Figures:
         return Figures(
@@ -42,5 +43,10 @@ class Figures:
             self.preemptions + other.preemptions,
             self.group_hits + other.group_hits,
             None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
-            None if self.drafts is None or other.drafts is None else self.drafts + other.drafts,
+            None if self.drafts is None or other.drafts is None else _added(self.drafts, other.drafts),
         )
+
+
+def _added(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums by name; those of 0 and below are kept, unlike a Counter's."""
+    return {name: a.get(name, 0) + b.get(name, 0) for name in dict.fromkeys((*a, *b))}

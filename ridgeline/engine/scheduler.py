@@ -110,7 +110,9 @@ class Scheduler:
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
         groups = Counter(dict(zip(cache.layout.names, cache.group_hits, strict=True)))
         counts = cache.checkpoints.counts if cache.checkpoints.groups else None
-        drafts = self._results.drafts.copy() if self.config.num_drafts else None
+        drafts = None
+        if (drafting := self.running.drafting) is not None:
+            drafts = {**self._results.drafts, "seconds_saved": drafting.saved}
         return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts)
 
     def stats_of(self, request_id: str) -> RequestStats:

@@ -41,7 +41,8 @@ class LayerStates(Protocol):
     live_T: bool, the tokens that belong to a request; None: all of them.
     """
 
-    live_T: Tensor | None
+    @property
+    def live_T(self) -> Tensor | None: ...
 
     def __getitem__(self, layer: int) -> Any: ...
 
@@ -226,6 +227,7 @@ class Decoder(nn.Module):
             self.head = Head(spec.pooling, width, build.within("head"))
         if not spec.scores:
             return
+        self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None
         tied = self.embed.weight if spec.tie_word_embeddings else None
         self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
 
@@ -328,11 +330,13 @@ class Decoder(nn.Module):
     def own_logits(self, hidden: Hidden) -> Tensor:
         """Return the scores of this rank's part of the vocabulary: [T, U]. Of a last part that is short the rest means
         nothing."""
-        return self._scaled(self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)[0])
+        logits_TU, _ = self.unembed.normed(self.final_norm, hidden.x_TM, hidden.residual_TM)
+        return self._scaled(logits_TU) if self._scales else logits_TU
 
     def scored(self, x_TM: Tensor) -> Tensor:
         """Return the scores of vectors that are behind a norm, as `own_logits` does: [T, U]."""
-        return self._scaled(self.unembed(x_TM))
+        logits_TU = self.unembed(x_TM)
+        return self._scaled(logits_TU) if self._scales else logits_TU
 
     def _scaled(self, logits_TU: Tensor) -> Tensor:
         if self.spec.logits_multiplier != 1:

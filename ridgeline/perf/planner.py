@@ -22,7 +22,8 @@ from ridgeline.perf.footprint import check_shape, expert_parameters, step_bytes_
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
-from ridgeline.perf.roofline import PRODUCTS, op_rate, step_ops
+from ridgeline.perf.roofline import PRODUCTS, Roofline, op_rate, step_ops
+from ridgeline.perf.speculation import Verifying, verifying
 
 LARGEST_STEP = 1 << 16  # tokens; a device whose products stay memory-bound beyond that is reported as such
 
@@ -197,6 +198,13 @@ class Plan:
         """Return the points at powers of two up to the largest batch that fits, at that batch, and at the best one."""
         batches = {1 << i for i in range(self.max_requests.bit_length())} | {self.max_requests}
         return [self.point(b) for b in sorted(batches | ({self.best.batch} if self.best else set()))]
+
+    def verifying(self, drafts: int) -> list[Verifying]:
+        """Return what verifying so many drafts a row, or fewer, costs and brings on one device, at the batches of the
+        points."""
+        d, batches = self.deployment, [point.batch for point in self.points()]
+        model = Roofline(d.model, d.hardware, self.precision, self.kv_dtype)
+        return verifying(model, d.input + d.output // 2, sorted({1, -(-drafts // 2), drafts}), batches)
 
     def point(self, batch: int) -> Point:
         """Return the figures of one batch. A request arrives during a decode step, waits for it, and then its prompt

@@ -257,7 +257,8 @@ class _Memory:
 def _borrowed_scores(scores: Scores) -> Scores:
     x_TM, residual_TM = scores.hidden
     hidden = Hidden(borrowed(x_TM), None if residual_TM is None else borrowed(residual_TM))
-    return Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RU), hidden)
+    taken = None if scores.taken is None else scores.taken.mapped(borrowed)
+    return Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RU), hidden, taken)
 
 
 def borrowed(tensor: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ import pickle
 import sys
 import threading
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.draft_head import HeadSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.speculation import Speculation
 from ridgeline.core.weight_format import HeldMatrix
@@ -30,6 +31,7 @@ from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.speculation.drafts import Drafts
+from ridgeline.worker.speculation.methods import network_of
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
@@ -43,8 +45,9 @@ class KernelSet:
 
     overrides: the overridden ops as (op, implementation), sorted.
     quantization: the scheme to which plain weights are rounded.
-    speculation: the drafts that rows verify, if they do.
     forms: the matrices that keep the form of the files, by the modules' names, sorted.
+    speculation: the drafts that rows verify, if they do.
+    draft: the network that makes them, if one does. draft_quantization, draft_forms: as those of the model.
     """
 
     spec: ModelSpec
@@ -58,8 +61,11 @@ class KernelSet:
     cascade: bool
     overrides: tuple[tuple[str, str], ...] = ()
     quantization: str | None = None
-    speculation: Speculation | None = None
     forms: tuple[tuple[str, HeldMatrix], ...] = ()
+    speculation: Speculation | None = None
+    draft: ModelSpec | HeadSpec | None = None
+    draft_quantization: str | None = None
+    draft_forms: tuple[tuple[str, HeldMatrix], ...] = ()
 
     @cached_property
     def marker(self) -> Path:
@@ -108,10 +114,22 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         scheme_of = keeping(dict(kernels.forms), scheme(kernels.quantization))
         decoder = Decoder(kernels.spec, ops, dtype=dtype, device=meta, max_positions=longest, scheme_of=scheme_of)
         decoder.prepare()
-        groups = kernels.spec.cache_groups
+        draft = None
+        if kernels.draft is not None:
+            kept = keeping(dict(kernels.draft_forms), scheme(kernels.draft_quantization))
+            draft = network_of(kernels.draft, decoder, ops, dtype=dtype, device=meta, positions=longest, scheme_of=kept)
+            draft.prepare()
+        layers = () if kernels.draft is None else kernels.draft.layers
+        groups = replace(kernels.spec, layers=kernels.spec.layers + layers).cache_groups
         layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
         runner = Runner(
-            decoder, ops, layout, num_slots=kernels.max_seqs, max_model_len=longest, speculation=kernels.speculation
+            decoder,
+            ops,
+            layout,
+            num_slots=kernels.max_seqs,
+            max_model_len=longest,
+            speculation=kernels.speculation,
+            draft=draft,
         )
         for shape, cascade in shapes:
             inputs = runner.segments.inputs(shape, meta, cascade=cascade)

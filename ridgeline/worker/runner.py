@@ -125,7 +125,7 @@ class Runner:
         self.proposer: Proposer | None = None
         if speculation is not None:
             sizes = {"max_model_len": max_model_len, "block_size": layout.block_size}
-            self.proposer = proposer_of(speculation, self.slots, ops, **sizes, draft=draft)
+            self.proposer = proposer_of(speculation, decoder, self.slots, ops, **sizes, draft=draft)
         self.cut = Cut(self.proposer.drafts_SD) if self.proposer is not None and self.device.type == "cpu" else None
         self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep, self.proposer)
         self._sleep, self._asleep = sleep, frozenset[Kind]()

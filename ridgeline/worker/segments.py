@@ -37,7 +37,7 @@ from ridgeline.worker.share import Share
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.drafts import Drafts
-from ridgeline.worker.speculation.proposer import Proposer, Ran
+from ridgeline.worker.speculation.proposer import Proposer, Ran, Taken
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -69,12 +69,14 @@ class Scores:
         that is not the last, and of a model that pools.
     hidden: the hidden state of all tokens that were run here, from which prompts are scored, which the next stage
         gets, or which is pooled.
+    taken: what the proposer needs of the step's tokens to draft behind them.
     """
 
     active_R: Tensor
     kv_len_R: Tensor
     logits_RU: Tensor
     hidden: Hidden
+    taken: Taken | None = None
 
 
 @dataclass(frozen=True)
@@ -226,12 +228,12 @@ class Segments:
                 hidden = self.decoder(token_ids_T, positions_T, self.states)
             return Scores(active_R, kv_len_R, self.decoder.own_logits(share.last(hidden, inputs.num_rows)), hidden)
         before_TM = None if self.decoder.spec.embeds else self.before(inputs.num_tokens)
-        taps = None if self.proposer is None else Taps(self.proposer.taps, [])
+        taken, taps = None, None if self.proposer is None else Taps(self.proposer.taps, [])
         hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM, given, taps)
         if self.proposer is not None and taps is not None:
             continues = drafts is not None if continues is None else continues
             ran = Ran(token_ids_T, positions_T, inputs.start_R1, inputs.slots_R, hidden, taps.found, live_T)
-            self.proposer.catch_up(ran, self.states, drafts=continues)
+            taken = self.proposer.catch_up(ran, self.states, drafts=continues)
         if self.decoder.spec.pooling is not None:
             self._lengthen(inputs, kv_len_R, active_R)
             return Scores(active_R, kv_len_R, hidden.x_TM.new_empty(0), hidden)
@@ -243,7 +245,7 @@ class Segments:
             last = hidden if drafts.scored_P is None else self._at(hidden, drafts.scored_P)
         else:
             last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
-        return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden)
+        return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden, taken)
 
     def before(self, tokens: int) -> Tensor:
         """Return the memory for what the stage before hands on of so many tokens: always the same, once it has been
@@ -333,7 +335,8 @@ class Segments:
             self._ops.step_verify(token_P, drafts.places_RK, drafts.num_logits_R, self._drafts_SD, *advancing, *found)
         if self.proposer is not None:
             wanted = columns - 1 if wanted is None else wanted
-            self.proposer.note(outcome.token_RK, inputs.slots_R, self.states, features & SAMPLING, wanted)
+            emitted = outcome.token_RK, inputs.slots_R
+            self.proposer.note(*emitted, self.states, features & SAMPLING, wanted, scores.taken)
         self.mailbox.post(outcome.packed)
         return outcome
 

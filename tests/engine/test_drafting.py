@@ -102,6 +102,15 @@ def test_a_request_that_becomes_predictable_gets_drafts_again() -> None:
     assert device.steps(500) > 0.9 * best([0.9] * 4, 1.0, 0.02)
 
 
+@pytest.mark.parametrize(("share", "each"), [(0.8, 0.01), (0.3, 0.02), (0.0, 0.05)])
+def test_the_time_that_drafts_save_is_known(share: float, each: float) -> None:
+    device = Device([share] * 8, 1.0, each)
+    device.steps(2000)
+    plain = 8 / (1.0 + each * 8)  # tokens a second without drafts
+    saved = device.emitted / plain - device.seconds
+    assert device.drafting.saved == pytest.approx(saved, abs=0.06 * device.seconds)
+
+
 def test_a_share_may_fade_to_nothing() -> None:
     drafting, seq = Drafting(MOST), Sequence(make_request("0", [1], max_tokens=9), 1)
     for _ in range(40000):  # a wrong draft each, until no float is as small as the weight of what was right before

@@ -68,3 +68,16 @@ def test_the_command_tells_of_a_real_shape() -> None:
     for more in (("--tp", "2"), ("--batch", "8"), ("--reached", "4")):
         refused = run_here(*asked, *more)
         assert (refused.returncode, "leave the other options out" in refused.stderr) == (2, True)
+
+
+def test_a_plan_tells_of_its_own_batches() -> None:
+    asked = ["plan", str(CONFIG), "--gpu", "H200", "--drafts", "4"]
+    (one,) = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    told = {(each["batch"], each["drafts"]): each for each in one["verifying"]}
+    assert {batch for batch, _ in told} == {point["batch"] for point in one["points"]}
+    assert {drafts for _, drafts in told} == {1, 2, 4}
+    costs = [told[point["batch"], 4]["cost"] for point in one["points"]]
+    assert costs == sorted(costs)
+    assert "pays from" in CliRunner().invoke(app, asked).stdout
+    refused = run_here(*asked, "--tp", "2")
+    assert (refused.returncode, "leave the divisions out" in refused.stderr) == (2, True)

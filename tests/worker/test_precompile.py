@@ -20,9 +20,11 @@ from typing import Any
 
 import pytest
 
+from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.speculation import Speculation
 from ridgeline.core.weight_format import Fp8Format, Held, HeldMatrix
-from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
 from ridgeline.worker import compilers, precompile
 from ridgeline.worker.compilers import Compilers, processes_needed
@@ -159,6 +161,35 @@ def test_kernels_of_quantized_weights_are_known_beforehand(
     run = subprocess.run(command, input=pickle.dumps(replace(kernels, **changes)), capture_output=True, check=True)
     assert (b"fp8_gemm.rounding.round_kernel" in run.stdout) == rounding
     assert b"attention" in run.stdout
+
+
+TARGET = read_model_config(EMBEDDED_MODEL).spec
+NETWORKS: dict[str, ModelSpec | HeadSpec] = {
+    "draft_model": read_model_config(EMBEDDED_DRAFT).spec,
+    "eagle3": DraftHeadSpec(
+        width=TARGET.hidden_size,
+        layers=TARGET.layers[:1],
+        taps=(1, 3, 5),
+        joined="attention",
+        entry_norm=TARGET.final_norm,
+        final_norm=TARGET.final_norm,
+        scored=128,
+        narrow=True,
+    ),
+    "eagle": DraftHeadSpec(width=TARGET.hidden_size, layers=(replace(TARGET.layers[0], norms="feed_forward"),)),
+    "medusa": MedusaSpec(width=TARGET.hidden_size, heads=3, blocks=1, bias=True),
+}
+
+
+@pytest.mark.parametrize("method", NETWORKS)
+def test_kernels_of_networks_that_draft_are_known_beforehand(kernels: KernelSet, method: str) -> None:
+    """Nothing is compiled: steps with drafts run on tensors that hold nothing, so no shape of theirs depends on data,
+    and nothing is read from the device."""
+    speculation = Speculation(method=method, num_speculative_tokens=3)
+    changed = replace(kernels, speculation=speculation, draft=NETWORKS[method])
+    run = subprocess.run([sys.executable, "-c", NAMES], input=pickle.dumps(changed), capture_output=True, check=True)
+    assert b"attention" in run.stdout
+    assert b"step" in run.stdout
 
 
 @pytest.mark.parametrize("name", ["TRITON_INTERPRET", "TRITON_ALWAYS_COMPILE"])

@@ -71,9 +71,7 @@ class Store:
     def begin(self, size: int) -> Path:
         """Return the path of a new file of `size` bytes in a folder of its own, to be written, `add`ed or `drop`ped.
         Its bytes count at once. Raise StoreFull if there is no room."""
-        used, entries = self.used()
-        if used + size > self._limit:
-            raise StoreFull(f"files have {used} bytes, of at most {self._limit} (--batch-dir-bytes); delete some.")
+        entries = self._check_room(size)
         if entries >= MOST_ENTRIES:
             raise StoreFull(f"there are {entries} files, of at most {MOST_ENTRIES}; delete some.")
         folder = self._partial / new_id("new-")
@@ -82,6 +80,18 @@ class Store:
         with open(path, "xb") as file:
             file.truncate(size)
         return path
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Let a file that was begun have `size` bytes, which count at once. Raise StoreFull if there is no room."""
+        self._check_room(size - path.stat().st_size)
+        os.truncate(path, size)
+
+    def _check_room(self, more: int) -> int:
+        """Return how many files there are. Raise StoreFull if there is no room for so many bytes more."""
+        used, entries = self.used()
+        if used + more > self._limit:
+            raise StoreFull(f"files have {used} bytes, of at most {self._limit} (--batch-dir-bytes); delete some.")
+        return entries
 
     def add(self, path: Path, record: StoredFile) -> StoredFile:
         """Give a file that is complete its place."""

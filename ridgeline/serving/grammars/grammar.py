@@ -24,6 +24,7 @@ MOST_REASON = 400  # characters of the library's reason
 BYTES = LLTokenizer("byte")
 # Bounded, because a weak model would indent until its tokens run out.
 WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
+DETAILS: Any = WHITESPACE | {"json_allowed_escapes": schemas.ESCAPES}
 
 
 def compiled(grammar: Grammar) -> str:
@@ -31,7 +32,8 @@ def compiled(grammar: Grammar) -> str:
     try:
         match grammar.kind:
             case "json":
-                return LLMatcher.grammar_from_json_schema(grammar.text or '{"type": "object"}', defaults=WHITESPACE)
+                schema = grammar.text or '{"type": "object"}'
+                return LLMatcher.grammar_from_json_schema(schema, defaults=DETAILS, overrides={"lenient": False})
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "grammar":

@@ -3,16 +3,25 @@
 * An unknown `format` is an annotation, as the standard says, and is left out.
 * `uniqueItems` of an array whose items are from a short list becomes the list of all such arrays. With `uniqueItems:
   false` nothing is asked. Any other is left as it is, and llguidance refuses it by name.
+* `propertyNames` becomes `patternProperties` of objects that have no other keys.
+* `unevaluatedProperties` becomes `additionalProperties` where nothing else is asked of the object.
 * A number that may have any digits gets a bound on them (`bounded`): a model that repeats itself would otherwise write
   digits until its tokens run out.
+
+Two things are refused that llguidance would take, since what it writes would not be valid: `minProperties` that two
+equal keys would meet, and constants with control characters beside keys that an escape could spell otherwise.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from itertools import permutations
 from math import perm
 from typing import Any
+
+from ridgeline.core.errors import InvalidRequest
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 MOST_ARRAYS = 400  # all arrays without repetition of five values are 326
@@ -24,6 +33,10 @@ ONE = (
 )
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+# Without \u: `"\u0061"` would be another key than "a" to the grammar, and the same to whoever reads it.
+ESCAPES, ALL_ESCAPES = 'nrbtf\\"', 'nrbtf\\"u'
+DETAILS = ("coerce_one_of", "whitespace_flexible", "whitespace_pattern")  # that a schema may tell llguidance itself
+ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
 # A number with one of these is not "any".
 ASKED = {"allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "if", "maximum", "minimum"}
 ASKED |= {"multipleOf", "not", "oneOf", "$ref"}
@@ -34,8 +47,39 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def known(schema: Any) -> Any:
-    """Return the schema without what llguidance does not know, where it means nothing or can be said otherwise."""
-    return changed(schema, lambda one: _unique(_annotated(one)))
+    """Return the schema without what llguidance does not know, where it means nothing or can be said otherwise. Raise
+    InvalidRequest for one whose grammar would let something invalid through."""
+    controls = confusable = False
+
+    def change(one: dict[str, Any]) -> dict[str, Any]:
+        nonlocal controls, confusable
+        one = _unique(_annotated(_named(_evaluated(one), schema)))
+        _check_least(one)
+        fixed = {name: one[name] for name in ("const", "enum") if name in one}
+        controls = controls or "\\u00" in json.dumps(fixed, ensure_ascii=False)
+        names = one.get("properties") or one.get("patternProperties")
+        confusable = confusable or bool(names and one.get("additionalProperties") is not False)
+        return one
+
+    found = changed(schema, change)
+    if not isinstance(found, dict):
+        return found
+    if controls and confusable:
+        raise InvalidRequest(
+            "the grammar cannot be used: it has constants with control characters, and objects that may have other "
+            "keys than those it names; give these additionalProperties: false.",
+            param="structured_outputs",
+        )
+    asked = found.pop("x-guidance", None)
+    details = {name: asked[name] for name in DETAILS if name in asked} if isinstance(asked, Mapping) else {}
+    if controls:
+        details["json_allowed_escapes"] = ALL_ESCAPES
+    return found | {"x-guidance": details} if details else found
+
+
+def with_details(schema: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema with what llguidance is told besides, as far as it does not say so itself."""
+    return {**schema, "x-guidance": {**details, **schema.get("x-guidance", {})}}
 
 
 def bounded(schema: Any) -> Any:
@@ -90,6 +134,77 @@ def _annotated(schema: dict[str, Any]) -> dict[str, Any]:
     if "format" in schema and schema["format"] not in FORMATS:
         return {name: value for name, value in schema.items() if name != "format"}
     return schema
+
+
+def _evaluated(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with `additionalProperties` in place of `unevaluatedProperties`, where both mean the same."""
+    if "unevaluatedProperties" not in schema or schema.keys() & (TWICE - {"unevaluatedProperties"} | _JOINED):
+        return schema
+    plain = {name: value for name, value in schema.items() if name != "unevaluatedProperties"}
+    return {"additionalProperties": schema["unevaluatedProperties"]} | plain
+
+
+_JOINED = {"$ref", "anyOf", "oneOf", "then", "else"}
+
+
+def _named(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """Return the schema with the keys that `propertyNames` allows as patterns, if it is simple enough to say so."""
+    if "propertyNames" not in schema or schema.keys() & (TWICE | _JOINED | {"patternProperties"}):
+        return schema
+    plain = {name: value for name, value in schema.items() if name != "propertyNames"}
+    names = _without_reference(schema["propertyNames"], root)
+    if names is True:
+        return plain
+    if not isinstance(names, Mapping) or names.get("type", "string") != "string":
+        return schema
+    asked = names.keys() - ANNOTATIONS - {"type"}
+    if not asked:
+        return plain
+    other, named = schema.get("additionalProperties", {}), schema.get("properties", {})
+    if asked <= {"const", "enum"} and len(asked) == 1:
+        values = names["enum"] if "enum" in asked else [names["const"]]
+        if not isinstance(values, list) or not isinstance(named, Mapping):
+            return schema
+        allowed = [value for value in values if isinstance(value, str)]
+        plain["properties"] = {name: each for name, each in named.items() if name in allowed}
+        free = [re.escape(name) for name in allowed if name not in named]
+        patterns = {f"^(?:{'|'.join(free)})$": other} if free and other is not False else {}
+    elif named:  # which of them the pattern allows is for its own dialect to say
+        return schema
+    elif asked == {"pattern"}:
+        patterns = {names["pattern"]: other}
+    elif asked <= {"minLength", "maxLength"}:
+        least, most = names.get("minLength", 0), names.get("maxLength", "")
+        patterns = {f"^(?s:.){{{least},{most}}}$": other}
+    else:
+        return schema
+    return plain | {"patternProperties": patterns, "additionalProperties": False}
+
+
+def _without_reference(schema: Any, root: Any) -> Any:
+    """Return the definition of the root schema that a schema refers to, or the schema itself if it is no such one."""
+    if not isinstance(schema, Mapping) or not schema.keys() <= {"$ref", *ANNOTATIONS} or "$ref" not in schema:
+        return schema
+    start, _, name = str(schema["$ref"]).rpartition("/")
+    folder = start.removeprefix("#/")
+    found = root.get(folder) if folder in ("$defs", "definitions") and isinstance(root, Mapping) else None
+    return found.get(name, schema) if isinstance(found, Mapping) else schema
+
+
+def _check_least(schema: dict[str, Any]) -> None:
+    """Raise InvalidRequest if equal keys could stand for the number of keys that the schema asks for.
+
+    Required keys are written once, and one more is another than these. Of two more, one may repeat the other.
+    """
+    least, required = schema.get("minProperties", 0), schema.get("required", [])
+    if not isinstance(least, int | float) or not isinstance(required, list):
+        return
+    if least > 1 + len({name for name in required if isinstance(name, str)}):
+        raise InvalidRequest(
+            f"the grammar cannot be used: minProperties is {least}, and keys that are not required may be written "
+            "twice; name in required all but one of the keys that are asked for.",
+            param="structured_outputs",
+        )
 
 
 def _unique(schema: dict[str, Any]) -> dict[str, Any]:

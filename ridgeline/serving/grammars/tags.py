@@ -22,13 +22,13 @@ TEXT = r"TEXT: /(.|\n)*/"
 MOST_PARTS = 1024
 
 
-def to_lark(asked: Mapping[str, Any], tokens: Iterable[str] = (), whitespace: Mapping[str, Any] | None = None) -> str:
+def to_lark(asked: Mapping[str, Any], tokens: Iterable[str] = (), details: Mapping[str, Any] | None = None) -> str:
     """Return the grammar of a structural tag. Raise InvalidRequest.
 
     tokens: names of special tokens, which a grammar must name, since they have no text.
-    whitespace: what schemas say of white space.
+    details: what llguidance is told of every schema, as far as none says it itself.
     """
-    writer = _Writer(tokens, whitespace or {})
+    writer = _Writer(tokens, details or {})
     if "format" in asked:
         start = writer.part(asked["format"])
     else:
@@ -51,10 +51,10 @@ def _structure(structure: Any) -> dict[str, Any]:
 class _Writer:
     """Writes the rules of one grammar."""
 
-    def __init__(self, tokens: Iterable[str], whitespace: Mapping[str, Any]) -> None:
+    def __init__(self, tokens: Iterable[str], details: Mapping[str, Any]) -> None:
         names = sorted((name for name in tokens if name.startswith("<") and name.endswith(">")), key=len, reverse=True)
         self._token = re.compile("|".join(map(re.escape, names))) if names else None
-        self._whitespace = whitespace
+        self._details = details
         self.rules: list[str] = []
         self._parts: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "const_string": lambda part: self._spelled(_text(part, "value")),
@@ -120,7 +120,7 @@ class _Writer:
         schema = part.get("json_schema")
         if not isinstance(schema, Mapping):
             raise _wrong("has a json_schema that is no object")
-        return self._rule(f"%json {json.dumps({**schemas.known(schema), 'x-guidance': self._whitespace})}")
+        return self._rule(f"%json {json.dumps(schemas.with_details(schemas.known(schema), self._details))}")
 
     def _spelled(self, text: str) -> str:
         """Return a text as items: its special tokens by name, and what is between them in quotes."""

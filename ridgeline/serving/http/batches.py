@@ -36,6 +36,7 @@ from ridgeline.serving.requests.validation import parse
 OFF = "this server takes no files and batches; start it with --batch-dir FOLDER."
 MOST_LISTED = {"file": 10_000, "batch": 100}
 PIECE = 1 << 20  # bytes of an upload that are written at a time
+RESERVED = 4 << 20  # bytes of an upload of unknown length that count before they come
 FORM_SCHEMA = {
     "required": True,
     "content": {
@@ -98,10 +99,10 @@ def router(api: ApiServer) -> APIRouter:
         files = store()
         length = request.headers.get("content-length", "")
         most = api.config.batch_file_bytes
-        size = min(int(length), most) if length.isdecimal() else most
-        path = await apart(lambda: files.begin(size))
+        room = min(int(length) if length.isdecimal() else RESERVED, most)
+        path = await apart(lambda: files.begin(room))
         try:
-            form, size = await _received(request, path, most)
+            form, size = await _received(request, files, path, room, most)
             record = _described(form, size, whose())
             added = await apart(lambda: files.add(path, record))
         except BaseException as error:
@@ -218,15 +219,19 @@ def router(api: ApiServer) -> APIRouter:
 # ---- uploads --------------------------------------------------------------------------------------------------------
 
 
-async def _received(request: Request, path: Path, most: int) -> tuple[Form, int]:
-    """Write the file of a form to `path`, and return the form and the file's size."""
+async def _received(request: Request, files: Store, path: Path, room: int, most: int) -> tuple[Form, int]:
+    """Write the file of a form to `path`, and return the form and the file's size. It has room for `room` bytes, and
+    gets more as they come. Raise BadRequest or StoreFull."""
     held, size = bytearray(), 0
 
     async def take(piece: bytes) -> None:
-        nonlocal size
+        nonlocal size, room
         size += len(piece)
         if size > most:
             raise BadRequest(f"the file is longer than {most} bytes (--batch-file-bytes); divide it.", param="file")
+        if size > room:
+            room = min(max(size, room + RESERVED), most)
+            await asyncio.to_thread(files.reserve, path, room)
         held.extend(piece)
         if len(held) >= PIECE:
             await asyncio.to_thread(_write, file, held)

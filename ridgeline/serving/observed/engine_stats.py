@@ -160,7 +160,7 @@ class EngineStats:
         expert_cache: ExpertCacheFigures | None = None,
     ) -> Stats:
         figures = scheduler.figures()
-        others = {
+        others: dict[str, float] = {
             "prefix_cache_queries": figures.queried_tokens,
             "prefix_cache_hits": figures.hit_tokens,
             "preemptions": figures.preemptions.total(),

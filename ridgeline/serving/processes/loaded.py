@@ -83,7 +83,8 @@ class Loaded:
             raise InvalidConfig("the engine sleeps at level 1; wake it up first.")
         if isinstance(order, Reload):
             if self.asleep:
-                raise InvalidConfig("the engine is asleep; wake it up first.")
+                way = "send it a request, and reload it then" if self._turn.shared else "wake it up first"
+                raise InvalidConfig(f"the engine is asleep; {way}.")
             if order.path:
                 self._check_folder(order.path)
 

@@ -19,6 +19,11 @@ class Turn:
     def __init__(self, path: str | None = None) -> None:
         self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
+    @property
+    def shared(self) -> bool:
+        """True if other models take turns with this one."""
+        return self._file is not None
+
     def wait(self, told: Turn) -> None:
         """Take the turn, as soon as nobody has it. Until then `told` is this process's, which tells others of it."""
         told._lock()  # others look for a moment only

@@ -11,7 +11,7 @@ import msgspec
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.grammars.grammar import MOST_DEPTH, WHITESPACE
+from ridgeline.serving.grammars.grammar import DETAILS, MOST_DEPTH
 from ridgeline.serving.grammars.schemas import closed
 from ridgeline.serving.grammars.tags import to_lark
 from ridgeline.serving.requests.bodies import ChatBody, GenerationBody, StructuredOutputs
@@ -100,7 +100,7 @@ def _tagged(api: ApiServer, asked: dict[str, Any], param: str) -> Grammar:
         raise BadRequest(f"the structural tag is nested more than {MOST_DEPTH} deep; make it flatter.", param=param)
     added, special = api.tokenizer.added, api.tokenizer.special_ids
     try:
-        text = to_lark(asked, [name for name, number in added.items() if number in special], WHITESPACE)
+        text = to_lark(asked, [name for name, number in added.items() if number in special], DETAILS)
     except InvalidRequest as error:
         raise BadRequest(str(error), param=param) from None
     return Grammar(kind="grammar", text=text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.grammars import schemas
-from ridgeline.serving.grammars.grammar import MOST_DEPTH, WHITESPACE
+from ridgeline.serving.grammars.grammar import DETAILS, MOST_DEPTH
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.refusals import depth_above, shortened
 from ridgeline.text.parsers.arguments import Argument, arguments_of
@@ -114,7 +114,7 @@ def _lark(functions: dict[str, Any], most: int, frame: Frame, tokens: Mapping[st
 
 
 def _json(rule: str, schema: Mapping[str, Any]) -> str:
-    usable = schemas.bounded(schemas.known(schema)) | {"x-guidance": WHITESPACE}
+    usable = schemas.with_details(schemas.bounded(schemas.known(schema)), DETAILS)
     return f"{rule}: %json {json.dumps(usable)}"
 
 

@@ -15,7 +15,6 @@ Legend:
     S  slots
     T  tokens of the step
     M  model width
-    D  drafts of a slot
     K  tokens that a row emits, at most
     N  pairs that a row runs in the first pass: K + 1
 """
@@ -32,8 +31,8 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Hidden
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.passes import Passes, StatesBehind, last_of
-from ridgeline.worker.speculation.proposer import Ran
+from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
+from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -47,30 +46,29 @@ class FeatureHead:
     def __init__(self, head: DraftHead, drafts: int, slots: Slots, block_size: int, ops: Ops) -> None:
         self.head, self.layers, self.taps = head, head.spec.layers, head.spec.taps
         target = head.target
-        self._slots = slots
-        self.passes = Passes(slots, Vocabulary(target.spec.vocab_size, target.tp, ops), block_size, ops)
-        num_slots, device = slots.dummy + 1, slots.device
-        dtype = next(head.parameters()).dtype
-        self.drafts_SD = torch.full((num_slots, drafts), -1, dtype=torch.int32, device=device)
+        self._slots, self.passes = slots, Passes(slots, block_size, ops)
+        self._draws = Draws(drafts, slots, Vocabulary(target.spec.vocab_size, target.tp, ops))
+        self.drafts_SD = self._draws.drafts_SD
+        num_slots, device, dtype = slots.dummy + 1, slots.device, next(head.parameters()).dtype
         self.feature_SM = torch.zeros(num_slots, head.spec.width, dtype=dtype, device=device)
         self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Forget what was kept of slots that change hands."""
+        self._draws.assign(deltas)
         for delta in deltas:
             if isinstance(delta, Assign):
-                self.drafts_SD[delta.slot].fill_(-1)
                 self.known_S[delta.slot].fill_(False)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
+    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
         """Find the features of the step's tokens, and write the keys of their pairs unless the first pass of `note`
         does."""
-        self._ran, self._caught_up = ran, not drafts
-        self._feature_TM = self.head.features(ran.hidden, ran.tapped)
+        feature_TM = self.head.features(ran.hidden, ran.tapped)
         if not drafts:
-            self._run_step(ran, states)
+            self._run_step(ran, feature_TM, states)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, feature_TM, not drafts)
 
-    def _run_step(self, ran: Ran, states: States) -> None:
+    def _run_step(self, ran: Ran, feature_TM: Tensor, states: States) -> None:
         """Run the pairs of all tokens, each with the feature of the token before. A row whose feature is not known has
         one token less, and begins a position later than the others."""
         slots, rows = self._slots, ran.slots_R.long()
@@ -80,7 +78,7 @@ class FeatureHead:
         first_R, token_T = start_R.clamp(max=tokens - 1), torch.arange(tokens, device=rows.device)
         row_T = torch.searchsorted(end_R, token_T, right=True).clamp(max=len(rows) - 1)
         is_first_T = token_T == start_R[row_T]
-        before_TM = torch.where(is_first_T[:, None], self.feature_SM[rows[row_T]], self._feature_TM.roll(1, 0))
+        before_TM = torch.where(is_first_T[:, None], self.feature_SM[rows[row_T]], feature_TM.roll(1, 0))
         left_out_T = is_first_T & ~known_R[row_T]
         order_T = torch.argsort(left_out_T.int(), stable=True)  # those that are left out belong to no row
         counts_R = end_R - start_R - (there_R & ~known_R).long()
@@ -96,55 +94,50 @@ class FeatureHead:
         behind = StatesBehind(states, len(self.layers))
         self.head(inputs.token_ids_T, before_TM[order_T], inputs.positions_T, behind)
 
-    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
-        """Keep the features of the slots' last tokens, and draft what follows: `wanted` tokens at most, and none behind
-        the last one that a request may emit. Rows that emitted nothing, or whose slot has stopped, get none."""
-        slots, rows, ran = self._slots, slots_R.long(), self._ran
-        kv_len_R, token_R = slots.kv_len_S[rows], slots.last_token_S[rows]
-        first_R = ran.start_R1[:-1].long().clamp(max=len(ran.token_ids_T) - 1)
-        ran_R = (ran.start_R1.diff() > 0) & ran.live_T[first_R]
-        last_R = last_of(ran, kv_len_R)
-        runs_R = out_token_RK[:, 0] >= 0
-        self.drafts_SD[rows] = -1
-        feature_RM = self._feature_TM[last_R]
-        if wanted > 0:
-            goes_R = runs_R & (slots.stopped_S[rows] == 0)
-            room_R = slots.max_len_S[rows] - kv_len_R - 2
-            if self._caught_up:
-                hidden = self._pass(token_R, feature_RM, slots_R, states, kv_len_R - 1, runs_R)
+    def note(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken | None,
+    ) -> None:
+        """Keep the features of the slots' last tokens, and draft what follows."""
+        assert taken is not None
+        assert taken.feature_TM is not None
+        rows, kv_len_R = slots_R.long(), self._slots.kv_len_S[slots_R.long()]
+        last_RM = taken.feature_TM[taken.last_R(kv_len_R)]
+        feature_RM = last_RM
+
+        def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
+            nonlocal feature_RM
+            if place == 0 and not taken.caught_up:
+                hidden = self._first_pass(out_token_RK, slots_R, states, kv_len_R, runs_R, taken)
             else:
-                hidden = self._first_pass(out_token_RK, slots_R, states, kv_len_R, runs_R)
-            for place in range(min(wanted, self.drafts_SD.shape[1])):
-                logits_RV, next_RM = self.head.found(hidden)
-                token_R = self.passes.draw(logits_RV, slots_R, kv_len_R + place + 1, features)
-                goes_R = goes_R & (room_R > place) & (token_R >= 0)
-                self.drafts_SD[rows, place] = torch.where(goes_R, token_R, -1).int()
-                if place + 1 < min(wanted, self.drafts_SD.shape[1]):
-                    more_R = goes_R & (room_R > place + 1)
-                    hidden = self._pass(token_R.clamp(min=0), next_RM, slots_R, states, kv_len_R + place, more_R)
-        self.feature_SM[rows] = torch.where(ran_R[:, None], feature_RM, self.feature_SM[rows])
+                inputs = self.passes.begin(token_R[:, None], slots_R, states, kv_len_R + place - 1, runs_R)
+                behind = StatesBehind(states, len(self.layers))
+                hidden = self.head(inputs.token_ids_T, feature_RM, inputs.positions_T, behind)
+            logits_RV, feature_RM = self.head.found(hidden)
+            return logits_RV
+
+        self._draws.draw(out_token_RK, slots_R, features, wanted, scores)
+        ran_R = (taken.start_R1.diff() > 0) & taken.live_T[taken.first_R]
+        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, self.feature_SM[rows])
         self.known_S[rows] |= ran_R
 
-    def _pass(
-        self, token_R: Tensor, feature_RM: Tensor, slots_R: Tensor, states: States, place_R: Tensor, runs_R: Tensor
-    ) -> Hidden:
-        """Run one pair of each row at these positions."""
-        inputs = self.passes.begin(token_R[:, None], slots_R, states, place_R, runs_R)
-        behind = StatesBehind(states, len(self.layers))
-        return self.head(inputs.token_ids_T, feature_RM, inputs.positions_T, behind)
-
     def _first_pass(
-        self, out_token_RK: Tensor, slots_R: Tensor, states: States, kv_len_R: Tensor, runs_R: Tensor
+        self, out_token_RK: Tensor, slots_R: Tensor, states: States, kv_len_R: Tensor, runs_R: Tensor, taken: Taken
     ) -> Hidden:
         """Run the pairs of all tokens that the rows emitted, and that of the token in front of them. Return what came
         of the last one of each row."""
-        ran, rows = self._ran, slots_R.long()
-        (count, columns), tokens = out_token_RK.shape, len(ran.token_ids_T)
-        first_R = ran.start_R1[:-1].long().clamp(max=tokens - 1)
+        assert taken.feature_TM is not None
+        rows, first_R = slots_R.long(), taken.first_R
+        (count, columns), tokens = out_token_RK.shape, len(taken.token_ids_T)
         at_RK = (first_R[:, None] + torch.arange(columns, device=rows.device)).clamp(max=tokens - 1)
-        ids_RN = torch.cat((ran.token_ids_T[first_R, None], out_token_RK.clamp(min=0)), 1)
-        features_RNM = torch.cat((self.feature_SM[rows, None], self._feature_TM[at_RK]), 1)
-        begin_R = ran.positions_T[first_R] - 1  # below 0 for rows that do not run, which then begin nowhere
+        ids_RN = torch.cat((taken.token_ids_T[first_R, None], out_token_RK.clamp(min=0)), 1)
+        features_RNM = torch.cat((self.feature_SM[rows, None], taken.feature_TM[at_RK]), 1)
+        begin_R = taken.positions_T[first_R] - 1  # below 0 for rows that do not run, which then begin nowhere
         inputs = self.passes.begin(ids_RN, slots_R, states, begin_R.clamp(min=0), runs_R)
         behind = StatesBehind(states, len(self.layers))
         hidden = self.head(inputs.token_ids_T, features_RNM.flatten(0, 1), inputs.positions_T, behind)

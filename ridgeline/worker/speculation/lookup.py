@@ -23,7 +23,7 @@ from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.proposer import Ran
+from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
 from ridgeline.worker.upload import upload
 
@@ -52,7 +52,15 @@ class Lookup:
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
         """Do nothing: tokens are noted as they are emitted."""
 
-    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+    def note(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken | None,
+    ) -> None:
         """Take the tokens that rows emitted, and look for drafts of what follows them, however many are wanted: the
         text must be noted anyway."""
         slots = self._slots

@@ -1,33 +1,75 @@
-"""The choice of who makes the drafts."""
+"""The choice of who makes the drafts, and the networks that do."""
 
 from __future__ import annotations
 
-from ridgeline.core.speculation import Speculation
+import torch
+
+from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.speculation import NGRAM, Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.layers.medusa import Medusa
+from ridgeline.quantization.scheme import SchemeOf
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
+from ridgeline.worker.speculation.layer_skip import LayerSkip
 from ridgeline.worker.speculation.lookup import Lookup
+from ridgeline.worker.speculation.lookup_first import LookupFirst
 from ridgeline.worker.speculation.medusa_heads import MedusaHeads
 from ridgeline.worker.speculation.proposer import Proposer
 
 Network = Decoder | DraftHead | Medusa  # that drafts
 
 
+def network_of(
+    spec: ModelSpec | HeadSpec,
+    target: Decoder,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    positions: int,
+    scheme_of: SchemeOf,
+) -> Network:
+    """Return the network that drafts, with parameters that are uninitialised. positions: the tokens that a request may
+    have. scheme_of: as in `Decoder`, of a draft model's weights."""
+    match spec:
+        case ModelSpec():
+            return Decoder(spec, ops, dtype=dtype, device=device, max_positions=positions, scheme_of=scheme_of)
+        case DraftHeadSpec():
+            return DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=None)
+        case MedusaSpec():
+            return Medusa(spec, target, dtype=dtype)
+
+
 def proposer_of(
-    speculation: Speculation, slots: Slots, ops: Ops, *, max_model_len: int, block_size: int, draft: Network | None
+    speculation: Speculation,
+    target: Decoder,
+    slots: Slots,
+    ops: Ops,
+    *,
+    max_model_len: int,
+    block_size: int,
+    draft: Network | None,
 ) -> Proposer:
     """Return the proposer of the method. draft: the network that drafts, where the method needs one."""
+    if speculation.method == NGRAM:
+        return Lookup(speculation, slots, max_model_len, ops)
     drafts = speculation.num_speculative_tokens
+    proposer: Proposer
     match draft:
         case None:
-            return Lookup(speculation, slots, max_model_len, ops)
+            skipped = speculation.skipped(len(target.layers))
+            proposer = LayerSkip(target, skipped, drafts, slots, block_size, ops)
         case Decoder():
-            return DraftModel(draft, drafts, slots, block_size, ops)
+            proposer = DraftModel(draft, drafts, slots, block_size, ops)
         case DraftHead():
-            return FeatureHead(draft, drafts, slots, block_size, ops)
+            proposer = FeatureHead(draft, drafts, slots, block_size, ops)
         case Medusa():
-            return MedusaHeads(draft, drafts, slots, ops)
+            proposer = MedusaHeads(draft, drafts, slots, ops)
+    if not speculation.prompt_lookup_max:
+        return proposer
+    return LookupFirst(Lookup(speculation, slots, max_model_len, ops), proposer, slots)

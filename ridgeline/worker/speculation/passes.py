@@ -1,4 +1,4 @@
-"""Passes of a network that drafts, behind a step and for the step's rows.
+"""Drafts that are drawn behind a step for its rows, and passes of networks that score them.
 
 At the end of a step such a network goes on from each slot's last token, one token a pass. The keys of a pass lie behind
 the length of the request, where the engine has blocks for them: those of right drafts stay, and the others are
@@ -12,24 +12,28 @@ Nothing here is read by the host, and shapes depend on the number of rows and of
 Legend:
     R  rows
     S  slots
+    D  drafts of a slot
+    K  tokens that a row emits, at most
     N  tokens that a row runs in a pass
     V  vocabulary
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepInputs
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.proposer import Ran
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
+
+Scores = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class StatesBehind:
@@ -37,21 +41,60 @@ class StatesBehind:
 
     def __init__(self, states: States, layers: int) -> None:
         self._states, self._first = states, states.num_layers - layers
-        self.live_T = states.live_T
+
+    @property
+    def live_T(self) -> Tensor | None:
+        return self._states.live_T
 
     def __getitem__(self, layer: int) -> Any:
         return self._states[self._first + layer]
 
 
+class Draws:
+    """Draws drafts into a table by slot. drafts: of a slot, at most."""
+
+    def __init__(self, drafts: int, slots: Slots, vocabulary: Vocabulary) -> None:
+        self._slots, self._vocabulary = slots, vocabulary
+        self.drafts_SD = torch.full((slots.dummy + 1, drafts), -1, dtype=torch.int32, device=slots.device)
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Forget the drafts of slots that change hands."""
+        for delta in deltas:
+            if isinstance(delta, Assign):
+                self.drafts_SD[delta.slot].fill_(-1)
+
+    def draw(self, out_token_RK: Tensor, slots_R: Tensor, features: Feature, wanted: int, scores: Scores) -> None:
+        """Draft what follows the slots' last tokens: `wanted` tokens at most, and none behind the last one that a
+        request may emit. Rows that emitted nothing, or whose slot has stopped, get none.
+
+        scores: gives the scores behind the token that was drawn last. Its arguments are the number of drafts before,
+            these tokens, and the rows for which it matters; before the first draft these are all that emitted a token,
+            since the keys of those that have stopped may be found by others.
+        """
+        slots, rows = self._slots, slots_R.long()
+        self.drafts_SD[rows] = -1
+        kv_len_R, token_R = slots.kv_len_S[rows], slots.last_token_S[rows]
+        runs_R = out_token_RK[:, 0] >= 0
+        goes_R = runs_R & (slots.stopped_S[rows] == 0)
+        room_R = slots.max_len_S[rows] - kv_len_R - 2
+        for place in range(min(wanted, self.drafts_SD.shape[1])):
+            logits_RV = scores(place, token_R, runs_R)
+            known_R = kv_len_R + place + 1
+            token_R = self._vocabulary.sample(logits_RV, slots.sampling, slots_R, known_R, features)
+            goes_R = goes_R & (room_R > place) & (token_R >= 0)
+            self.drafts_SD[rows, place] = torch.where(goes_R, token_R, -1).int()
+            token_R, runs_R = token_R.clamp(min=0), goes_R & (room_R > place + 1)
+
+
 class Passes:
-    """Prepares the states for passes, and draws.
+    """Prepares the states for passes.
 
     The slots' lengths are copied, since passes advance them. A row that does not run in a pass counts as stopped in it:
     it writes to the null block, whatever its block table says.
     """
 
-    def __init__(self, slots: Slots, vocabulary: Vocabulary, block_size: int, ops: Ops) -> None:
-        self._slots, self._vocabulary, self._block_size, self._ops = slots, vocabulary, block_size, ops
+    def __init__(self, slots: Slots, block_size: int, ops: Ops) -> None:
+        self._slots, self._block_size, self._ops = slots, block_size, ops
         self._kv_len_S = torch.zeros_like(slots.kv_len_S)
         self._stopped_S = torch.ones_like(slots.stopped_S)
 
@@ -96,13 +139,3 @@ class Passes:
         )
         states.begin(running, tables_ASC.unbind(), inputs.places_AT.unbind(), inputs.live_T)
         return inputs
-
-    def draw(self, logits_RV: Tensor, slots_R: Tensor, known_R: Tensor, features: Feature) -> Tensor:
-        """Return the tokens drawn behind so many known ones. [R]"""
-        return self._vocabulary.sample(logits_RV, self._slots.sampling, slots_R, known_R, features)
-
-
-def last_of(ran: Ran, kv_len_R: Tensor) -> Tensor:
-    """Return the place, among the step's tokens, of the last one that each slot has kept. [R]"""
-    first_R = ran.start_R1[:-1].long().clamp(max=len(ran.token_ids_T) - 1)
-    return (first_R + kv_len_R - 1 - ran.positions_T[first_R]).clamp(0, len(ran.token_ids_T) - 1)

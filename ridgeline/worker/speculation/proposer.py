@@ -11,7 +11,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -40,6 +40,42 @@ class Ran(NamedTuple):
     live_T: Tensor
 
 
+class Taken(NamedTuple):
+    """The tokens of a step, as far as drafts need them once it is known which of them stay.
+
+    feature_TM: what a head reads of the target's hidden states.
+    caught_up: the proposer has run over all of these tokens.
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    start_R1: Tensor
+    live_T: Tensor
+    feature_TM: Tensor | None
+    caught_up: bool
+
+    @property
+    def first_R(self) -> Tensor:
+        """The place of each row's first token."""
+        return self.start_R1[:-1].long().clamp(max=len(self.token_ids_T) - 1)
+
+    def last_R(self, kv_len_R: Tensor) -> Tensor:
+        """Return the place of the last token that each slot has kept, of which it now has kv_len_R."""
+        first_R = self.first_R
+        return (first_R + kv_len_R - 1 - self.positions_T[first_R]).clamp(0, len(self.token_ids_T) - 1)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Taken:
+        """Return the same with other tensors."""
+        return Taken(
+            change(self.token_ids_T),
+            change(self.positions_T),
+            change(self.start_R1),
+            change(self.live_T),
+            None if self.feature_TM is None else change(self.feature_TM),
+            self.caught_up,
+        )
+
+
 class Proposer(Protocol):
     """A maker of drafts, which lie on the device in a table by slot that the next step reads.
 
@@ -55,14 +91,25 @@ class Proposer(Protocol):
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare for requests that take slots over."""
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
-        """Take in the tokens that the target has just run, whose step the states have begun.
+    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken | None:
+        """Take in the tokens that the target has just run, whose step the states have begun. Return what `note` needs
+        of them.
 
         drafts: all rows continue what was noted before, and drafts are wanted behind the step.
         """
 
-    def note(self, out_token_RK: Tensor, slots_R: Tensor, states: States, features: Feature, wanted: int) -> None:
+    def note(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken | None,
+    ) -> None:
         """Take the tokens that rows emitted, whose slots have advanced, and draft what follows them.
+
+        taken: what `catch_up` returned of the same step.
 
         wanted: how many drafts the next step may verify of a row. It is known on the host, since the work depends on
             it; 0: none.

@@ -8,12 +8,15 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import httpx
 import msgspec
 import pytest
+from fastapi import FastAPI
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving.batches import runner as module
@@ -21,6 +24,7 @@ from ridgeline.serving.batches.lines import Written, raw_lines
 from ridgeline.serving.batches.records import Batch, StoredFile, new_id
 from ridgeline.serving.batches.runner import Runner
 from ridgeline.serving.batches.store import NoSuchEntry, Store, StoreFull
+from ridgeline.serving.http.batches import router as batch_routes
 
 URL = "/v1/completions"
 Answer = Callable[[str], Awaitable[tuple[int, bytes]]]
@@ -265,6 +269,38 @@ def test_files_are_bounded_and_leave_in_time(tmp_path: Path) -> None:
     assert not store.content(record.id).exists()
     assert not left.exists()
     assert store.used() == (0, 0)
+
+
+def test_an_upload_without_a_length_takes_room_as_its_bytes_come(tmp_path: Path) -> None:
+    """Slow uploads that may become as long as any would else leave no room to others."""
+    most, limit = 64 << 20, 20 << 20
+    store = Store(tmp_path, limit)
+    config = SimpleNamespace(batch_dir=str(tmp_path), batch_dir_bytes=limit, batch_file_bytes=most, api_key=())
+    app = FastAPI()
+    app.include_router(batch_routes(cast("Any", SimpleNamespace(config=config))))
+    head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    used: list[int] = []
+
+    async def upload(content: bytes) -> httpx.Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield head
+            for start in range(0, len(content), 1 << 20):
+                yield content[start : start + (1 << 20)]
+                used.append(store.used()[0])
+            yield b"\r\n--b--\r\n"
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            headers = {"content-type": "multipart/form-data; boundary=b"}
+            return await client.post("/v1/files", content=pieces(), headers=headers)
+
+    answer = asyncio.run(upload(b"x" * (6 << 20)))
+    assert (answer.status_code, answer.json()["bytes"]) == (200, 6 << 20)
+    assert used[0] <= 4 << 20, "not the longest file's room"
+    assert store.used()[0] == 6 << 20
+    with pytest.raises(StoreFull, match="of at most"):
+        asyncio.run(upload(b"x" * (15 << 20)))
+    assert store.used() == (6 << 20, 1), "what did not fit is gone"
 
 
 def test_what_batches_need_of_deleted_files_counts(tmp_path: Path) -> None:

@@ -291,7 +291,8 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         "prefix_cache_hits: kv": 40,
         "prefix_cache_hits: recurrent": 30,
         **{
-            f"drafts: {name}": 9 for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos: 0")
+            f"drafts: {name}": 9
+            for name in ("drafts", "draft_tokens", "accepted_tokens", "seconds_saved", "accepted_tokens_per_pos: 0")
         },
     }
     known["ranks"] = [RankFigures(rank, 0.5 + rank, 1.5 - rank, 0.25) for rank in range(2)]

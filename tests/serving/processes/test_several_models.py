@@ -122,9 +122,15 @@ def test_requests_find_their_model_by_body_path_and_query(server: Served) -> Non
 
 
 def test_an_engines_routes_are_those_of_the_model_in_the_query(server: Served) -> None:
+    assert send(server, "/v1/completions", {"model": "small", "prompt": "x", "max_tokens": 1})[0] == 200
     status, told = send(server, "/reload_weights?model=large", {})
-    asleep = (409, "the engine is asleep; wake it up first.")  # whose turn it is, nobody knows here
-    assert (status, told.get("status")) == (200, "reloaded") or (status, told["error"]["message"]) == asleep
+    assert (status, told["error"]["message"]) == (
+        409,
+        "the engine is asleep; send it a request, and reload it then.",
+    ), "nobody can wake it up by an order"
+    assert send(server, "/v1/completions", {"model": "large", "prompt": "x", "max_tokens": 1})[0] == 200
+    status, told = send(server, "/reload_weights?model=large", {})
+    assert (status, told.get("status")) == (200, "reloaded")
     for path in ("/reload_weights", "/reset_prefix_cache", "/sleep"):
         status, error = send(server, f"{path}?model=other", {})
         assert (status, error["error"]["code"]) == (404, "model_not_found")
