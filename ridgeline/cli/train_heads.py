@@ -144,7 +144,7 @@ def _run(
             steps=steps,
             seconds=seconds,
             scored=0.2 if kind == "eagle" else 1.0,
-            alone=0.5 if kind == "eagle" else 0.0,
+            alone=0.5 if kind == "eagle" and not start else 0.0,
         ),
         text=modules["traces"].TextConfig(corpus_rows=corpus_rows, own_rows=own_rows, seed=seed),
         taps=layers,

@@ -1,4 +1,4 @@
-"""What the commands of `ridgeline train` share: modules that take seconds to import, devices, amounts of text."""
+"""Parts that the commands of `ridgeline train` share: modules that take seconds to import, devices, amounts of text."""
 
 from __future__ import annotations
 

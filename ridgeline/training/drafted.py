@@ -1,4 +1,4 @@
-"""How many drafts are right, on text that the target writes behind held-out prompts.
+"""The count of right drafts, on text that the target writes behind held-out prompts.
 
 Prompts of equal length are cut out of held-out files, and the target continues each with its likeliest tokens. Then
 verification is walked through: a step has k drafts behind the last token, accepts those in front of the first wrong one
@@ -37,7 +37,7 @@ BATCH = 16  # sequences whose scores exist at once
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of drafts. steps: those that verified `drafts` drafts each. tokens: what these steps brought.
+    """The fate of drafts. steps: those that verified `drafts` drafts each. tokens: what these steps brought.
     accepted: the share of steps that accepted the first draft, the first two, and so on."""
 
     drafts: int

@@ -56,7 +56,7 @@ class HeadTraining:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run was. losses: of each pass, the mean of the last few steps, in nats.
+    """The course of a run. losses: of each pass, the mean of the last few steps, in nats.
     guesses: tokens that were scored."""
 
     steps: int

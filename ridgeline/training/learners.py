@@ -1,4 +1,4 @@
-"""What is trained to draft, as one kind of thing: it scores the next tokens behind some positions, pass by pass.
+"""Heads and models that learn to draft, as one kind of thing: each scores the next tokens behind some positions, pass by pass.
 
 Position i stands for what is known when the target has run token i and drawn token i + 1. Pass j scores the token
 i + 2 + j, given the tokens before it as they are in the text. So one run over a text serves training and the count of
@@ -34,7 +34,7 @@ class Learner(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """The part with parameters."""
 
     @property
     def taps(self) -> tuple[int, ...]:

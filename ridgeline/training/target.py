@@ -60,7 +60,7 @@ def _plain(spec: ModelSpec) -> list[bool]:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the target makes of sequences: the outputs of the tapped layers side by side, what its final norm returns,
+    """The target's reading of sequences: the outputs of the tapped layers side by side, what its final norm returns,
     the tokens that it deems likeliest as the next ones, and their probabilities."""
 
     tokens_BS: Tensor
