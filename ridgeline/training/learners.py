@@ -1,4 +1,4 @@
-"""Heads and models that learn to draft, as one kind of thing: each scores the next tokens behind some positions, pass by pass.
+"""Heads and models that learn to draft, as one kind of thing: each scores the next tokens behind positions, in passes.
 
 Position i stands for what is known when the target has run token i and drawn token i + 1. Pass j scores the token
 i + 2 + j, given the tokens before it as they are in the text. So one run over a text serves training and the count of
