@@ -151,7 +151,7 @@ def _run(
         max_train_bytes=most,
         seed=seed,
         command=f"ridgeline train {kind}"
-        + (f" --from {start}" if start else "")
+        + (f" --from {Path(start).name}" if start else "")
         + (f" --steps {steps}" if steps else f" --minutes {minutes:g}")
         + f" --lr {lr:g} --batch-tokens {sizes['batch_tokens']}",
         commit=commit or modules["recipe"].git_commit(),
