@@ -86,18 +86,20 @@ def _row(name: str, row: Mapping[str, Any], width: int) -> str:
 
 def _training(report: Report) -> str:
     run = report["training"]
+    threads = f"{run['threads']} thread" + ("s" if run["threads"] > 1 else "")
     losses = ", ".join(f"{loss:.3f}" for loss in report["losses"])
+    passes, decay = run["passes"], run["decay"]
+    weighted = f"Each of {passes} tokens behind a position counts {decay} times the one before." if passes > 1 else ""
     temperatures = " and ".join(f"{each:g}" for each in run["temperatures"])
     return (
         f"## Training\n\n![training loss]({PLOT})\n\n"
-        f"The loss is the divergence from the model's distribution (Kullback and Leibler's, in nats), summed over "
-        f"{run['passes']} tokens behind each position, each weighted {run['decay']} times the one before. The last "
-        f"steps' were {losses}. The text is {run['tokens']:,} tokens of Python source of the standard library and of "
-        f"permissively licensed packages, of which the model itself wrote {run['own_tokens']:,} (at the temperatures "
+        f"The loss is the divergence from the model's distribution (Kullback and Leibler's, in nats). {weighted} The "
+        f"last steps' were {losses}; the curve is that of the first. The text is {run['tokens']:,} tokens of Python "
+        f"source of the standard library and of permissively licensed packages, of which the model itself wrote {run['own_tokens']:,} (at the temperatures "
         f"{temperatures}).\n\n"
         f"AdamW (betas {run['betas'][0]}, {run['betas'][1]}, weight decay {run['weight_decay']}, gradients clipped at "
         f"{run['clip']}), peak learning rate {run['lr']} with a cosine to 0, {report['steps']:,} steps, "
-        f"{report['guesses']:,} guesses in {report['seconds']:,.0f} s on {run['threads']} threads of a {run['device']} "
+        f"{report['guesses']:,} guesses in {report['seconds']:,.0f} s on one {run['device']}, {threads} "
         f"(torch {run['torch']}).\n\n"
         f"Made by `{run['command']}` at commit {run['commit']}, seed {run['seed']}."
     )

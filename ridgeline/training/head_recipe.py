@@ -106,7 +106,7 @@ def run(config: HeadConfig, console: Console) -> Report:
     learner = _export(config, learner, target, folder, prepared)
     report |= _outcome(trained) | {"held_out": _measure(config, learner, target, prepared, say)}
     report["bytes"] = (folder / "model.safetensors").stat().st_size
-    plot_loss(log, folder / PLOT, name)
+    plot_loss(log, folder / PLOT, name, "loss_1")
     (folder / "README.md").write_text(head_card(report) + "\n")
     _write_report(config.out / "report.json", name, report)
     return {name: report}
