@@ -1,38 +1,26 @@
-"""Heads that draft learn, are written as published ones, and are counted as a step by step decoding would."""
+"""Heads that draft learn, and their right drafts are counted as decoding would, step by step."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from rich.console import Console
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from ridgeline import LLM, SamplingParams
-from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
-from ridgeline.training import head_recipe, prepare
-from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.drafted import acceptances, walk
-from ridgeline.training.embedded import EMBEDDED
-from ridgeline.training.export import write_model
 from ridgeline.training.head_loop import HeadTraining, train_head
-from ridgeline.training.head_recipe import HeadConfig, Kind
+from ridgeline.training.head_recipe import Kind
 from ridgeline.training.heads import EagleHead, EagleShape, MedusaHeads
 from ridgeline.training.learners import DraftModel, Eagle, Learner, Medusa, right
-from ridgeline.training.packages import Package, standard_library
 from ridgeline.training.target import continued, read_target, traced
-from ridgeline.training.traces import TextConfig, Traces
+from ridgeline.training.traces import Traces
 from tests import head_oracle
-from tests.command import run_here
 from tests.training.conftest import TEXTS, VOCAB
 
 PASSES = 3
@@ -52,19 +40,6 @@ SHAPE = EagleShape(
 
 
 @pytest.fixture
-def folder(decoder: Decoder, config: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path) -> Path:
-    """A target that is sure of what it writes, and does not write one token for ever."""
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(1)
-        for name, parameter in decoder.named_parameters():
-            if parameter.ndim > 1:
-                spread = 0.4 if "embed" in name else 0.15
-                parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
-    write_model(tmp_path / "target", decoder, config, tokenizer)
-    return tmp_path / "target"
-
-
-@pytest.fixture
 def target(folder: Path) -> Decoder:
     return read_target(folder, CPU)
 
@@ -77,11 +52,9 @@ def text(tokenizer: Tokenizer) -> torch.Tensor:
 class Tapped(head_oracle.Eagle3):
     """The oracle's head, with the numbers of one of ours."""
 
-    taps = SHAPE.taps
-
     def __init__(self, folder: Path, head: EagleHead) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        super().__init__(head_oracle.Target(model))
+        super().__init__(head_oracle.Target(model), taps=SHAPE.taps)
         assert {name: t.shape for name, t in self.tensors.items()} == {n: t.shape for n, t in head.state_dict().items()}
         self.tensors = {name: tensor.clone() for name, tensor in head.state_dict().items()}
 
@@ -205,156 +178,3 @@ def test_the_target_is_always_right_about_itself(target: Decoder, text: torch.Te
 
 def test_a_walk_goes_on_behind_what_was_accepted() -> None:
     assert walk([9, 9, 2, 9, 9, 0, 1, 9, 9, 9, 9], end=12, prompt=3, most=3) == [2, 0, 1]
-
-
-@pytest.fixture
-def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read a few modules of the standard library; hold one out."""
-    wanted, library = ("queue.py", "heapq.py", "bisect.py", "json/decoder.py", "json/encoder.py"), standard_library()
-    few = Package(
-        name=library.name,
-        version=library.version,
-        licence=library.licence,
-        files=tuple(file for file in library.files if file[0] in wanted),
-    )
-    monkeypatch.setattr(prepare, "standard_library", lambda: few)
-    monkeypatch.setattr(prepare, "installed_packages", lambda: [])
-    monkeypatch.setattr(head_recipe, "_installed", lambda name: False)
-    corpus = CorpusConfig(held_out_modules=("json",))
-    monkeypatch.setattr(head_recipe, "EMBEDDED", replace(EMBEDDED, corpus=corpus))
-
-
-@pytest.fixture
-def run(folder: Path, tmp_path: Path, few_files: None) -> Callable[..., Path]:
-    def running(kind: Kind, **settings: Any) -> Path:
-        training = HeadTraining(lr=1e-3, passes=1 if kind == "draft" else PASSES, steps=2)
-        begin = settings.pop("begin", folder if kind == "draft" else None)
-        config = HeadConfig(
-            kind=kind,
-            target=folder,
-            start=begin,
-            out=tmp_path / "out",
-            work=tmp_path / "work",
-            device=CPU,
-            text=TextConfig(corpus_rows=3, corpus_length=64, own_rows=4, own_length=32),
-            **{
-                "training": training,
-                "heads": PASSES,
-                "drafts": (2, 3),
-                "prompt": 16,
-                "continuation": 20,
-                "requests": 3,
-                **settings,
-            },
-        )
-        [name] = head_recipe.run(config, Console(quiet=True))
-        return tmp_path / "out" / name
-
-    return running
-
-
-def test_a_head_of_eagle_is_written_as_published_and_drafts_in_the_engine(
-    run: Callable[..., Path], folder: Path
-) -> None:
-    made = run("eagle", intermediate=48)
-    assert {path.name for path in made.iterdir()} == {"README.md", "config.json", "loss.png", "model.safetensors"}
-    config, stored = json.loads((made / "config.json").read_text()), load_file(made / "model.safetensors")
-    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 1]}
-    assert {name: list(tensor.shape) for name, tensor in stored.items()} == {
-        "fc.weight": [64, 128],
-        **{f"midlayer.{name}.weight": [64] for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")},
-        "midlayer.self_attn.q_proj.weight": [64, 128],
-        "midlayer.self_attn.k_proj.weight": [32, 128],
-        "midlayer.self_attn.v_proj.weight": [32, 128],
-        "midlayer.self_attn.o_proj.weight": [64, 64],
-        "midlayer.mlp.gate_proj.weight": [48, 64],
-        "midlayer.mlp.up_proj.weight": [48, 64],
-        "midlayer.mlp.down_proj.weight": [64, 48],
-        "norm.weight": [64],
-    }
-    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-    report = json.loads((made.parent / "report.json").read_text())["target-eagle"]
-    [rows] = report["held_out"].values()
-    assert [row["drafts"] for row in rows] == [2, 3]
-    assert f"**{rows[0]['tokens_per_step']:.2f}**" in (made / "README.md").read_text()
-    drafting = {"method": "eagle3", "model": made, "num_speculative_tokens": 3}
-    ask = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-    plain, drafted = (
-        LLM(folder, device="cpu", dtype="float32", speculative_config=way).generate("def f(x):", ask)[0]
-        for way in (None, drafting)
-    )
-    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
-
-
-def test_heads_of_medusa_are_written_as_published(run: Callable[..., Path]) -> None:
-    made = run("medusa")
-    config, stored = json.loads((made / "config.json").read_text()), load_file(made / "model.safetensors")
-    assert (config["model_type"], config["medusa_num_heads"], config["medusa_num_layers"]) == ("medusa", PASSES, 1)
-    assert {name: list(tensor.shape) for name, tensor in stored.items()} == {
-        f"{head}.0.linear.{part}": shape
-        for head in range(PASSES)
-        for part, shape in (("weight", [64, 64]), ("bias", [64]))
-    }
-
-
-def test_a_draft_model_is_measured_before_and_after(run: Callable[..., Path]) -> None:
-    made = run("draft")
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in made.iterdir()}
-    card = (made / "README.md").read_text()
-    assert card.count("tokens a step |") == 2
-    assert "**4.00**" in card  # the target drafts for itself, three tokens
-
-
-def test_a_head_goes_on_from_a_folder(run: Callable[..., Path], folder: Path) -> None:
-    made = run("eagle", intermediate=48)
-    before = load_file(made / "model.safetensors")
-    again = run("eagle", intermediate=48, begin=made, name="again", training=HeadTraining(lr=1e-9, passes=2, steps=1))
-    after = load_file(again / "model.safetensors")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert "began as `target-eagle`" in (again / "README.md").read_text()
-    with pytest.raises(InvalidConfig, match="other sizes"):
-        run("eagle", intermediate=32, begin=made)
-
-
-def test_texts_and_traces_are_made_once(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    run("eagle", intermediate=48)
-    monkeypatch.setattr("ridgeline.training.traces.continued", lambda *_, **__: pytest.fail("continued again"))
-    monkeypatch.setattr("ridgeline.training.drafted.continued", lambda *_, **__: pytest.fail("continued again"))
-    run("medusa")
-
-
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({"taps": (1, 0)}, "--taps"),
-        ({"taps": (0, 7)}, "0 to 1"),
-        ({"heads": 2, "kind": "medusa"}, "2 heads"),
-        ({"text": TextConfig(corpus_rows=1, corpus_length=64, own_rows=0), "prompt": 10**6}, "no held-out file"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(
-    run: Callable[..., Path], settings: dict[str, Any], word: str
-) -> None:
-    kind, extra = settings.get("kind", "eagle"), {k: v for k, v in settings.items() if k not in ("kind", "text")}
-    with pytest.raises(InvalidConfig, match=word):
-        run(kind, **extra)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["eagle"], "--minutes or --steps"),
-        (["medusa", "--steps", "1", "--minutes", "1"], "--minutes or --steps"),
-        (["eagle", "--steps", "1", "--taps", "low"], "low"),
-        (["eagle", "--steps", "1", "--taps", "1,9"], "0 to 6"),
-        (["draft", "--steps", "1", "--from", "/no/such"], "/no/such"),
-        (["medusa", "--steps", "1", "--corpus-rows", "0", "--own-rows", "0"], "not both 0"),
-        (["eagle", "--steps", "1", "--device", "cuda:99"], "cuda:99"),
-    ],
-)
-def test_mistakes_on_the_command_line_give_one_sentence(arguments: list[str], word: str, tmp_path: Path) -> None:
-    done = run_here("train", *arguments, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert word in done.stderr
-    assert not (tmp_path / "out").exists()
