@@ -2,6 +2,7 @@
 
     python benchmarks/speculation.py [--model FOLDER] [--dummy] [--threads 2] [--rounds 5] [--batches 1 4 16]
         [--tokens 128] [--drafts 4] [--ways lookup eagle3] [--draft FOLDER]
+        [--eagle3 FOLDER] [--medusa FOLDER]
         [--output benchmarks/results/speculation-cpu.jsonl]
 
 Each way has a process of its own, and they take turns, so that other work on the machine slows all of them alike: the
@@ -10,9 +11,9 @@ speedup is the median of the rounds' ratios to plain decoding.
     plain      no drafts
     lookup     prompt lookup, which takes at least one and at most three tokens
     draft      a draft model: that of the embedded model, or the one that is named
-    eagle3, medusa    the embedded model's heads
+    eagle3, medusa    heads, if they are named
     skip       the model itself without every other layer
-    cascade    prompt lookup, and an EAGLE-3 head where that finds nothing
+    cascade    prompt lookup, and the draft model where that finds nothing
     right P    drafts of the known continuation, each of which is spoiled with probability 1 - P. Only a proposer that
                runs no model can know it, so this is what a free proposer of that quality would bring
     wrong      drafts that are never right
@@ -121,6 +122,8 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--ways", nargs="+", help="beside plain (default: all that there is a model for)")
     parser.add_argument("--draft", help="folder of a draft model")
+    parser.add_argument("--eagle3", help="folder of a head of EAGLE-3")
+    parser.add_argument("--medusa", help="folder of Medusa's heads")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     settings: dict[str, Any] = {
@@ -143,9 +146,10 @@ def main() -> None:
     if asked.draft or not asked.model:
         known["draft"] = {**settings, "speculative_config": model}, None
     names = {"skip": {"method": "layer_skip"}}
-    if not asked.model:
-        names |= {method: {"method": method} for method in ("eagle3", "medusa")}
-        names["cascade"] = {**LOOKUP, "method": "eagle3"}
+    if "draft" in known:
+        names["cascade"] = {**LOOKUP, **model}
+    heads = {"eagle3": asked.eagle3, "medusa": asked.medusa}
+    names |= {method: {"method": method, "model": folder} for method, folder in heads.items() if folder}
     for name, config in names.items():
         known[name] = {**settings, "speculative_config": {**config, "num_speculative_tokens": asked.drafts}}, None
     known |= {name: (drafts, share) for name, share in shares.items()}

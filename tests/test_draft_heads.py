@@ -157,6 +157,27 @@ def test_even_steps_draft_as_the_paper_does(
     assert record.check(head, texts_of(GREEDY, got)) > 60
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
+@pytest.mark.parametrize("kind", [Eagle, Eagle3, NarrowEagle3, Medusa], ids=lambda kind: kind.__name__)
+def test_on_a_gpu_drafts_are_those_of_the_paper(
+    kind: type[Head], eager: bool, target: Target, folder: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    settings = {"device": "cuda", "deterministic": True, "enforce_eager": eager, "enable_prefix_caching": False}
+    settings |= {"block_size": 16, "kv_cache_memory": 1 << 26}
+    with rig(folder, **settings) as own:
+        want = own.run(*GREEDY)
+    with rig(folder, **settings, **drafting(head, files)) as own:
+        own.engine.scheduler.running.drafting = Turning()  # type: ignore[assignment]
+        record = Record(own)
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    assert record.check(head, texts_of(GREEDY, got)) > (60 if eager else 0)  # in graphs `note` is recorded once
+
+
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
     layers = 3
     folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=layers + 1)

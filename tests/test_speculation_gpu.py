@@ -42,10 +42,8 @@ def written(**settings: Any) -> tuple[list[list[int]], dict[str, int]]:
 METHODS: dict[str, dict[str, Any]] = {
     "lookup": LOOKUP,
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
-    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
-    "medusa": {"method": "medusa", "num_speculative_tokens": 3},
     "layer_skip": {"method": "layer_skip", "num_speculative_tokens": 3},
-    "cascade": {**LOOKUP, "method": "eagle3"},
+    "cascade": {**LOOKUP, "method": "draft_model"},
 }
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from ridgeline.cli import train_heads
+from ridgeline.cli.training_options import bytes_of, device_of, imported
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.folder import resolve_model
 
-if TYPE_CHECKING:
-    import torch
-
-app = typer.Typer(help="Train models.", no_args_is_help=True)
+app = typer.Typer(help="Train models, and what drafts for them.", no_args_is_help=True)
+app.command()(train_heads.eagle)
+app.command()(train_heads.medusa)
+app.command()(train_heads.draft)
 
 
 @app.callback()
 def train() -> None:
-    """Train models."""
+    """Train models, and what drafts for them."""
 
 
 @app.command()
@@ -62,8 +62,8 @@ def pretrain(
         raise InvalidConfig("give either --time-budget or --steps.")
     if start and recipe != "embedded":
         raise InvalidConfig("--from trains one model further, so --recipe does not go with it.")
-    modules = _recipes()
-    where = _device(device)
+    modules = imported("recipe", "embedded", "mixture", "linear")
+    where = device_of(device)
     flags = {
         "recipe": "" if recipe == "embedded" else recipe,
         "from": start,
@@ -87,48 +87,10 @@ def pretrain(
         batch_tokens=batch_tokens,
         compile=where.type == "cuda" if compile is None else compile,
         seed=seed,
-        max_train_bytes=_bytes(max_train_mb),
-        max_held_out_bytes=_bytes(max_held_out_mb),
+        max_train_bytes=bytes_of(max_train_mb),
+        max_held_out_bytes=bytes_of(max_held_out_mb),
         command=f"ridgeline train pretrain{named}"
         + (f" --steps {steps}" if steps else f" --time-budget {time_budget:g}"),
         commit=commit,
     )
     modules["mixture" if recipe == "mixture" else "recipe"].run(config, Console())
-
-
-def _recipes() -> dict[str, ModuleType]:
-    """Return the recipes' modules, imported when they are needed: torch takes seconds, and matplotlib is an extra.
-
-    Raise InvalidConfig if that extra is not installed.
-    """
-    try:
-        names = ("recipe", "embedded", "mixture", "linear")
-        return {name: importlib.import_module(f"ridgeline.training.{name}") for name in names}
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise InvalidConfig("training needs matplotlib for its loss curve: pip install 'ridgeline[train]'.") from error
-
-
-def _bytes(megabytes: float | None) -> int | None:
-    """Return the bytes. Raise InvalidConfig for an impossible amount."""
-    if megabytes is None:
-        return None
-    if not 0 < megabytes < float("inf"):
-        raise InvalidConfig(f"megabytes of text must be a number above 0, got {megabytes}.")
-    return int(megabytes * 1e6)
-
-
-def _device(name: str) -> torch.device:
-    """Return the device. Raise InvalidConfig if it does not exist."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidConfig(f"unknown device {name!r}; use auto, cpu, cuda or cuda:1.") from error
-    if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
-        raise InvalidConfig(f"device {name!r} does not exist; this machine has {torch.cuda.device_count()} GPUs.")
-    return device

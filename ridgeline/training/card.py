@@ -30,16 +30,16 @@ class Source:
     num_bytes: int
 
 
-def plot_loss(log: Path, target: Path, title: str) -> None:
-    """Draw the training loss against tokens from a training log, as a PNG."""
+def plot_loss(log: Path, target: Path, title: str, field: str = "loss") -> None:
+    """Draw the training loss, or another field in nats, against tokens from a training log, as a PNG."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     figure, axes = plt.subplots(figsize=(7, 3.6), dpi=120)
-    axes.plot([row["tokens"] / 1e6 for row in rows], [row["loss"] for row in rows], linewidth=0.8)
+    axes.plot([row["tokens"] / 1e6 for row in rows], [row[field] for row in rows], linewidth=0.8)
     axes.set(xlabel="tokens (millions)", ylabel="training loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
     if rows:
-        last = rows[-1]["loss"]
-        axes.set_ylim(0.9 * min(row["loss"] for row in rows), min(max(row["loss"] for row in rows), 2.2 * last))
+        last = rows[-1][field]
+        axes.set_ylim(0.9 * min(row[field] for row in rows), min(max(row[field] for row in rows), 2.2 * last))
     figure.tight_layout()
     figure.savefig(target)
     plt.close(figure)

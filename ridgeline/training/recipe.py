@@ -282,7 +282,7 @@ def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, train
         "evaluation": {"window": config.recipe.context, "stride": config.recipe.stride},
         "training": {
             "command": config.command,
-            "commit": config.commit or _commit(),
+            "commit": config.commit or git_commit(),
             "seed": config.seed,
             "device": _device_name(config.device),
             "torch": torch.__version__,
@@ -310,7 +310,8 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _commit() -> str:
+def git_commit() -> str:
+    """Return the short name of the commit that this code lies at, or "unknown"."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

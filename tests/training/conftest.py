@@ -13,6 +13,7 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config
 from ridgeline.training.data import write_tokens
 from ridgeline.training.embedded import llama_config
+from ridgeline.training.export import write_model
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.optimizer import initialize
 from ridgeline.training.tokenizer import SEPARATOR_ID, encode_documents, train_tokenizer
@@ -46,3 +47,16 @@ def decoder(config: dict[str, Any]) -> Decoder:
 def token_file(tmp_path: Path, tokenizer: Tokenizer) -> Path:
     write_tokens(tmp_path / "tokens.bin", encode_documents(tokenizer, TEXTS), SEPARATOR_ID)
     return tmp_path / "tokens.bin"
+
+
+@pytest.fixture
+def folder(decoder: Decoder, config: dict[str, Any], tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A target that is sure of what it writes, and does not write one token for ever."""
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in decoder.named_parameters():
+            if parameter.ndim > 1:
+                spread = 0.4 if "embed" in name else 0.15
+                parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+    write_model(tmp_path / "target", decoder, config, tokenizer)
+    return tmp_path / "target"

@@ -1,0 +1,168 @@
+"""`ridgeline train eagle`, `medusa` and `draft`: what guesses a model's next tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ridgeline.cli.training_options import bytes_of, device_of, imported
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.weights.folder import resolve_model
+
+Out = Annotated[Path, typer.Option(help="Folder for the finished checkpoint, its log and report.json.")]
+Target = Annotated[str, typer.Option(help="The model to draft for (folder, or embedded).")]
+Work = Annotated[Path | None, typer.Option(help="Folder for texts and traces; a run takes those that lie there.")]
+Minutes = Annotated[float | None, typer.Option(help="Minutes of training, behind the making of texts.", min=0.01)]
+Steps = Annotated[int | None, typer.Option(help="Steps, instead of minutes.", min=1)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
+BatchTokens = Annotated[int, typer.Option(help="Tokens of the sequences of a step.", min=1)]
+CorpusRows = Annotated[int, typer.Option(help="Sequences of 2048 tokens of this machine's Python source.", min=0)]
+OwnRows = Annotated[
+    int, typer.Option(help="Sequences of 512 tokens of which the target writes the second half.", min=0)
+]
+Start = Annotated[str, typer.Option("--from", help="Train this head of the same sizes further (folder).")]
+Taps = Annotated[str, typer.Option(help="Layers of the target that are read, from 0, such as 1,3,5.")]
+Seed = Annotated[int, typer.Option(help="Decides text, order and initial weights.")]
+TrainMB = Annotated[float | None, typer.Option(help="Draw sequences from about this much text.")]
+Requests = Annotated[int, typer.Option(help="Prompts of each held-out set, to count right drafts.", min=1)]
+Commit = Annotated[str | None, typer.Option(help="Recorded in the card; default: what git says.")]
+
+
+def eagle(
+    out: Out,
+    target: Target = "embedded",
+    start: Start = "",
+    work: Work = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    device: Device = "auto",
+    taps: Taps = "",
+    intermediate: Annotated[int, typer.Option(help="Width of the head's feed-forward.", min=1)] = 768,
+    passes: Annotated[int, typer.Option(help="Tokens behind each position that are learnt.", min=1, max=16)] = 5,
+    lr: Rate = 6e-3,
+    batch_tokens: BatchTokens = 2048,
+    corpus_rows: CorpusRows = 96,
+    own_rows: OwnRows = 384,
+    seed: Seed = 0,
+    max_train_mb: TrainMB = 40.0,
+    requests: Requests = 64,
+    commit: Commit = None,
+) -> None:
+    """Train a head of EAGLE-3, which goes on from the target's hidden states."""
+    _run("eagle", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr, taps=taps,
+         batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
+         requests=requests, commit=commit, passes=passes, intermediate=intermediate, start=start)  # fmt: skip
+
+
+def medusa(
+    out: Out,
+    target: Target = "embedded",
+    start: Start = "",
+    work: Work = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    device: Device = "auto",
+    heads: Annotated[int, typer.Option(help="Heads, each of which guesses one token.", min=1, max=16)] = 4,
+    lr: Rate = 2e-3,
+    batch_tokens: BatchTokens = 2048,
+    corpus_rows: CorpusRows = 96,
+    own_rows: OwnRows = 384,
+    seed: Seed = 0,
+    max_train_mb: TrainMB = 40.0,
+    requests: Requests = 64,
+    commit: Commit = None,
+) -> None:
+    """Train heads of Medusa, each of which guesses one token from the target's last hidden state."""
+    _run("medusa", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr,
+         batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
+         requests=requests, commit=commit, passes=heads, heads=heads, start=start)  # fmt: skip
+
+
+def draft(
+    out: Out,
+    target: Target = "embedded",
+    start: Annotated[str, typer.Option("--from", help="The smaller model (folder or name).")] = "embedded-draft",
+    work: Work = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    device: Device = "auto",
+    lr: Rate = 1e-3,
+    batch_tokens: BatchTokens = 2048,
+    corpus_rows: CorpusRows = 96,
+    own_rows: OwnRows = 384,
+    seed: Seed = 0,
+    max_train_mb: TrainMB = 40.0,
+    requests: Requests = 64,
+    commit: Commit = None,
+) -> None:
+    """Train a smaller model further, on the target's distributions."""
+    _run("draft", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr,
+         batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
+         requests=requests, commit=commit, passes=1, start=start)  # fmt: skip
+
+
+def _run(
+    kind: str,
+    *,
+    out: Path,
+    target: str,
+    work: Path | None,
+    minutes: float | None,
+    steps: int | None,
+    device: str,
+    lr: float,
+    passes: int,
+    corpus_rows: int,
+    own_rows: int,
+    seed: int,
+    max_train_mb: float | None,
+    commit: str | None,
+    start: str,
+    taps: str = "",
+    **sizes: Any,
+) -> None:
+    if (minutes is None) == (steps is None):
+        raise InvalidConfig("give either --minutes or --steps.")
+    layers, where, most = _layers(taps), device_of(device), bytes_of(max_train_mb)
+    folder, begun = resolve_model(target), resolve_model(start) if start else None
+    modules = imported("recipe", "head_recipe", "head_loop", "traces")
+    seconds = None if minutes is None else 60 * minutes
+    config = modules["head_recipe"].HeadConfig(
+        kind=kind,
+        target=folder,
+        start=begun,
+        out=out,
+        work=work or out / "work",
+        device=where,
+        training=modules["head_loop"].HeadTraining(
+            lr=lr,
+            passes=passes,
+            steps=steps,
+            seconds=seconds,
+            scored=0.2 if kind == "eagle" else 1.0,
+            alone=0.5 if kind == "eagle" and not start else 0.0,
+        ),
+        text=modules["traces"].TextConfig(corpus_rows=corpus_rows, own_rows=own_rows, seed=seed),
+        taps=layers,
+        max_train_bytes=most,
+        seed=seed,
+        command=f"ridgeline train {kind}"
+        + (f" --from {Path(start).name}" if start else "")
+        + (f" --steps {steps}" if steps else f" --minutes {minutes:g}")
+        + f" --lr {lr:g} --batch-tokens {sizes['batch_tokens']}",
+        commit=commit or modules["recipe"].git_commit(),
+        **sizes,
+    )
+    modules["head_recipe"].run(config, Console())
+
+
+def _layers(taps: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as 1,3,5. Raise InvalidConfig for anything else."""
+    try:
+        return tuple(int(tap) for tap in taps.split(",")) if taps else ()
+    except ValueError as error:
+        raise InvalidConfig(f"--taps must name layers such as 1,3,5, got {taps!r}.") from error
