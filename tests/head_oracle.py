@@ -241,6 +241,7 @@ class Mtp(Head):
     """The layer behind the last of a GLM-4.5, whose block is transformers' own. The checkpoint is the whole model's."""
 
     method = "mtp"
+    axes: tuple[int, ...] = (1, -1)  # of positions
 
     def __init__(self, model: Any) -> None:
         """model: has the layer for multi-token prediction as its last one, which is taken away from it."""
@@ -257,12 +258,39 @@ class Mtp(Head):
     def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
         of, eps = self.tensors, self.target.config.rms_norm_eps
         both = norm(embedded_NM, of["enorm.weight"], eps), norm(feature_NM, of["hnorm.weight"], eps)
-        x = linear(torch.cat(both, -1), of["eh_proj.weight"])[None]
-        positions = torch.arange(x.shape[1])[None]
-        mask = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
-        found = self.block(x, attention_mask=mask, position_embeddings=self.rotary(x, positions))
+        return self.ran(linear(torch.cat(both, -1), of["eh_proj.weight"]))
+
+    def ran(self, x_NM: Tensor) -> Tensor:
+        """What the block makes of whole sequences."""
+        mask = torch.full((len(x_NM), len(x_NM)), float("-inf")).triu(1)[None, None]
+        angles = self.rotary(x_NM[None], torch.arange(len(x_NM)).expand(self.axes))
+        found = self.block(x_NM[None], attention_mask=mask, position_embeddings=angles)
         return (found[0] if isinstance(found, tuple) else found)[0]
 
     def scores(self, output_NM: Tensor) -> Tensor:
         normed = norm(output_NM, self.tensors["shared_head.norm.weight"], self.target.config.rms_norm_eps)
         return linear(normed, self.tensors["shared_head.head.weight"])
+
+
+class QwenMtp(Mtp):
+    """The layer of a Qwen3.5, of which the model has one of full attention as its last. Norms' weights are stored less
+    one."""
+
+    axes = (3, 1, -1)  # the text's, thrice
+
+    def make(self) -> None:
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            self.tensors[f"mtp.{name}.weight"] = self.random(self.width) - 1
+        self.tensors["mtp.fc.weight"] = self.random(self.width, 2 * self.width)
+        for name, tensor in self.block.state_dict().items():
+            self.tensors[f"mtp.layers.0.{name}"] = tensor.clone()
+
+    def output(self, embedded_NM: Tensor, feature_NM: Tensor) -> Tensor:
+        of, eps = self.tensors, self.target.config.rms_norm_eps
+        names = ("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
+        both = [norm(x, 1 + of[name], eps) for x, name in zip((embedded_NM, feature_NM), names, strict=True)]
+        x = self.ran(linear(torch.cat(both, -1), of["mtp.fc.weight"]))
+        return norm(x, 1 + of["mtp.norm.weight"], eps)
+
+    def scores(self, output_NM: Tensor) -> Tensor:
+        return linear(output_NM, self.target.output)

@@ -16,7 +16,7 @@ from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
-from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
+from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, QwenMtp, Target
 from tests.test_draft_model import watch
 from tests.test_speculation import DRAFTS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
@@ -270,3 +270,25 @@ def test_a_head_that_is_not_there_is_refused_in_one_sentence(folder: Path, targe
             pass
         assert sentence in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
+    """Recurrent layers verify what it drafts."""
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    shape: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": kinds}
+    folder = tiny_models.save("qwen3_5", tmp_path / "model", **shape)
+    head = QwenMtp(tiny_models.build("qwen3_5", **shape))
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    text |= {"num_hidden_layers": 3, "layer_types": kinds[:3]}
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = {name: each for name, each in load_file(folder / "model.safetensors").items() if ".layers.3." not in name}
+    save_file(stored | head.tensors, folder / "model.safetensors")
+    with rig(folder, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    asked = {"method": "qwen3_5_mtp", "num_speculative_tokens": DRAFTS}
+    with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
+        record = Record(always(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+    assert record.check(head, texts_of(GREEDY, got)) > 100

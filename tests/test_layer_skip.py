@@ -102,6 +102,14 @@ def test_layers_that_are_not_there_are_refused(layers: list[int], sentence: str,
     assert sentence in str(raised.value)
 
 
+def test_recurrent_layers_are_not_skipped(tiny_model: TinyModel) -> None:
+    with (
+        pytest.raises(InvalidConfig, match="would let this model's recurrent layers"),
+        rig(tiny_model("qwen3_5"), **skipping(1)),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("kind", [Eagle, Eagle3], ids=lambda kind: kind.__name__)
 def test_behind_lookup_a_head_drafts_as_its_paper_says(kind: type[Head], tmp_path: Path) -> None:
     """For the rows in which lookup finds nothing, which are chosen here."""

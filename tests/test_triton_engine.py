@@ -57,7 +57,7 @@ def test_tokens_equal_those_of_the_plain_ops(tiny_model: Callable[[str], Path], 
     assert {name: outcome.tokens for name, outcome in outcomes.items()} == plain(folder, max_tokens)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "rwkv", "lfm2", "mamba"])
 def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
     """As on a GPU: all rows of a step verify as many drafts, or none does."""
     folder = tiny_model(family)

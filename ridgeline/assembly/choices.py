@@ -209,15 +209,15 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
 def _check_speculation(model: ModelSpec, speculation: Speculation) -> None:
     """Raise InvalidConfig if no drafts can be verified of what the model writes, or if it cannot make them itself as it
     should."""
-    if speculation.method == LAYER_SKIP:
-        speculation.skipped(len(model.layers))
     if model.pooling is not None:
         raise InvalidConfig("speculative_config is for models that write, and this one pools; leave it out.")
-    if any(group.spec.exact for group in model.cache_groups):
-        raise InvalidConfig(
-            "speculative_config: drafts cannot be taken back yet from states that every token replaces, which this "
-            "model's recurrent layers have; leave it out."
-        )
+    if speculation.method == LAYER_SKIP:
+        speculation.skipped(len(model.layers))
+        if any(group.spec.exact for group in model.cache_groups):
+            raise InvalidConfig(
+                "layer_skip would let this model's recurrent layers forget what they have read; take another method of "
+                "speculative_config."
+            )
 
 
 def _check_offload(config: LLMConfig, model: ModelConfig, platform: Platform) -> None:

@@ -36,7 +36,7 @@ from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
-from ridgeline.worker.memory import MemoryReport, host_memory
+from ridgeline.worker.memory import MemoryReport, host_memory, scratch_states
 
 if TYPE_CHECKING:
     from ridgeline.ranks.leader import Group
@@ -182,6 +182,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         dtype=facts.dtype,
         num_pages=facts.num_pages,
         ranks=config.prefill_context_parallel_size,
+        scratch=scratch_states(device.type, facts.max_seqs, config.num_drafts),
     )
     memory = MemoryReport(
         weights=facts.weights,

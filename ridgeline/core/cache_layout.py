@@ -8,13 +8,15 @@ models with several groups waste nothing but the padding (the idea of an LCM pag
     group A: 2 layers ─┐  page = lcm(2, 3) = 6 slabs     A sees 3 blocks per page, B sees 2, if a slab is a unit
     group B: 3 layers ─┘
 
-Slab `j` of page `p` lies at index `j * num_pages + p`. So the slabs of one layer are contiguous in memory, and a
+Slab `j` of page `p` lies at index `j * all_pages + p`. So the slabs of one layer are contiguous in memory, and a
 group's block table holds plain *block ids*: places in the memory of the group's first layer, counted in *steps*. A step
 is a slab if a slab holds one unit; otherwise it is the largest number of bytes that divides both. Layer `l` of the
-group uses the same table over a view of the memory that starts `l * num_pages` slabs later. Kernels see an ordinary
+group uses the same table over a view of the memory that starts `l * all_pages` slabs later. Kernels see an ordinary
 paged cache, whose blocks begin at multiples of the step.
 
-Page 0 is never handed out: its first unit is the *null block*, to which stopped rows write.
+Page 0 is never handed out: its first unit is the *null block*, to which stopped rows write. Nor are the pages behind
+the last one, the *scratch*, where a step that verifies drafts leaves states of constant size until it is known which of
+them stay.
 """
 
 from __future__ import annotations
@@ -57,8 +59,10 @@ class CacheLayout:
     worker views of the memory.
 
     block_size: tokens of a block.
+    num_pages: those that requests use, the first one included.
     ranks: how many ranks deal a block's tokens out between them (`core.stripes`). Each has such a buffer, with the same
         blocks, and so `block_size` / `ranks` tokens of each.
+    scratch: states that a step may write beside those of requests, in each group whose blocks are exact.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -66,6 +70,7 @@ class CacheLayout:
     dtype: str
     num_pages: int
     ranks: int = 1
+    scratch: int = 0
 
     @property
     def tokens_held(self) -> int:
@@ -141,19 +146,38 @@ class CacheLayout:
         """Return the number of this group's blocks that one page holds."""
         return self.slabs_per_page // self.groups[group].depth * self.units_per_slab[group]
 
+    @cached_property
+    def _scratch_pages(self) -> tuple[int, ...]:
+        """The pages of scratch, by group."""
+        return tuple(
+            -(-self.scratch // self.blocks_per_page(g)) if group.spec.exact else 0
+            for g, group in enumerate(self.groups)
+        )
+
+    @cached_property
+    def all_pages(self) -> int:
+        """The pages of the buffer: those of requests, and the scratch."""
+        return self.num_pages + sum(self._scratch_pages)
+
+    def scratch_blocks(self, group: int) -> list[int]:
+        """Return the ids of the group's blocks of scratch."""
+        per_page, first = self.blocks_per_page(group), self.num_pages + sum(self._scratch_pages[:group])
+        count = self.scratch if self.groups[group].spec.exact else 0
+        return [self.block_id(group, first + n // per_page, n % per_page) for n in range(count)]
+
     def block_id(self, group: int, page: int, index: int) -> int:
         """Return the id of block `index` of `page` as `group` sees it (see the picture at the top of the module)."""
         slab, unit = divmod(index, self.units_per_slab[group])
-        first = (slab * self.groups[group].depth * self.num_pages + page) * self.ids_per_slab[group]
+        first = (slab * self.groups[group].depth * self.all_pages + page) * self.ids_per_slab[group]
         return first + unit * (self.unit_bytes[group] // self.step_bytes[group])
 
     def page_of(self, group: int, block_id: int) -> int:
-        return block_id // self.ids_per_slab[group] % self.num_pages
+        return block_id // self.ids_per_slab[group] % self.all_pages
 
     def layer_step(self, group: int) -> int:
         """Return the distance in block ids from one layer of the group to the next, counted from the first layer's
         memory."""
-        return self.num_pages * self.ids_per_slab[group]
+        return self.all_pages * self.ids_per_slab[group]
 
     def pages_needed(self, num_tokens: int, max_chunk: int) -> int:
         """Return how many pages let one request of `num_tokens` run alone, whatever the order in which it gets its

@@ -130,11 +130,14 @@ class Running:
 
     # ---- rows and blocks --------------------------------------------------------------------------------------
 
-    def extend(self, seq: Sequence, num_tokens: int, plans: int, plan_id: int) -> bool:
-        """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest."""
-        self.deltas += self.cache.tables.let_go(seq, self.certain(seq, plans), plan_id)
+    def extend(self, seq: Sequence, num_tokens: int, plans: int, plan_id: int, *, known: bool) -> bool:
+        """Give a sequence room for its next tokens; False if blocks are short. plans: in flight, plan_id the newest.
+        known: it runs exactly these tokens, from where it is known to be."""
+        certain = self.certain(seq, plans)
+        self.deltas += self.cache.tables.let_go(seq, certain, plan_id)
         start = int(self.slots.kv_len[seq.slot])
-        changes = self.cache.tables.extend(seq, start, start + num_tokens + self.ahead)
+        last = start + num_tokens - 1 if known else certain
+        changes = self.cache.tables.extend(seq, last, start + num_tokens + self.ahead)
         if changes is None:
             return False
         self.deltas += changes
@@ -144,7 +147,7 @@ class Running:
     def certain(self, seq: Sequence, plans: int) -> int:
         """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""
         uncertain = self.each if self.each > 1 else 0
-        return int(self.slots.kv_len[seq.slot]) - plans * uncertain
+        return max(0, int(self.slots.kv_len[seq.slot]) - plans * uncertain)
 
     def standing_rows(self) -> Standing:
         if self._standing is None:

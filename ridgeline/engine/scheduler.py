@@ -54,8 +54,6 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
         self.config, tokens_each = config, 1 + config.num_drafts
-        if tokens_each > 1 and any(group.spec.exact for group in layout.groups):
-            raise InvalidConfig("drafts cannot be taken back from a state that every token replaces; verify none.")
         self.running = Running(config, layout)
         self.cache, self.slots = self.running.cache, self.running.slots
         self.in_flight: deque[InFlight] = deque()
@@ -207,7 +205,7 @@ class Scheduler:
 
     def _grow(self, seq: Sequence) -> bool:
         """Room for a row's tokens; False when the request itself had to give way."""
-        while not self._extend(seq, self.running.each):
+        while not self._extend(seq, self.running.each, known=False):
             victim = max(self.running.leaders(), key=lambda s: s.order)
             self._make_way(victim)
             if victim is seq.leader:
@@ -318,7 +316,7 @@ class Scheduler:
         smaller = [sure] if self.cache.tables.windowed and draft.budget > sure else []
         for most in (draft.budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
-            if chunks and all(self._extend(member, count) for member, count in chunks):
+            if chunks and all(self._extend(member, count, known=True) for member, count in chunks):
                 for member, count in chunks:
                     self._add_row(draft, member, count)
                 return True
@@ -359,8 +357,8 @@ class Scheduler:
             if end < columns.last_kv_len[slot]:
                 self.running.begin_decoding(seq, self._plan_id)
 
-    def _extend(self, seq: Sequence, num_tokens: int) -> bool:
-        return self.running.extend(seq, num_tokens, len(self.in_flight), self._plan_id)
+    def _extend(self, seq: Sequence, num_tokens: int, *, known: bool) -> bool:
+        return self.running.extend(seq, num_tokens, len(self.in_flight), self._plan_id, known=known)
 
     def _keep_states(self, draft: Draft) -> None:
         """Choose where prompts leave states behind, now that nobody can join the plan any more."""

@@ -6,16 +6,21 @@ tokens after which its state is stored as well, so that another request can begi
 A kernel that runs over tokens in parallel cuts rows into chunks. A mark always ends a chunk, so the state that belongs
 there is one that the kernel has anyway.
 
+Rows that verify drafts need the state behind each of their tokens. So a step that has such rows makes several *passes*,
+each of which is a step of its own for the ops: one for the first token of every such row, one for the second, and so
+on, and one in front of them for all other rows.
+
 Legend:
     N  block ids
     R  rows
     T  tokens of the step
     C  chunks
+    P  tokens in the order of passes
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -54,6 +59,31 @@ class Row(NamedTuple):
     marked: int
 
 
+class Pass(NamedTuple):
+    """A part of a step: its tokens among those of the step, and the blocks of their rows."""
+
+    tokens: slice | Tensor
+    turns: Turns
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of a step, in their order.
+
+    place_T: where a token comes in the order of passes; None: all rows run one token in every pass.
+    """
+
+    parts: tuple[Pass, ...]
+    place_T: Tensor | None = None
+
+    def joined(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return what the passes put out in the order of the step's tokens."""
+        if self.place_T is None:
+            return torch.stack(list(outputs), dim=1).flatten(0, 1)
+        out_P = torch.cat(list(outputs))
+        return out_P.index_select(0, self.place_T)
+
+
 @dataclass(frozen=True)
 class Turns:
     """The blocks that the step's rows read and write. Everything is on the device.
@@ -70,6 +100,7 @@ class Turns:
     marked_R: block ids of the states at the marks, int64; the null block where there is none.
     num_tokens: the tokens of the step, padding included.
     tokens_each: how many tokens every row runs; 0 if rows differ.
+    passes: those of a step whose rows verify drafts; the other fields do not count then. None: the step is one.
     """
 
     start_R1: Tensor
@@ -80,11 +111,20 @@ class Turns:
     marked_R: Tensor
     num_tokens: int
     tokens_each: int
+    passes: Passes | None = None
     _chunks: dict[tuple[int, bool], Chunks] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
         return len(self.reads_R)
+
+    def run(self, op: Callable[..., Tensor], *inputs_T: Tensor) -> Tensor:
+        """Return op(turns, *inputs), a tensor by token: at once, or pass by pass."""
+        if self.passes is None:
+            return op(self, *inputs_T)
+        return self.passes.joined(
+            [op(turns, *(x_T[tokens] for x_T in inputs_T)) for tokens, turns in self.passes.parts]
+        )
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that have tokens. The host waits for them, so this is for references and CPUs."""

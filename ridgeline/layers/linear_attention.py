@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ridgeline.core.linear_spec import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.kernels.turns import Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -52,10 +53,13 @@ class LinearAttention(nn.Module):
         q_THK, k_THK, v_THV, z_THV = (x.unflatten(-1, (spec.heads, -1)) for x in (q_TX, k_TX, v_TX, z_TX))
         if self.rotary is not None:
             q_THK, k_THK = self.ops.rope(q_THK, k_THK, self.rotary.cos_sin_ZY, positions_T)
-        decay = self.decay_H if self.decay is None else self._decay(self.decay(low[0]))
-        o_THV = self.ops.linear_attention(
-            q_THK, k_THK, v_THV, decay, state.parts[0], state.turns, spec.key_dim**-0.5
-        )  # fmt: skip
+        decay = () if self.decay is None else (self._decay(self.decay(low[0])),)
+
+        def stepped(turns: Turns, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, *decay: Tensor) -> Tensor:
+            [g] = decay or (self.decay_H,)
+            return self.ops.linear_attention(q_THK, k_THK, v_THV, g, state.parts[0], turns, spec.key_dim**-0.5)
+
+        o_THV = state.turns.run(stepped, q_THK, k_THK, v_THV, *decay)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.value_dim, True)
         return self.out(o_THV.flatten(1)), residual_TM
 
@@ -92,8 +96,11 @@ class DeltaAttention(nn.Module):
             for x_TX in (*qkv_TX.split(spec.size, dim=-1), self.decay(of_a), self.gate(of_z))
         )
         dt_bias_HK = self.dt_bias.unflatten(0, (spec.heads, -1))
-        o_THV = self.ops.delta_attention(
-            q_THK, k_THK, v_THV, a_THK, b_TH, self.log_rate, dt_bias_HK, states_NHKV, state.turns, spec.head_dim**-0.5
-        )  # fmt: skip
+
+        def stepped(turns: Turns, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, a_THK: Tensor, b_TH: Tensor) -> Tensor:
+            kept = self.log_rate, dt_bias_HK, states_NHKV, turns, spec.head_dim**-0.5
+            return self.ops.delta_attention(q_THK, k_THK, v_THV, a_THK, b_TH, *kept)
+
+        o_THV = state.turns.run(stepped, q_THK, k_THK, v_THV, a_THK, b_TH)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.head_dim, True, "sigmoid")
         return self.out(o_THV.flatten(1)), residual_TM

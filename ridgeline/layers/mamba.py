@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.mamba_spec import MambaSpec
+from ridgeline.kernels.turns import Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -51,7 +52,9 @@ class Mamba(nn.Module):
         r_TI, b_TS, c_TS = self.select(x_TX).split(self.spec.selected, dim=-1)
         if self.dt_norm is not None and self.b_norm is not None and self.c_norm is not None:
             r_TI, b_TS, c_TS = self.dt_norm(r_TI)[0], self.b_norm(b_TS)[0], self.c_norm(c_TS)[0]
-        y_TX = self.ops.selective_scan(
-            x_TX, self.dt(r_TI), self.rate(), b_TS, c_TS, self.skip, self.dt_bias, z_TX, states_NXS, state.turns
-        )
-        return self.out(y_TX), residual_TM
+
+        def scanned(turns: Turns, x_TX: Tensor, dt_TX: Tensor, b_TS: Tensor, c_TS: Tensor, z_TX: Tensor) -> Tensor:
+            kept = self.skip, self.dt_bias, z_TX, states_NXS, turns
+            return self.ops.selective_scan(x_TX, dt_TX, self.rate(), b_TS, c_TS, *kept)
+
+        return self.out(state.turns.run(scanned, x_TX, self.dt(r_TI), b_TS, c_TS, z_TX)), residual_TM

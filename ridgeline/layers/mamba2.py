@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ridgeline.core.mamba_spec import Mamba2Spec
+from ridgeline.kernels.turns import Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -53,19 +54,14 @@ class Mamba2Behind(nn.Module):
         z_TX, xbc_TX, dt_TH = zxbcdt_TX.split((spec.inner, spec.channels, spec.heads), dim=-1)
         xbc_TX = self.conv(xbc_TX, tails_NwX, state.turns)
         x_TX, b_TX, c_TX = xbc_TX.split((spec.inner, shared, shared), dim=-1)
-        y_THP = self.ops.ssd(
-            x_TX.unflatten(-1, (spec.heads, -1)),
-            dt_TH,
-            self.rate(),
-            b_TX.unflatten(-1, (spec.groups, -1)),
-            c_TX.unflatten(-1, (spec.groups, -1)),
-            self.skip,
-            self.dt_bias,
-            spec.dt_min,
-            spec.dt_max,
-            states_NHPS,
-            state.turns,
-        )
+        x_THP = x_TX.unflatten(-1, (spec.heads, -1))
+        b_TGS, c_TGS = (each_TX.unflatten(-1, (spec.groups, -1)) for each_TX in (b_TX, c_TX))
+
+        def stepped(turns: Turns, x_THP: Tensor, dt_TH: Tensor, b_TGS: Tensor, c_TGS: Tensor) -> Tensor:
+            kept = self.skip, self.dt_bias, spec.dt_min, spec.dt_max, states_NHPS, turns
+            return self.ops.ssd(x_THP, dt_TH, self.rate(), b_TGS, c_TGS, *kept)
+
+        y_THP = state.turns.run(stepped, x_THP, dt_TH, b_TGS, c_TGS)
         return self.out(self._gated(y_THP.flatten(1), z_TX))
 
     def _gated(self, y_TX: Tensor, z_TX: Tensor) -> Tensor:

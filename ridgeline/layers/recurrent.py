@@ -46,7 +46,12 @@ class CausalConv(nn.Module):
 
     def forward(self, x_TX: Tensor, tails_NwX: Tensor, turns: Turns) -> Tensor:
         """Return [T, X], and leave each row's last inputs in `tails_NwX`."""
-        return self.ops.causal_conv(x_TX, self.weight.squeeze(1), self.bias, tails_NwX, turns, self.activation)
+
+        def convolved(turns: Turns, x_TX: Tensor) -> Tensor:
+            weight_XW = self.weight.squeeze(1)
+            return self.ops.causal_conv(x_TX, weight_XW, self.bias, tails_NwX, turns, self.activation)
+
+        return turns.run(convolved, x_TX)
 
 
 class DecayRate(nn.Module):

@@ -36,7 +36,12 @@ class Shift(nn.Module):
     def forward(self, x_TM: Tensor, last_N1M: Tensor, turns: Turns) -> list[Tensor]:
         """Return the mixtures, [T, M] each, and leave each row's last token in `last_N1M`."""
         assert isinstance(self.before, Tensor)
-        before_TM = self.ops.causal_conv(x_TM, self.before, None, last_N1M, turns, None)
+        before = self.before
+
+        def shifted(turns: Turns, x_TM: Tensor) -> Tensor:
+            return self.ops.causal_conv(x_TM, before, None, last_N1M, turns, None)
+
+        before_TM = turns.run(shifted, x_TM)
         return [torch.lerp(before_TM, x_TM, share_1M) for share_1M in self.share]
 
 
@@ -61,9 +66,11 @@ class TimeMix(nn.Module):
         x_TM, residual_TM = normed(norm, x_TM, residual_TM)
         last_N1M, states_N3X = state.parts
         of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.turns)
-        o_TX = self.ops.wkv(
-            self.key(of_key), self.value(of_value), self.rate(), self.bonus, states_N3X, state.turns
-        )  # fmt: skip
+
+        def stepped(turns: Turns, k_TX: Tensor, v_TX: Tensor) -> Tensor:
+            return self.ops.wkv(k_TX, v_TX, self.rate(), self.bonus, states_N3X, turns)
+
+        o_TX = state.turns.run(stepped, self.key(of_key), self.value(of_value))
         return self.out(torch.sigmoid(self.receptance(of_receptance)) * o_TX), residual_TM
 
 

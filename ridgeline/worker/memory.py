@@ -217,6 +217,8 @@ def plan_memory(
     )
     if drafts:
         activations += 4 * (max_seqs + 1) * (longest + drafts)  # texts and drafts of all slots
+    scratch = scratch_states(device.type, max_seqs, drafts)
+    activations += _scratch_bytes(_layout(groups, block_size, dtype, 2, token_ranks, scratch))
     if token_ranks > 1 and device.type == "cuda":
         activations += BROUGHT_COPIES * BROUGHT_BYTES // token_ranks
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
@@ -229,7 +231,7 @@ def plan_memory(
     num_bytes = max(0, budget.num_bytes)
 
     def layout(pages: int) -> CacheLayout:
-        return _layout(groups, block_size, dtype, pages, token_ranks)
+        return _layout(groups, block_size, dtype, pages, token_ranks, scratch)
 
     page_bytes = layout(2).page_bytes
     pages = num_bytes // page_bytes
@@ -256,8 +258,22 @@ def plan_memory(
     )
 
 
-def _layout(groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: int, ranks: int) -> CacheLayout:
-    return CacheLayout(groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages, ranks=ranks)
+def scratch_states(device_type: str, max_seqs: int, drafts: int) -> int:
+    """Return how many states a step may leave behind drafts that it verifies, in each layer that has one."""
+    rows = min(max_seqs, MOST_VERIFIED // (1 + drafts)) if device_type == "cuda" else max_seqs
+    return rows * drafts
+
+
+def _scratch_bytes(layout: CacheLayout) -> int:
+    return (layout.all_pages - layout.num_pages) * layout.page_bytes
+
+
+def _layout(
+    groups: Sequence[CacheGroup], block_size: int, dtype: str, pages: int, ranks: int, scratch: int
+) -> CacheLayout:
+    return CacheLayout(
+        groups=tuple(groups), block_size=block_size, dtype=dtype, num_pages=pages, ranks=ranks, scratch=scratch
+    )
 
 
 def _pages_needed(layout: CacheLayout, tokens: int, max_chunk: int, drafts: int, ahead: int) -> int:

@@ -29,6 +29,7 @@ from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.memory import scratch_states
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.methods import network_of
@@ -121,7 +122,13 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             draft.prepare()
         layers = () if kernels.draft is None else kernels.draft.layers
         groups = replace(kernels.spec, layers=kernels.spec.layers + layers).cache_groups
-        layout = CacheLayout(groups=groups, block_size=kernels.block_size, dtype=kernels.dtype, num_pages=1024)
+        layout = CacheLayout(
+            groups=groups,
+            block_size=kernels.block_size,
+            dtype=kernels.dtype,
+            num_pages=1024,
+            scratch=scratch_states("cuda", kernels.max_seqs, drafts),
+        )
         runner = Runner(
             decoder,
             ops,

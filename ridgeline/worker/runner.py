@@ -198,7 +198,9 @@ class Runner:
             scores = graph.forward()
         else:
             whole = bool(plan.rows.features & Feature.PROMPT_LOGPROBS) or given is not None
-            lengths = HostLengths(plan.rows.num_tokens_R, plan.kv_bound_R, whole)
+            lengths = HostLengths(
+                plan.rows.num_tokens_R, plan.kv_bound_R, whole, plan.rows.kinds_R == RowKind.VERIFY
+            )  # fmt: skip
             continues = wanted > 0 and not (plan.rows.kinds_R == RowKind.CHUNK).any()
             scores = self.segments.forward(inputs, lengths, given, drafts, continues)
         if self.draws:

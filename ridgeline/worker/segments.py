@@ -38,7 +38,7 @@ from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.proposer import Proposer, Ran, Taken
-from ridgeline.worker.state.states import DeviceRows, States
+from ridgeline.worker.state.states import DeviceRows, States, Verified
 from ridgeline.worker.vocabulary import Vocabulary
 
 SAMPLING = (  # the features that the sampling op handles
@@ -52,11 +52,13 @@ class HostLengths:
     graph there are none.
 
     whole: all tokens must be here, because prompts are scored or came as vectors.
+    verify_R: the rows that verify drafts, bool.
     """
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
     whole: bool = False
+    verify_R: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ class Segments:
             prefix_4R=inputs.prefix_4R,
             num_tokens_R=lengths.num_tokens_R if lengths else None,
             kv_bound_R=lengths.kv_bound_R if lengths else None,
+            verifies=drafts is not None,
+            verify_R=lengths.verify_R if lengths and inputs.tokens_each == 0 else None,
             share=share,
         )
         if share is not None:
@@ -333,6 +337,8 @@ class Segments:
                 token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
             found = outcome.token_RK, outcome.finish_R, outcome.drafted_R
             self._ops.step_verify(token_P, drafts.places_RK, drafts.num_logits_R, self._drafts_SD, *advancing, *found)
+            come = inputs.slots_R, scores.kv_len_R, scores.active_R, drafts.num_logits_R, slots.kv_len_S
+            self.states.keep(Verified(*come, columns), slots.block_tables_ASC.unbind())
         if self.proposer is not None:
             wanted = columns - 1 if wanted is None else wanted
             emitted = outcome.token_RK, inputs.slots_R

@@ -110,12 +110,14 @@ class Slot:
 class Step:
     """A submitted plan. masks: None while it waits for them. chances: by row, for each token that it may emit, the
     digests seen and kv_len then. unsure: slots whose lengths the engine did not know, since rows of plans
-    in flight verified drafts."""
+    in flight verified drafts. behind: by row that verifies drafts, its positions, and what exact blocks would hold
+    behind each of them, by group."""
 
     plan: StepPlan
     masks: Mapping[int, np.ndarray] | None
     unsure: frozenset[int] = frozenset()
     chances: dict[int, list[tuple[list[int], int]]] = field(default_factory=dict)
+    behind: dict[int, dict[tuple[int, int], tuple[int, int, int]]] = field(default_factory=dict)
     result: StepResult | None = None
 
 
@@ -209,7 +211,7 @@ class IdealWorker:
                 for cell in self._cells(slot, position):
                     self.memory[cell] = (-7, -7, -7)
             for g in self._exact:
-                for position in {positions[-1], positions[self._mark(plan, row) - 1]}:
+                for position in self._ends(plan, row, positions) | {positions[self._mark(plan, row) - 1]}:
                     for cell in self._cells(slot, position, (g,)):
                         self.memory[cell] = (-7, -7, -7)
         return self._fail(plan)
@@ -284,7 +286,7 @@ class IdealWorker:
             if mark and not (0 < mark < len(positions) and (start + mark) % self.layout.block_size == 0):
                 raise Violation(f"row {row} runs {len(positions)} tokens from {start} and has a mark at {mark}")
             for g in self._exact:
-                ends = {start - 1, positions[-1]} - {-1}
+                ends = self._ends(plan, row, positions) | {start - 1} - {-1}
                 own = {cell for position in ends for cell in self._cells(slot, position, (g,))}
                 kept = set(self._cells(slot, start + mark - 1, (g,))) if mark else set()
                 if own & kept:
@@ -293,11 +295,16 @@ class IdealWorker:
                     if touched.setdefault(cell, row) != row and self._writes(plan, cell) > 0:
                         raise Violation(f"a state that row {row} or row {touched[cell]} writes is not its own")
 
+    def _ends(self, plan: StepPlan, row: int, positions: range) -> set[int]:
+        """The positions at which the row may end: its last one, or any if it verifies drafts."""
+        return set(positions if plan.rows.kinds_R[row] == RowKind.VERIFY else positions[-1:])
+
     def _writes(self, plan: StepPlan, cell: Cell) -> int:
         """How many rows write a state to the cell."""
         count = 0
         for row, slot, positions, _ in self._rows(plan):
-            ends = {positions[-1]} | ({positions[0] + mark - 1} if (mark := self._mark(plan, row)) else set())
+            ends = self._ends(plan, row, positions)
+            ends |= {positions[0] + mark - 1} if (mark := self._mark(plan, row)) else set()
             count += any(cell in self._cells(slot, position, self._exact) for position in ends)
         return count
 
@@ -387,7 +394,7 @@ class IdealWorker:
         states: States,
     ) -> Iterable[tuple[list[int], int]]:
         """The row's chances. What it reads lies in its own blocks since earlier plans, so it can read as it writes; it
-        writes all its drafts, wrong ones too."""
+        writes all its drafts, wrong ones too, but what exact blocks would hold behind each token is put aside."""
         form, bound = slot.form, int(step.plan.rows.num_logits_R[row])
         if bound != len(positions) or slot.last_token < 0:
             raise Violation(f"row {row} verifies {len(positions) - 1} drafts, may emit {bound} tokens")
@@ -397,7 +404,9 @@ class IdealWorker:
             count = 1  # a pair must agree, and a mask is that of one token
         token = slot.last_token
         for i, position in enumerate(positions):
-            self._write(row, slot, position, i + 1 == len(positions), token, broken, written, states)
+            self._write(row, slot, position, False, token, broken, written, states)
+            behind = {(g, position): (position, token, states[row, g, position]) for g in self._exact}
+            step.behind.setdefault(row, {}).update(behind)
             if i >= count:
                 token = (token + 1) % VOCAB
                 continue
@@ -498,9 +507,17 @@ class IdealWorker:
                 slot.stopped = bool(finish_R[row])
                 if slot.stopped:
                     break
+            self._keep(slot, step.behind.get(row, {}))
         return StepResult(
             plan_id=plan.id, tokens_RK=tokens_RK, emitted_R=emitted_R, finish_R=finish_R, prompt_logprobs=prompts
         )
+
+    def _keep(self, slot: Slot, behind: Mapping[tuple[int, int], tuple[int, int, int]]) -> None:
+        """Write to exact blocks what the tokens left that a row keeps, one after the other."""
+        for (g, position), content in behind.items():
+            for cell in self._cells(slot, position, (g,)) if position < slot.kv_len else ():
+                self._claim(cell[0], g)
+                self.memory[cell] = content
 
     def _guide(self, step: Step) -> None:
         """Both rows of a pair choose by what both see, and as the first one chooses."""

@@ -160,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
         seq, start = self.running[index]
         end = min(start + chunk, len(seq.tokens))
         self.manager.tables.let_go(seq, start, 0)
-        if end == start or self.manager.tables.extend(seq, start, end) is None:
+        if end == start or self.manager.tables.extend(seq, end - 1, end) is None:
             return
         salt = seq.request.cache_salt
         for g, sources, targets in self.manager.copies([seq] if seq.source else [], 0):
@@ -337,7 +337,7 @@ def test_a_full_context_is_found_again_even_if_it_fills_the_pool() -> None:
         seq = Sequence(request, 1)
         assert manager.admit(seq, reserve_blocks=0)
         assert seq.cached_tokens == cached
-        assert manager.tables.extend(seq, 0, len(prompt)) is not None
+        assert manager.tables.extend(seq, len(prompt) - 1, len(prompt)) is not None
         manager.published.publish(seq, len(prompt))
         manager.release(seq, 0)
 
@@ -354,7 +354,7 @@ def test_the_longest_hit_with_gaps_anywhere_is_that_of_trying_every_length(group
     )
     writer, reader = Sequence(request, len(groups)), Sequence(request, len(groups))
     assert manager.admit(writer, reserve_blocks=0)
-    assert manager.tables.extend(writer, 0, size * number) is not None
+    assert manager.tables.extend(writer, size * number - 1, size * number) is not None
     manager.published.publish(writer, size * number)
     exact = manager.checkpoints.groups
     for n in range(number if exact else 0):  # a state at every boundary
@@ -402,7 +402,7 @@ def test_what_is_gone_already_does_not_keep_the_rest_from_being_withdrawn() -> N
     manager = CacheManager(layout_of(((None, 1),), 4, 40), prefix_caching=True, max_chunk=64)
     seq = Sequence(plain_request(12), 1)
     assert manager.admit(seq, reserve_blocks=0)
-    assert manager.tables.extend(seq, 0, 12) is not None
+    assert manager.tables.extend(seq, 11, 12) is not None
     written = manager.published.publish(seq, 12)
     manager.published.unpublish(written[:1])
     manager.published.unpublish(written)
@@ -414,7 +414,7 @@ def test_what_lies_behind_a_gap_is_withdrawn_too() -> None:
     manager = CacheManager(layout_of(((3, 1),), 4, 40), prefix_caching=True, max_chunk=64)
     seq = Sequence(plain_request(18), 1)
     assert manager.admit(seq, reserve_blocks=0)
-    assert manager.tables.extend(seq, 0, 18) is not None
+    assert manager.tables.extend(seq, 17, 18) is not None
     manager.published.publish(seq, 18)
     for block in seq.blocks[0][:2]:
         manager.index.drop(0, block)

@@ -318,7 +318,7 @@ def test_short_conversations_keep_their_states_as_long_as_their_keys() -> None:
 
     for n in range(60):
         seq = begun(n)
-        assert manager.tables.extend(seq, 0, 40) is not None
+        assert manager.tables.extend(seq, 39, 40) is not None
         manager.publish_chunk(seq, 0, 40)
         manager.keep_state(seq, 0, 40, reserve=0)
         manager.release(seq, n + 1, 40)

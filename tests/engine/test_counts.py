@@ -20,7 +20,7 @@ from ridgeline.core.plan import Feature, Finish, RowKind, StepLogprobs, StepResu
 from ridgeline.core.request import Preemption, TokenEvent
 from ridgeline.engine.draft import Draft, Standing
 from tests.engine.desk import Desk, make_request
-from tests.engine.layouts import REVOCABLE, Groups, layout_of
+from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import quick_settings
 from tests.engine.test_scheduler_machine import Alternating
 
@@ -42,7 +42,7 @@ def written(desk: Desk, name: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("groups", REVOCABLE, ids=str)
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_every_request_gets_its_own_tokens_whatever_the_rows_emit(groups: Groups, block_size: int, depth: int) -> None:
     desk = verifying(3, 0, 1, 2, 2, 0, 0, 3, groups=groups, block_size=block_size, pages=200)
@@ -56,7 +56,7 @@ def test_every_request_gets_its_own_tokens_whatever_the_rows_emit(groups: Groups
 @quick_settings(60)
 @given(
     counts=st.lists(st.integers(0, BOUND), min_size=1, max_size=7).filter(any),
-    groups=st.sampled_from(REVOCABLE),
+    groups=st.sampled_from(GROUPS),
     depth=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     spare=st.integers(0, 6),

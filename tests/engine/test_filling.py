@@ -41,7 +41,7 @@ def kept(config: dict[str, Any], *, ends: bool) -> tuple[int, int]:
 
     for n in range(CHATS):
         seq = begun(n)
-        assert manager.tables.extend(seq, 0, TOKENS) is not None
+        assert manager.tables.extend(seq, TOKENS - 1, TOKENS) is not None
         manager.publish_chunk(seq, 0, TOKENS)
         manager.keep_state(seq, 0, TOKENS, reserve=0)
         seq.has_emitted = ends

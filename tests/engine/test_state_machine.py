@@ -11,7 +11,7 @@ from ridgeline.core.request import Preemption
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.layouts import GROUPS
 from tests.engine.profiles import machine_settings
-from tests.engine.test_scheduler_machine import SETTINGS, SchedulerMachine
+from tests.engine.test_scheduler_machine import SETTINGS, Fickle, SchedulerMachine
 
 STATEFUL = tuple(groups for groups in GROUPS if "state" in dict(groups))
 
@@ -22,15 +22,19 @@ class StateMachine(SchedulerMachine):
         interval=st.sampled_from([None, 1, 3, 6]),
         share=st.sampled_from([0.5, 0.5, 0.1, 1.0]),
         spacious=st.sampled_from([0, 0, 40]),
+        each=st.sampled_from([1, 1, 2, 3]),
+        ahead=st.sampled_from([0, 0, 2]),
         **SETTINGS,
     )
     def start(self, groups, interval, share, spacious, **options) -> None:
         options["extra_pages"] += spacious
-        super().start(groups, **options, each=1)
+        super().start(groups, **options)
         self.config = replace(self.config, state_checkpoint_interval=interval, state_cache_share=share)
         listener = self.scheduler.on_finish
         self.scheduler = Scheduler(self.config, self.layout)
         self.scheduler.on_finish = listener
+        if self.each > 1:
+            self.scheduler.running.drafting = Fickle(self.each - 1)  # type: ignore[assignment]
 
     @precondition(lambda self: self.expected and self.scheduler.running.leaders())
     @rule(data=st.data())

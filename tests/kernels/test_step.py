@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.step import keep
+from ridgeline.kernels.step.keep import STEP_KEEP
 from ridgeline.kernels.step.op import (
     CASES,
     STEP_ADVANCE,
@@ -386,3 +388,23 @@ def test_rows_without_drafts_advance(name: str, seed: int, device: str) -> None:
         found.append((*outs, *tables.values()))
     for advanced, verified in zip(*found, strict=True):
         assert torch.equal(advanced, verified)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", keep.CASES, ids=str)
+@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_KEEP.implementations)])
+def test_states_that_stay_go_where_later_steps_look_for_them(name: str, case: keep.Case, device: str) -> None:
+    """Token by token: what a token leaves is in the block of its entry until a later one of that block comes."""
+    given, scratch_DR, units_NW = case.inputs(torch.device(device))
+    layer_step, rows = len(units_NW) // case.layers, len(case.kept)
+    want, units_NW = units_NW.clone(), units_NW.to(device)
+    table_SC, size = given[5].cpu(), case.block_size
+    for row, (kept, length) in enumerate(zip(case.kept, case.lengths, strict=True)):
+        for draft in range((kept or 1) - 1):
+            target = int(table_SC[row + 1, (length + 1 + draft) // size])
+            ends = (length + 2 + draft) % size == 0 or draft + 2 == kept
+            for layer in range(case.layers if ends else 0):
+                want[target + layer * layer_step] = want[int(scratch_DR[draft, row]) + layer * layer_step]
+    chosen(STEP_KEEP, name, device)(*given, scratch_DR, units_NW, case.layers, layer_step)
+    assert torch.equal(units_NW.cpu()[1:], want[1:])
+    assert rows == 1 or not torch.equal(want, case.inputs(torch.device("cpu"))[2])

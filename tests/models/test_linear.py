@@ -21,13 +21,16 @@ from ridgeline.core.linear_spec import DeltaAttentionSpec
 from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.turns import turns_of
+from ridgeline.kernels.step.op import StepTurns
+from ridgeline.kernels.turns import Turns, rows_of, turns_of
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseStates, FreshRows
 from ridgeline.models import model_config
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.optimizer import initialize
 from ridgeline.weights.loader import export_checkpoint
+from ridgeline.worker.state.passes import pass_by_pass
+from ridgeline.worker.state.states import DeviceRows
 
 CPU = torch.device("cpu")
 NORM = NormSpec(eps=1e-5)
@@ -151,9 +154,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 PROMPTS = ([5], list(range(20, 97)), [7, 11, 13, 17, 19, 23, 29, 31, 37], [7, 11, 13, 17, 19, 23, 29, 31, 40, 41])
 
 
-def test_a_model_is_its_paper_s_and_what_was_trained_loads(model: tuple[Decoder, Path]) -> None:
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_a_model_is_its_paper_s_and_what_was_trained_loads(model: tuple[Decoder, Path], drafts: int) -> None:
     decoder, folder = model
     settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "skip_tokenizer_init": True, "debug_checks": True}
+    if drafts:
+        lookup = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        settings["speculative_config"] = {**lookup, "num_speculative_tokens": drafts}
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
     with LLM(folder, max_num_batched_tokens=24, block_size=4, max_num_seqs=3, **settings) as llm:
         prompts = [list(prompt) for prompt in PROMPTS]
@@ -220,6 +227,38 @@ def test_delta_attention_is_the_papers_whole_and_in_pieces(kimi: Decoder) -> Non
             found.append(kimi.logits(hidden))
             first += length
         torch.testing.assert_close(torch.cat(found).double(), wanted, rtol=0, atol=1e-4)
+
+
+def test_delta_attention_leaves_the_state_behind_every_draft(kimi: Decoder) -> None:
+    """It is that of steps of one token."""
+    tokens = torch.randint(64, (24,), generator=torch.Generator().manual_seed(2))
+    prompt, rest = tokens[:20], tokens[20:]
+
+    def run(each: list[list[Tensor]], ids_T: Tensor, first: int, turns: Turns) -> Tensor:
+        class States(list[FreshRows]):
+            live_T = None
+
+        states = States(FreshRows(tuple(parts), turns) for parts in each)
+        return kimi.logits(kimi(ids_T, torch.arange(first, first + len(ids_T)), states))
+
+    def found(start_R1: Tensor, *_: object) -> StepTurns:
+        one = torch.ones(1, dtype=torch.int64)
+        return StepTurns(one, one, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int32), 0 * one)
+
+    with torch.inference_mode():
+        plain = [[torch.zeros(5, *part.shape) for part in layer.mixer.states[0].parts] for layer in kimi.spec.layers]
+        run(plain, prompt, 0, replace(turns_of([20], CPU, fresh=(0,)), writes_R=torch.ones(1, dtype=torch.int64)))
+        verified = [[part.clone() for part in parts] for parts in plain]
+        rows = DeviceRows(
+            slots_R=torch.zeros(1, dtype=torch.int32), start_R1=torch.tensor([0, 4], dtype=torch.int32),
+            kv_len_R=torch.tensor([24]), last_R=torch.tensor([3]), num_tokens=4, tokens_each=4, verifies=True,
+        )  # fmt: skip
+        logits_TU = run(verified, rest, 20, pass_by_pass(rows, found, torch.tensor([2, 3, 4])))
+        for place in range(4):
+            one_1U = run(plain, rest[place : place + 1], 20 + place, rows_of([1], [1], CPU))
+            torch.testing.assert_close(logits_TU[place], one_1U[0], rtol=0, atol=1e-5)
+            for mine, theirs in zip(sum(verified, []), sum(plain, []), strict=True):
+                torch.testing.assert_close(mine[1 + place], theirs[1], rtol=0, atol=1e-5)
 
 
 def test_delta_attention_can_be_trained(kimi: Decoder) -> None:

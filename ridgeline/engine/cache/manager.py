@@ -213,16 +213,21 @@ class CacheManager:
             return 0, [], []
         boundary = self._boundary(seq, start, end)
         inside = 0 < boundary < end
-        changes = self._give_mark(seq, boundary, reserve) if inside else []
+        needs = inside or (boundary > 0 and self.tables.goes_on(seq, boundary))
+        taken = self._spare_states(reserve) if needs else None
+        changes = self._give_mark(seq, boundary, taken) if inside else self.tables.part(seq, boundary, taken)
         fresh = self.published.publish(seq, end)
-        if boundary and bool(changes) == inside:
+        if boundary and bool(changes) == needs:
             fresh += self.published.publish_state(seq, boundary)
-        return boundary - start if changes else 0, changes, fresh
+        return boundary - start if inside and changes else 0, changes, fresh
 
-    def _give_mark(self, seq: Sequence, boundary: int, reserve: int) -> list[SetBlocks]:
-        """Put blocks into the sequence's tables for its state at `boundary`, if there are any to spare."""
+    def _spare_states(self, reserve: int) -> list[list[int]] | None:
+        """Take one block of each exact group, if there are any to spare."""
         one = [int(g in self._exact) for g in range(len(self.specs))]
-        taken = self.pool.take(one) if self.pool.can_take([have or reserve for have in one]) else None
+        return self.pool.take(one) if self.pool.can_take([have or reserve for have in one]) else None
+
+    def _give_mark(self, seq: Sequence, boundary: int, taken: list[list[int]] | None) -> list[SetBlocks]:
+        """Put blocks into the sequence's tables for its state at `boundary`, if there are any."""
         column, changes = boundary // self.block_size - 1, list[SetBlocks]()
         for g, new in enumerate(taken or ()):
             for block in new:

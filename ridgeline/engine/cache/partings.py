@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ridgeline.engine.cache.checkpoints import Checkpoint
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.cache.prefix import Hash, PrefixIndex
-from ridgeline.engine.sequence import Sequence
+from ridgeline.engine.sequence import Sequence, Status
 
 
 class Column(NamedTuple):
@@ -25,13 +25,23 @@ class Column(NamedTuple):
 
 
 class Parted(NamedTuple):
-    """A sequence that gave way. kv_len: the tokens of its state once `last_plan` has run, the newest that names it."""
+    """A sequence that gave way. kv_len: the tokens of its state once `last_plan` has run, the newest that names it; at
+    most so many, if rows verified drafts. since: the first of its blocks behind which the state would lie where it is
+    kept."""
 
     seq: Sequence
     kv_len: int
     last_plan: int
     checkpoint: Checkpoint
     columns: tuple[Column, ...]
+    since: int
+
+    @property
+    def length(self) -> int:
+        """The tokens of its state, now that all of them are known that it emitted. Of one that has ended since they are
+        not known if they are fewer than they could be."""
+        known = len(self.seq.tokens) - 1
+        return self.kv_len if self.seq.leader.status is Status.FINISHED else min(self.kv_len, known)
 
 
 class Partings:
@@ -57,7 +67,10 @@ class Partings:
                 pool.mark_cached(g, block)
             columns.append(Column(n, name, own))
             parent = name
-        parted = Parted(seq, kv_len, last_plan, Checkpoint(kv_len, seq.checkpoint), tuple(columns))
+        since = last
+        while since and all(seq.blocks[g][since - 1] == seq.blocks[g][last] for g in self._exact):
+            since -= 1
+        parted = Parted(seq, kv_len, last_plan, Checkpoint(kv_len, seq.checkpoint), tuple(columns), since)
         self._parted.append(parted)
         return parted
 
@@ -69,6 +82,7 @@ class Partings:
         self._parted = [parted for parted in self._parted if parted not in found] if retired is not None else []
         return found
 
-    def kept(self, column: Column) -> list[tuple[int, int]]:
-        """Return the blocks that have not been given up since."""
-        return [(g, block) for g, block in column.blocks if self._index.hash_of(g, block) == column.name]
+    def kept(self, column: Column, *, exact: bool) -> list[tuple[int, int]]:
+        """Return the blocks that have not been given up since, of states or of keys and values."""
+        own = [(g, block) for g, block in column.blocks if (g in self._exact) is exact]
+        return [(g, block) for g, block in own if self._index.hash_of(g, block) == column.name]

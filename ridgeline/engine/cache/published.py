@@ -30,8 +30,8 @@ class Published:
         self._partings = Partings(self.index, names.block_size, self._exact)
 
     def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
-        """Make the sequence's full blocks below kv_len matchable, and its state there, if it was to be kept; returns
-        the hashes that are new to the index.
+        """Make the sequence's full blocks below kv_len matchable, and its state at the end of one of them, if it was to
+        be kept; returns the hashes that are new to the index.
 
         kv_len: tokens that the blocks hold the state of, once what is submitted has run.
         """
@@ -47,8 +47,8 @@ class Published:
                     fresh.append(hashes[n])
                 parent = hashes[n]
             seq.published = end
-        if kv_len and kv_len == seq.keeps_at:
-            fresh += self.publish_state(seq, kv_len)
+        if seq.reached < seq.keeps_at <= kv_len:
+            fresh += self.publish_state(seq, seq.keeps_at)
         return fresh
 
     def _publish_block(self, node_hash: Hash, parent: Hash, blocks: Iterable[tuple[int, int]]) -> bool:
@@ -171,21 +171,38 @@ class Published:
             self._checkpoints.add(states, parted.checkpoint)
 
     def _leave_parted(self, parted: Parted) -> None:
-        """Give the blocks of a sequence that gave way their true names, if it came as far as they do."""
-        seq, size, index = parted.seq, self._names.block_size, self.index
-        right = self._names.shares(seq) and len(seq.tokens) > parted.kv_len
+        """Give the blocks of a sequence that gave way their true names, as far as it came."""
+        seq, size, length = parted.seq, self._names.block_size, parted.length
+        states, last = self._partings.kept(parted.columns[-1], exact=True), (length - 1) // size
+        right = self._names.shares(seq) and len(seq.tokens) > length
+        whole = right and last >= parted.since and len(states) == len(self._exact)
         parent = self._names.parent(seq, parted.columns[0].n) if right else b""
         for column in parted.columns:
-            tokens = tuple(seq.tokens[column.n * size : min(parted.kv_len, (column.n + 1) * size)])
-            node_hash, kept = chain_hash(parent, tokens), self._partings.kept(column)
-            partial = len(tokens) < size
-            if partial:
-                right = right and len(kept) == len(column.blocks) and not index.is_covered(parent, tokens)
+            tokens, kept = self._tokens(seq, column.n, length), self._partings.kept(column, exact=False)
+            fits = right and len(tokens) == size
+            if column.n == last and len(tokens) < size:
+                everything = sum(g not in self._exact for g, _ in column.blocks) == len(kept)
+                whole = fits = whole and everything and not self.index.is_covered(parent, tokens)
+            node_hash = chain_hash(parent, tokens)
             for g, block in kept:
-                index.drop(g, block)
-                if not right or not index.publish(node_hash, parent, g, block):
-                    self._checkpoints.drop(g, block)
-                    self.pool.forget(g, block)
-            if right and partial:
-                self._make_end(node_hash, parent, tokens)
+                self._rename(g, block, node_hash, parent, fits)
             parent = node_hash
+        parent = self._names.parent(seq, last) if whole else b""
+        tokens = self._tokens(seq, last, length)
+        parted.checkpoint.length = length
+        for g, block in states:
+            self._rename(g, block, chain_hash(parent, tokens), parent, whole)
+        if whole and len(tokens) < size:
+            self._make_end(chain_hash(parent, tokens), parent, tokens)
+
+    def _tokens(self, seq: Sequence, n: int, length: int) -> Tokens:
+        """Return the tokens of a sequence's block n, of the first `length`."""
+        size = self._names.block_size
+        return tuple(seq.tokens[n * size : min(length, (n + 1) * size)])
+
+    def _rename(self, group: int, block: int, node_hash: Hash, parent: Hash, fits: bool) -> None:
+        """Publish a block under its true name, unless others hold the same. fits: it has one; else it is given up."""
+        self.index.drop(group, block)
+        if not fits or not self.index.publish(node_hash, parent, group, block):
+            self._checkpoints.drop(group, block)
+            self.pool.forget(group, block)

@@ -1,8 +1,9 @@
 """Growth: the block tables of running sequences get blocks as they go on, and let go of those behind them.
 
-A group whose blocks are exact needs one block for a sequence, which goes along: each step ends in the last entry of the
-table, and that entry gets the block in which the step begins. Where others hold it, or the cache keeps what it holds,
-the step goes on in another block.
+A group whose blocks are exact needs one block for a sequence, which goes along: the entries in which a step may end get
+the block in which the one before ended. A step that verifies drafts may end in any entry up to its last, so all of
+these have a block, mostly the same. Where others hold it, or the cache keeps what it holds, the sequence goes on in
+another block.
 """
 
 from __future__ import annotations
@@ -50,53 +51,62 @@ class Tables:
                     changes.append(SetBlocks(seq.slot, g, n, (NULL_BLOCK,)))
         return changes
 
-    def extend(self, seq: Sequence, start: int, new_len: int) -> list[SetBlocks] | None:
-        """Make room for positions from `start`, where the sequence goes on, to below new_len. Returns the changes, or
-        None (nothing done) if blocks are short."""
-        end = -(-new_len // self._block_size)
-        states = {g: self._state(seq, g, start, end) for g in self._exact}
-        wanted = [range(len(blocks), end) for blocks in seq.blocks]
-        for g, block in states.items():
-            wanted[g] = range(end - 1, end - (block != NULL_BLOCK))
-        taken = self._pool.take([len(places) for places in wanted], fill=self._names.shares(seq))
+    def extend(self, seq: Sequence, last: int, new_len: int) -> list[SetBlocks] | None:
+        """Make room for a step that ends at position `last` or behind it, and for positions below new_len. Returns the
+        changes, or None (nothing done) if blocks are short."""
+        size, end = self._block_size, -(-new_len // self._block_size)
+        wanted = [list(range(len(blocks), end)) for blocks in seq.blocks]
+        for g in self._exact:
+            known = len(seq.blocks[g])
+            wanted[g] = [n for n in range(last // size, end) if n >= known or seq.blocks[g][n] == NULL_BLOCK]
+        states = {g: self._state(seq, g) for g in self._exact if wanted[g]}
+        counts = [int(states[g] == NULL_BLOCK) if g in states else len(places) for g, places in enumerate(wanted)]
+        taken = self._pool.take(counts, fill=self._names.shares(seq))
         if taken is None:
-            if not any(self._stop_keeping(seq, g, start) for g in self._exact):
+            if not any(self._stop_keeping(seq, g) for g in self._exact):
                 return None
-            return self.extend(seq, start, new_len)
+            return self.extend(seq, last, new_len)
         changes: list[SetBlocks] = []
-        for g, (blocks, new) in enumerate(zip(seq.blocks, taken, strict=True)):
-            first, kept = min(len(blocks), end - 1), states.get(g, NULL_BLOCK)
-            if kept != NULL_BLOCK and len(blocks) >= end and blocks[end - 1] == kept:
+        for g, (blocks, places, new) in enumerate(zip(seq.blocks, wanted, taken, strict=True)):
+            if not places:
                 continue
-            if kept != NULL_BLOCK:
-                self._pool.share(g, kept)
-                new = [kept]
-            if new:
-                blocks += [NULL_BLOCK] * (end - len(blocks))
-                blocks[end - len(new) : end] = new
-                changes.append(SetBlocks(seq.slot, g, first, tuple(blocks[first:end])))
+            if g in states:
+                new = self._alike(g, len(places), states[g], new)
+            first = min(places[0], len(blocks))
+            blocks += [NULL_BLOCK] * (end - len(blocks))
+            for n, block in zip(places, new, strict=True):
+                blocks[n] = block
+            changes.append(SetBlocks(seq.slot, g, first, tuple(blocks[first : places[-1] + 1])))
         return changes
 
-    def _state(self, seq: Sequence, group: int, start: int, end: int) -> int:
-        """Return the block of an exact group to which a step that begins at `start` and ends in block `end` - 1 writes:
-        that of the table already, or the one that holds the state so far, if nobody else needs that; NULL_BLOCK if
-        there is none."""
-        blocks = seq.blocks[group]
-        if end <= len(blocks) and blocks[end - 1] != NULL_BLOCK:
-            return blocks[end - 1]
-        held = blocks[(start - 1) // self._block_size] if start else NULL_BLOCK
+    def _alike(self, group: int, count: int, held: int, new: list[int]) -> list[int]:
+        """Return one block for so many entries of an exact group, each of which holds it: the one that the sequence
+        holds, or a new one that was just taken."""
+        block = held or new[0]
+        for _ in range(count - len(new)):
+            self._pool.share(group, block)
+        return [block] * count
+
+    def _state(self, seq: Sequence, group: int) -> int:
+        """Return the block of an exact group in which the sequence may go on: the one that holds the state so far, if
+        nobody else needs that; NULL_BLOCK if there is none."""
+        held = self._held(seq, group)
         if held == NULL_BLOCK or self._pool.is_cached(group, held) or not self._is_own(seq, group, held):
             return NULL_BLOCK
         return held
+
+    def _held(self, seq: Sequence, group: int) -> int:
+        """Return the block of an exact group that holds the sequence's state, or will: that of the last entry."""
+        return seq.blocks[group][-1] if seq.blocks[group] else NULL_BLOCK
 
     def _is_own(self, seq: Sequence, group: int, block: int) -> bool:
         blocks, passed = seq.blocks[group], seq.passed[group]
         return self._pool.refs(group, block) == blocks[passed:].count(block)
 
-    def _stop_keeping(self, seq: Sequence, group: int, start: int) -> bool:
+    def _stop_keeping(self, seq: Sequence, group: int) -> bool:
         """Give up the checkpoint in the block that holds the sequence's state, so that it can go on there. False if
         there is none, or others use it."""
-        block = seq.blocks[group][(start - 1) // self._block_size] if start else NULL_BLOCK
+        block = self._held(seq, group)
         node_hash = self._published.index.hash_of(group, block)
         if node_hash is None or not self._is_own(seq, group, block):
             return False
@@ -108,11 +118,10 @@ class Tables:
         short for all of them. Some leave the state there that they have by then."""
         filled = [len(seq.blocks[0]) * self._block_size for seq in seqs]
         keeps = [self._leaves(seq, tokens) for seq, tokens in zip(seqs, filled, strict=True)]
-        ends = [tokens // self._block_size + 1 for tokens in filled]
         states = [
             [
-                NULL_BLOCK if keep or g not in self._exact else self._state(seq, g, tokens, end)
-                for seq, tokens, end, keep in zip(seqs, filled, ends, keeps, strict=True)
+                NULL_BLOCK if keep or g not in self._exact else self._state(seq, g)
+                for seq, keep in zip(seqs, keeps, strict=True)
             ]
             for g in range(len(self._specs))
         ]
@@ -130,6 +139,25 @@ class Tables:
                 blocks.append(block)
         for seq, tokens, keep in zip(seqs, filled, keeps, strict=True):
             seq.keeps_at = tokens if keep else seq.keeps_at
+        return changes
+
+    def goes_on(self, seq: Sequence, boundary: int) -> bool:
+        """Return whether entries behind a boundary name the block in which the sequence's state there will lie."""
+        n = boundary // self._block_size
+        return any(seq.blocks[g][n - 1] in seq.blocks[g][n:] for g in self._exact)
+
+    def part(self, seq: Sequence, boundary: int, taken: list[list[int]] | None) -> list[SetBlocks]:
+        """Let the entries behind a boundary name other blocks, if these were taken: so the state there stays."""
+        n, changes = boundary // self._block_size, list[SetBlocks]()
+        for g, new in enumerate(taken or ()):
+            blocks = seq.blocks[g]
+            for block in new:
+                for _ in blocks[n:-1]:
+                    self._pool.share(g, block)
+                for old in blocks[n:]:
+                    self._pool.release(g, old, 0)
+                blocks[n:] = [block] * (len(blocks) - n)
+                changes.append(SetBlocks(seq.slot, g, n, tuple(blocks[n:])))
         return changes
 
     def _leaves(self, seq: Sequence, tokens: int) -> bool:

@@ -55,7 +55,7 @@ def _lookup_drafts(
     end = tl.where(wanted > 0, known - 1, 0)  # the last token's own place is no match
     begin = (end - 1) // BLOCK * BLOCK if end > 0 else -BLOCK
     newest = tl.load(text_ptr + known - 1)
-    token = tl.load(text_ptr + begin + at, mask=begin + at < end, other=-1)
+    token = tl.load(text_ptr + begin + at, mask=(begin + at >= 0) & (begin + at < end), other=-1)
     best = shortest - 1
     found = 0  # the first token behind the best match
     while (begin >= 0) & (best < longest):

@@ -30,7 +30,7 @@ class StateMemory:
 
     def __init__(self, layout: CacheLayout, device: torch.device) -> None:
         self.layout, self.device = layout, device
-        num_bytes = layout.num_pages * layout.page_bytes
+        num_bytes = layout.all_pages * layout.page_bytes
         self.bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
     def view(self, group: int, index: int, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
@@ -38,11 +38,18 @@ class StateMemory:
         beginnings: [N, *shape]. An id that is not one of the group's blocks names bytes that overlap those of other
         blocks."""
         layout, size = self.layout, dtype.itemsize
-        start = index * layout.num_pages * layout.slab_bytes + offset
+        start = index * layout.all_pages * layout.slab_bytes + offset
         unit, step = prod(shape) * size, layout.step_bytes[group]
         ids = (len(self.bytes) - start - unit) // step + 1
         inner = [prod(shape[i + 1 :]) for i in range(len(shape))]
         return self.bytes.view(dtype).as_strided((ids, *shape), (step // size, *inner), start // size)
+
+    def units(self, group: int) -> Tensor:
+        """Return the words of the group's units by block id, those of layer l `layout.layer_step` ids behind those of
+        the layer before: [N, W]."""
+        unit, step = self.layout.unit_bytes[group], self.layout.step_bytes[group]
+        words = torch.int64 if unit % 8 == step % 8 == 0 else torch.uint8
+        return self.view(group, 0, words, (unit // words.itemsize,))
 
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
         """Copy blocks onto others, in every layer of their group."""
@@ -57,8 +64,6 @@ class StateMemory:
             staged = staging(2 * len(places[0]), self.bytes.device)
             staged.numpy()[:] = [*places[0], *places[1]]
             places_2N = staged.to(self.bytes.device, non_blocking=True).long().view(2, -1)
-            unit = self.layout.unit_bytes[group]
-            words = torch.int64 if unit % 8 == self.layout.step_bytes[group] % 8 == 0 else torch.uint8
-            units_NW = self.view(group, 0, words, (unit // words.itemsize,))
-            for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // unit), dim=1):
+            units_NW = self.units(group)
+            for sources_N, targets_N in places_2N.split(max(1, COPIED_AT_ONCE // self.layout.unit_bytes[group]), dim=1):
                 units_NW.index_copy_(0, targets_N, units_NW.index_select(0, sources_N))

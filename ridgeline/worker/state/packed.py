@@ -21,7 +21,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.packed_attention.op import PackedRows
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
-from ridgeline.worker.state.states import DeviceRows
+from ridgeline.worker.state.states import DeviceRows, Verified
 
 
 class Packed:
@@ -37,6 +37,9 @@ class Packed:
         if rows.num_tokens_R is None:
             raise ContractViolation("bidirectional attention sizes its work on the host; it cannot be captured.")
         self.rows = PackedRows.of(rows.num_tokens_R)
+
+    def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
+        """Do nothing: nothing is kept."""
 
     def layer(self, index: int) -> Packed:
         return self

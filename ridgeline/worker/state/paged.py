@@ -30,7 +30,7 @@ from ridgeline.kernels.kv_cache import KVScales, torch_type
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
-from ridgeline.worker.state.states import DeviceRows
+from ridgeline.worker.state.states import DeviceRows, Verified
 
 
 class Scheduled(NamedTuple):
@@ -88,6 +88,9 @@ class PagedKV:
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         self.place_T = place_T
         self.batches = {way: self._batch(way, rows, block_table_SC) for way in dict.fromkeys(self._ways)}
+
+    def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
+        """Do nothing: the keys of wrong drafts lie behind their request's last token, and are overwritten."""
 
     def _batch(self, way: Scheduled, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
         return RaggedBatch(

@@ -19,9 +19,11 @@ from torch import Tensor
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.step.op import StepTurns
 from ridgeline.kernels.turns import Turns
 from ridgeline.worker.state.buffer import StateMemory
-from ridgeline.worker.state.states import DeviceRows
+from ridgeline.worker.state.passes import pass_by_pass, scratch_of
+from ridgeline.worker.state.states import DeviceRows, Verified
 
 
 class Recurrent:
@@ -33,6 +35,8 @@ class Recurrent:
         own = memory.layout.groups[group]
         assert isinstance(own.spec, RecurrentSpec)
         self._block_size, self._ops = memory.layout.block_size, ops
+        self._units_NW, self._layer_step = memory.units(group), memory.layout.layer_step(group)
+        self._scratch_N = torch.tensor(memory.layout.scratch_blocks(group), dtype=torch.int64, device=memory.device)
         self.layers = [self._layer(memory, group, index, own.spec, dtype) for index in range(len(own.layers))]
 
     def _layer(
@@ -46,11 +50,24 @@ class Recurrent:
         return RecurrentLayer(self, tuple(parts))
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
-        found = self._ops.step_turns(
-            rows.slots_R, rows.start_R1, rows.kv_len_R, rows.last_R, place_T, rows.marks_R, block_table_SC,
-            self._block_size,
-        )  # fmt: skip
+        def find(start_R1: Tensor, kv_len_R: Tensor, last_R: Tensor, marks_R: Tensor | None) -> StepTurns:
+            size = self._block_size
+            return self._ops.step_turns(
+                rows.slots_R, start_R1, kv_len_R, last_R, place_T, marks_R, block_table_SC, size
+            )  # fmt: skip
+
+        if rows.verifies:
+            self.turns = pass_by_pass(rows, find, self._scratch_N)
+            return
+        found = find(rows.start_R1, rows.kv_len_R, rows.last_R, rows.marks_R)
         self.turns = Turns(rows.start_R1, *found, num_tokens=rows.num_tokens, tokens_each=rows.tokens_each)
+
+    def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
+        slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, columns = verified
+        self._ops.step_keep(
+            slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, block_table_SC, self._block_size,
+            scratch_of(self._scratch_N, columns - 1, len(slots_R)), self._units_NW, len(self.layers), self._layer_step,
+        )  # fmt: skip
 
     def layer(self, index: int) -> RecurrentLayer:
         return self.layers[index]

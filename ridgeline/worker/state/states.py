@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ class DeviceRows:
         such a mark.
     prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py.
     num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
+    verifies: rows verify drafts.
+    verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
     """
 
@@ -68,7 +70,24 @@ class DeviceRows:
     prefix_4R: Tensor | None = None
     num_tokens_R: np.ndarray | None = None
     kv_bound_R: np.ndarray | None = None
+    verifies: bool = False
+    verify_R: np.ndarray | None = None
     share: Share | None = None
+
+
+class Verified(NamedTuple):
+    """Rows whose drafts are verified, and how far they have come.
+
+    kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens a row may have emitted. kv_len_S: the slots'
+    lengths now. columns: tokens that a row may emit, at most.
+    """
+
+    slots_R: Tensor
+    kv_len_R: Tensor
+    active_R: Tensor
+    num_logits_R: Tensor
+    kv_len_S: Tensor
+    columns: int
 
 
 class GroupState(Protocol):
@@ -82,6 +101,9 @@ class GroupState(Protocol):
         place_T: where each token's state goes, block * block_size + offset. It lies in the null block for rows that the
             device has stopped.
         """
+
+    def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
+        """Go on from the last token that each row of the step keeps, now that it is known which drafts are right."""
 
     def layer(self, index: int) -> Any:
         """Return the object on which the group's `index`-th layer calls its operation."""
@@ -132,6 +154,11 @@ class States:
         self.live_T = live_T
         for group, table_SC, place_T in zip(self.groups, block_tables, places, strict=True):
             group.begin(rows, table_SC, place_T)
+
+    def keep(self, verified: Verified, block_tables: Sequence[Tensor]) -> None:
+        """Let the next step go on from the last tokens that the rows keep of the step that has begun last."""
+        for group, table_SC in zip(self.groups, block_tables, strict=True):
+            group.keep(verified, table_SC)
 
     def copy(self, copies: Sequence[CopyBlocks]) -> None:
         """Copy blocks onto others, in every layer of their group."""
