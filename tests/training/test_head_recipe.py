@@ -22,7 +22,6 @@ from ridgeline.training.head_loop import HeadTraining
 from ridgeline.training.head_recipe import HeadConfig, Kind
 from ridgeline.training.packages import Package, standard_library
 from ridgeline.training.traces import TextConfig
-from ridgeline.weights.folder import EMBEDDED_DRAFTS
 from tests.command import run_here
 
 PASSES = 3
@@ -143,20 +142,6 @@ def test_texts_and_traces_are_made_once(run: Callable[..., Path], monkeypatch: p
     monkeypatch.setattr("ridgeline.training.traces.continued", lambda *_, **__: pytest.fail("continued again"))
     monkeypatch.setattr("ridgeline.training.drafted.continued", lambda *_, **__: pytest.fail("continued again"))
     run("medusa")
-
-
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_the_heads_that_ship_fit_the_embedded_model(method: str) -> None:
-    shipped = EMBEDDED_DRAFTS[method]
-    assert {path.name for path in shipped.iterdir()} == {"README.md", "config.json", "loss.png", "model.safetensors"}
-    assert (shipped / "model.safetensors").stat().st_size < 3e6
-    ask = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-    ways = (None, {"method": method, "num_speculative_tokens": 3})
-    plain, drafted = (
-        LLM(device="cpu", dtype="float32", speculative_config=way).generate("import json\n\ndef load(", ask)[0]
-        for way in ways
-    )
-    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(
