@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ridgeline.assembly import device
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.layers.rotary import Rotary
+from ridgeline.worker import memory
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
@@ -313,3 +317,113 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path
         got = own.run(*GREEDY)
         check_same(got, want)
     assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+class Loads:
+    """Counts how often weights are loaded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, load = 0, device.load_weights
+
+        def loading(*arguments: Any, **options: Any) -> None:
+            self.count += 1
+            load(*arguments, **options)
+
+        monkeypatch.setattr(device, "load_weights", loading)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "tensors", "sentence"),
+    [
+        (Eagle, {"num_hidden_layers": 1000}, {}, "lacks tensors of the head: layers.1."),
+        (Eagle, {"intermediate_size": 1 << 22}, {}, "gate_proj.weight is [96, 64] of F32, wanted [4194304, 64]"),
+        (Medusa, {"medusa_num_layers": 64, "medusa_num_heads": 64}, {}, "lacks tensors of the head: 0.1.linear.weight"),
+        (Eagle3, {"transformer_layer_config": "x"}, {}, "sets transformer_layer_config to 'x'; it must be an object"),
+        (Eagle3, {"eagle_config": {}, "eagle_aux_hidden_state_layer_ids": [True, 2]}, {}, "taps the layers [True, 1]"),
+        (Eagle3, {}, {"fc.weight": torch.zeros(64, 192, dtype=torch.int8)}, "fc.weight is [64, 192] of I8, wanted"),
+        (NarrowEagle3, {}, {"d2t": torch.full((90,), 0.5)}, "d2t is [90] of F32, and the head scores 90 tokens"),
+        (NarrowEagle3, {}, {"d2t": torch.zeros(9, dtype=torch.int64)}, "d2t is [9] of I64, and the head scores 90"),
+        (NarrowEagle3, {}, {"d2t": torch.full((90,), 1 << 62)}, "d2t names tokens that the model's 320 are not among"),
+        (NarrowEagle3, {}, {"lm_head.weight": None}, "lacks tensors of the head: lm_head.weight"),
+        (NarrowEagle3, {"draft_vocab_size": 321}, {}, "sets draft_vocab_size to 321; it must be at most 320"),
+    ],
+)
+def test_heads_are_refused_before_anything_of_their_sizes_is_made(
+    kind: type[Head],
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor | None],
+    sentence: str,
+    folder: Path,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, loads = kind(target), Loads(monkeypatch)
+    head.tensors |= {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name in (name for name, tensor in tensors.items() if tensor is None):
+        del head.tensors[name]
+    files = head.save(tmp_path / "head")
+    (files / "config.json").write_text(json.dumps({**head.config, **config}))
+    with pytest.raises(ModelLoadError) as raised, rig(folder, **drafting(head, files)):
+        pass
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert loads.count == 0
+
+
+def test_a_head_that_memory_cannot_hold_is_refused(
+    folder: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all of its weights, also those that no layer of a model has."""
+    head, loads = Medusa(target), Loads(monkeypatch)
+    files = head.save(tmp_path / "head")
+    (files / "config.json").write_text(json.dumps({"medusa_num_heads": 64, "medusa_num_layers": 64}))
+    monkeypatch.setattr(memory, "host_memory", lambda: 60_000_000)
+    with pytest.raises(InvalidConfig) as raised, rig(folder, load_format="dummy", **drafting(head, files)):
+        pass
+    assert "the head needs 6" in str(raised.value)  # 64 x 64 products of 64 x 64 numbers, in float32
+    assert loads.count == 0
+
+
+def test_a_full_vocabulary_in_another_order_is_heeded(folder: Path, target: Target, tmp_path: Path) -> None:
+    class Shuffled(NarrowEagle3):
+        narrow = tiny_models.VOCAB
+
+        def make(self) -> None:
+            super().make()
+            self.tensors["d2t"] = torch.arange(self.narrow - 1, -1, -1) - torch.arange(self.narrow)
+
+    head = Shuffled(target)
+    files = head.save(tmp_path / "head")
+    with rig(folder, **drafting(head, files)) as own:
+        record = Record(always(own))
+        got = own.run(*GREEDY[:2])
+    assert record.check(head, texts_of(GREEDY[:2], got)) > 30
+
+
+def test_rows_of_unlike_lengths_may_end_with_the_longest_context(folder: Path, target: Target, tmp_path: Path) -> None:
+    """The first pass runs as many pairs of each row as the longest one has."""
+    head = Eagle(target)
+    files = head.save(tmp_path / "head")
+    asked = ask("ends", prompt(40, 1), max_tokens=24), ask("goes on", prompt(20, 2), max_tokens=40)
+    with rig(folder, max_model_len=64) as own:
+        want = own.run(*asked)
+    with rig(folder, max_model_len=64, **drafting(head, files)) as own:
+        record = Record(always(own))
+        check_same(got := own.run(*asked), want)
+        assert not own.errors
+    assert record.check(head, texts_of([*asked], got)) > 30
+
+
+def test_angles_are_kept_for_positions_that_memory_holds(folder: Path, target: Target, tmp_path: Path) -> None:
+    longer = tmp_path / "target"
+    shutil.copytree(folder, longer)
+    config = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 1 << 22}
+    (longer / "config.json").write_text(json.dumps(config))
+    head = Eagle(target)
+    with rig(longer, kv_cache_memory=1 << 20, **drafting(head, head.save(tmp_path / "head"))) as own:
+        proposer = own.runner.proposer
+        assert isinstance(proposer, FeatureHead)
+        rows = [len(each.cos_sin_ZY) for each in proposer.head.modules() if isinstance(each, Rotary)]
+        assert rows
+        assert max(rows) < 4000

@@ -74,6 +74,10 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
     [
         ("ngram", "must be an object"),
         ({}, "names no method; supported: ngram, draft_model, eagle, eagle3, mtp, medusa"),
+        (
+            {"method": "layer_skip", "num_speculative_tokens": 3, "skip_layers": [True]},
+            "skip_layers of speculative_conf",
+        ),
         ({"method": "suffix", "num_speculative_tokens": 3}, "the method 'suffix', which is not supported"),
         ({"method": "mtp", "num_speculative_tokens": 3, "model": "x"}, "the method mtp needs none; leave it out"),
         ({"method": "eagle", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),

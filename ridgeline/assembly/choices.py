@@ -33,7 +33,7 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
-from ridgeline.worker.memory import MemoryReport, check_weights_fit, plan_memory, weight_bytes
+from ridgeline.worker.memory import MemoryReport, check_fits, check_weights_fit, plan_memory, weight_bytes
 from ridgeline.worker.precompile import KernelSet
 
 
@@ -154,10 +154,10 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     check_weights_fit(weighed, device, dtype=dtype, positions=1, forms=forms.values(), ranks=ranks)
     draft = None
     if config.speculation is not None:
-        _check_speculation(model.spec, config.speculation)
+        check_speculation(model.spec, config.speculation)
         draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
     if draft is not None:
-        check_weights_fit(draft.spec, device, dtype=dtype, positions=1, forms=draft.forms.values())
+        check_fits(draft.what, draft.weight_bytes(DTYPE_BYTES[dtype]), device, dtype=dtype)
     max_seqs, max_tokens = choose_limits(config, device, model.spec.pooling, wanted_len)
     if config.num_drafts:
         check_limits(max_seqs, max_tokens, config.num_drafts)
@@ -187,7 +187,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     item = weights.weight_bytes or DTYPE_BYTES[dtype]
     least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
     if draft is not None:
-        least += weight_bytes(draft.spec, dtype_bytes=item, positions=1, forms=draft.forms.values())
+        least += draft.weight_bytes(item)
     longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
     check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
     return replace(choices, longest=longest)
@@ -206,7 +206,7 @@ def _scheme(wanted: str | None, folder: Path) -> Scheme:
     return scheme(None)
 
 
-def _check_speculation(model: ModelSpec, speculation: Speculation) -> None:
+def check_speculation(model: ModelSpec, speculation: Speculation) -> None:
     """Raise InvalidConfig if no drafts can be verified of what the model writes, or if it cannot make them itself as it
     should."""
     if model.pooling is not None:

@@ -76,6 +76,7 @@ def _draft_of(choices: Choices, target: Decoder, progress: Progress | None) -> N
         dtype=getattr(torch, choices.dtype),
         device=choices.device,
         positions=choices.wanted_len,
+        rotary_rows=choices.longest + choices.config.num_drafts,  # a pass of rows of unlike lengths reaches behind some
         load_format=choices.config.load_format,
         seed=choices.config.seed,
         progress=progress,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -21,10 +22,11 @@ from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_DRAFTS, EMBEDDED_MODEL
 from ridgeline.weights.formats.gguf_file import is_gguf
-from ridgeline.weights.head_files import head_config, load_head
+from ridgeline.weights.head_files import check_head, head_config, load_head
 from ridgeline.weights.loader import (
     Progress,
     check_files,
+    empty_decoder,
     load_weights,
     read_model_config,
     resolve_model,
@@ -33,6 +35,7 @@ from ridgeline.weights.loader import (
 )
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
+from ridgeline.worker.memory import weight_bytes
 from ridgeline.worker.speculation.methods import Network, network_of
 
 
@@ -44,30 +47,42 @@ class DraftChoice:
     model: ModelConfig
     scheme: Scheme
     forms: Forms
+    what: ClassVar[str] = "the draft model"
 
     @property
     def spec(self) -> ModelSpec:
-        """The model by which memory is planned."""
+        """The model by which the memory of cache and steps is planned."""
         return self.model.spec
 
     @property
     def network(self) -> ModelSpec:
         return self.model.spec
 
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Return the least memory that the weights take."""
+        return weight_bytes(self.spec, dtype_bytes=dtype_bytes, positions=1, forms=self.forms.values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadChoice:
-    """A head that goes with the target. spec: the model by which memory is planned."""
+    """A head that goes with the target. spec: the model by which the memory of cache and steps is planned. numbers: how
+    many its weights are."""
 
     folder: Path
     head: HeadConfig
     spec: ModelSpec
+    numbers: int
     forms: Forms = field(default_factory=dict)
     scheme: Scheme = field(default_factory=lambda: scheme(None))
+    what: ClassVar[str] = "the head"
 
     @property
     def network(self) -> HeadSpec:
         return self.head.spec
+
+    def weight_bytes(self, dtype_bytes: int) -> int:
+        """Return the memory that the weights take."""
+        return self.numbers * dtype_bytes
 
 
 def draft_folder(speculation: Speculation, config: LLMConfig, target: Path) -> Path:
@@ -101,7 +116,7 @@ def choose_draft(
         return None
     folder, files = draft_folder(speculation, config, target), config.load_format != "dummy"
     if speculation.method in HEADS:
-        return _choose_head(speculation, folder, model, config, files)
+        return _choose_head(speculation, folder, model, config, ops, files)
     described = read_model_config(folder)
     check_draft(described.spec, model, longest)
     described = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
@@ -116,8 +131,10 @@ def choose_draft(
 
 
 def _choose_head(
-    speculation: Speculation, folder: Path, model: ModelSpec, config: LLMConfig, files: bool
+    speculation: Speculation, folder: Path, model: ModelSpec, config: LLMConfig, ops: Ops, files: bool
 ) -> HeadChoice:
+    """Return the head, after a look at the headers of its files: this comes before anything of its sizes is allocated,
+    and before the model is loaded."""
     if is_gguf(folder):
         raise InvalidConfig("heads are read from folders with safetensors, and this is a GGUF file.")
     head = head_config(speculation.method, folder, model, files=files)
@@ -128,7 +145,16 @@ def _choose_head(
             "which drafts one token; lower it."
         )
     spec = size_of(head.spec, model).with_kv_format(kv_format(config.kv_cache_dtype))
-    return HeadChoice(folder=folder, head=replace(head, spec=replace(head.spec, layers=spec.layers)), spec=spec)
+    head = replace(head, spec=replace(head.spec, layers=spec.layers))
+    plain, meta = keeping({}, scheme(None)), torch.device("meta")
+    network = network_of(
+        head.spec, empty_decoder(model), ops, dtype=torch.float32, device=meta, positions=1, scheme_of=plain
+    )
+    assert not isinstance(network, Decoder)
+    if files:
+        check_head(network, head, folder)
+    numbers = sum(parameter.numel() for parameter in network.parameters())
+    return HeadChoice(folder=folder, head=head, spec=spec, numbers=numbers)
 
 
 def check_draft(draft: ModelSpec, target: ModelSpec, longest: int) -> None:
@@ -159,11 +185,12 @@ def load_draft(
     dtype: torch.dtype,
     device: torch.device,
     positions: int,
+    rotary_rows: int,
     load_format: str,
     seed: int,
     progress: Progress | None,
 ) -> Network:
-    """Return the network that drafts, with its weights. positions: the tokens that a request may have. Raise
+    """Return the network that drafts, with its weights. positions, rotary_rows: as in `network_of`. Raise
     ModelLoadError."""
     network = network_of(
         choice.network,
@@ -172,6 +199,7 @@ def load_draft(
         dtype=dtype,
         device=device,
         positions=positions,
+        rotary_rows=rotary_rows,
         scheme_of=keeping(choice.forms, choice.scheme),
     )
     if isinstance(choice, HeadChoice):

@@ -56,6 +56,7 @@ def compile(
         raise InvalidConfig("compiling needs Triton, which is not installed here.")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise InvalidConfig("TRITON_INTERPRET is set, which turns the compiler off; unset it.")
+    from ridgeline.assembly.choices import check_speculation
     from ridgeline.assembly.draft import choose_draft, draft_folder
     from ridgeline.defaults import DEFAULT_LIMITS, LARGE_STEP  # imports torch, which takes seconds
     from ridgeline.kernels.op import Platform
@@ -68,6 +69,8 @@ def compile(
     longest = min(max_model_len or longest, longest)
     asked = LLMConfig(speculative_config=drafts or None)
     draft, speculation = None, asked.speculation
+    if speculation is not None:
+        check_speculation(config.spec, speculation)
     if speculation is not None and speculation.method not in (NGRAM, LAYER_SKIP):
         target = config_path(model).parent
         if not any(draft_folder(speculation, asked, target).glob("*.safetensors")):

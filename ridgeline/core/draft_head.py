@@ -83,12 +83,11 @@ class HeadConfig:
 
 
 def size_of(head: HeadSpec, target: ModelSpec) -> ModelSpec:
-    """Return a model of the head's layers and of about its size, by which memory is planned."""
-    rows = head.scored * (head.heads if isinstance(head, MedusaSpec) else 1)
+    """Return a model of the head's layers, by which the memory of its cache and of its steps is planned."""
     return replace(
         target,
         layers=head.layers,
-        vocab_size=max(1, rows),
+        vocab_size=max(1, head.scored),
         tie_word_embeddings=True,
         learned_positions=0,
         embed_norm=None,

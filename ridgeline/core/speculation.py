@@ -114,7 +114,7 @@ def _lookup(given: Mapping[str, object], method: str) -> tuple[int, int]:
 
 
 def _layers(given: object) -> tuple[int, ...]:
-    good = isinstance(given, list | tuple) and all(isinstance(each, int) and each >= 0 for each in given)
+    good = isinstance(given, list | tuple) and all(type(each) is int and each >= 0 for each in given)
     if not isinstance(given, list | tuple) or not good or len(set(given)) < len(given):
         raise InvalidConfig(
             f"skip_layers of speculative_config is {repr(given)[:80]}; give a list of layers, the first of which is 0."

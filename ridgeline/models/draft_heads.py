@@ -27,7 +27,10 @@ def read_head(method: str, config: Mapping[str, Any], tensors: Collection[str], 
     head has all that its config promises. Raise ModelLoadError for values that cannot be run."""
     if method == MEDUSA:
         return _medusa(config, tensors, target)
-    values = {**config, **(config.get("transformer_layer_config") or {})}  # of the format of vLLM's speculators
+    layer = config.get("transformer_layer_config") or {}  # of the format of vLLM's speculators
+    if not isinstance(layer, Mapping):
+        raise wrong("transformer_layer_config", layer, "an object")
+    values = {**config, **layer}
     width = Config(values).integer("hidden_size")
     if width != target.hidden_size:
         raise ModelLoadError(
@@ -74,10 +77,12 @@ def _eagle3(config: Mapping[str, Any], tensors: Collection[str], target: ModelSp
         middle = name.replace("layers.0.", "midlayer.")
         return find(middle, name, f"model.{middle}", f"model.{name}") or middle
 
-    own = not tensors or bool(find("lm_head.weight", "model.lm_head.weight"))
     scored = values.integer("draft_vocab_size") if "draft_vocab_size" in values else target.vocab_size
-    narrow = "d2t" in tensors
-    if own and not narrow and scored != target.vocab_size and tensors:
+    if scored > target.vocab_size:
+        raise wrong("draft_vocab_size", scored, f"at most {target.vocab_size}, as the model has no more tokens")
+    own = not tensors or bool(find("lm_head.weight", "model.lm_head.weight")) or scored != target.vocab_size
+    narrow = own and ("d2t" in tensors or scored != target.vocab_size)
+    if narrow and tensors and "d2t" not in tensors:
         raise ModelLoadError(
             f"the head scores {scored} of {target.vocab_size} tokens, and its files lack the tensor d2t, which says "
             "which of them; copy the checkpoint again from its source."
@@ -91,7 +96,7 @@ def _eagle3(config: Mapping[str, Any], tensors: Collection[str], target: ModelSp
         normed_residual=values.boolean("norm_before_residual"),
         final_norm=base.final_norm,
         scored=scored if own else 0,
-        narrow=own and scored != target.vocab_size,
+        narrow=narrow,
     )
     found = _layers(base, stored)
     ours = {name: name.replace("layers.0.", "meeting.") for name in found}
@@ -124,7 +129,9 @@ def mtp_head(target: ModelSpec, tensors: Collection[str]) -> HeadConfig:
             f"{target.architecture} is none of them; take another method."
         )
     if tensors and f"{entry}.weight" not in tensors:
-        raise ModelLoadError(f"the checkpoint lacks {entry}.weight, so it came without its layer for mtp.")
+        raise ModelLoadError(
+            f"the checkpoint lacks {entry}.weight, so it came without its layer for mtp; take another method."
+        )
     layer = [layer for layer in target.layers if isinstance(layer.mixer, AttentionSpec)][-1]
     own = scores in tensors
     spec = DraftHeadSpec(
@@ -226,7 +233,7 @@ def _taps(config: Config, layers: int) -> tuple[int, ...]:
         return ()
     if (given := section.raw(name)) is None:
         given = config.raw(name)
-        given = [each - 1 if isinstance(each, int) else each for each in given] if isinstance(given, list) else given
+        given = [each - 1 if type(each) is int else each for each in given] if isinstance(given, list) else given
     taps = [1, layers // 2 - 1, layers - 4] if given is None else given
     whole = isinstance(taps, list) and all(isinstance(tap, int) and not isinstance(tap, bool) for tap in taps)
     if not whole or not taps or sorted(set(taps)) != taps or not 0 <= taps[0] <= taps[-1] < layers:

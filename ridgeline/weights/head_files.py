@@ -22,11 +22,12 @@ from ridgeline.weights.loader import checkpoint_views, fill_randomly, missing_of
 from ridgeline.weights.rows import in_our_order
 
 NARROW = "d2t"  # how far each token of a narrow vocabulary lies from its place in the whole one
+WHOLE = ("I64", "I32")
 
 
 def head_config(method: str, folder: Path, target: ModelSpec, *, files: bool) -> HeadConfig:
-    """Return the head of a folder for a model, after a look at the names and shapes in its files. files: False where
-    its numbers are made, so that it needs none. Raise ModelLoadError."""
+    """Return the head of a folder for a model, after a look at the names in its files. files: False where its numbers
+    are made, so that it needs none. Raise ModelLoadError."""
     with _opened(folder, files) as stored:
         if method == MTP:
             head = mtp_head(target, stored)
@@ -45,15 +46,9 @@ def _opened(folder: Path, files: bool) -> Iterator[Mapping[str, StoredTensor]]:
         yield stored
 
 
-def load_head(
-    head: DraftHead | Medusa, config: HeadConfig, folder: Path, *, load_format: str = "auto", seed: int = 0
-) -> None:
-    """Fill the head's parameters from its files, or with random numbers if load_format is "dummy". Raise ModelLoadError
-    before any is touched if the files hold other tensors than they should."""
-    if load_format == "dummy":
-        generator = torch.Generator(next(head.parameters()).device).manual_seed(seed)
-        fill_randomly(head, lambda _module, _device: generator)
-        return
+def check_head(head: DraftHead | Medusa, config: HeadConfig, folder: Path) -> None:
+    """Raise ModelLoadError unless the files hold the head's tensors and no others, in plain numbers. The head's own
+    parameters are not touched, and may lie on a device that allocates nothing."""
     views = checkpoint_views(head, config.weights)
     with open_checkpoint(folder) as stored:
         if missing := [name for name in views if name not in stored]:
@@ -68,7 +63,23 @@ def load_head(
         if odd:
             raise ModelLoadError(f"{folder} holds tensors of the head in another form: {shortened(odd)}.")
         if isinstance(head, DraftHead) and head.tokens_U is not None:
-            head.tokens_U.copy_(_narrow(stored[NARROW], head.tokens_U, head.target.spec.vocab_size))
+            _narrow(stored[NARROW], len(head.tokens_U), head.target.spec.vocab_size)
+
+
+def load_head(
+    head: DraftHead | Medusa, config: HeadConfig, folder: Path, *, load_format: str = "auto", seed: int = 0
+) -> None:
+    """Fill the head's parameters from its files, or with random numbers if load_format is "dummy". Raise ModelLoadError
+    before any is touched if the files hold other tensors than they should."""
+    if load_format == "dummy":
+        generator = torch.Generator(next(head.parameters()).device).manual_seed(seed)
+        fill_randomly(head, lambda _module, _device: generator)
+        return
+    check_head(head, config, folder)
+    views = checkpoint_views(head, config.weights)
+    with open_checkpoint(folder) as stored:
+        if isinstance(head, DraftHead) and head.tokens_U is not None:
+            head.tokens_U.copy_(_narrow(stored[NARROW], len(head.tokens_U), head.target.spec.vocab_size))
         with torch.no_grad():
             for parameter, sources in config.weights.items():
                 for source in sources:
@@ -78,11 +89,17 @@ def load_head(
                     head.get_parameter(parameter).add_(offset)
 
 
-def _narrow(stored: StoredTensor, tokens_U: Tensor, vocabulary: int) -> Tensor:
+def _narrow(stored: StoredTensor, scored: int, vocabulary: int) -> Tensor:
     """Return the tokens that the rows of a narrow output matrix score."""
-    if stored.shape != list(tokens_U.shape):
-        raise ModelLoadError(f"{NARROW} has the shape {stored.shape}, and the head scores {len(tokens_U)} tokens.")
-    found_U = torch.arange(len(tokens_U)) + stored.read().long()
+    if stored.shape != [scored] or stored.dtype not in WHOLE:
+        raise ModelLoadError(
+            f"{NARROW} is {stored.shape} of {stored.dtype}, and the head scores {scored} tokens, each of which needs a "
+            "whole number; copy the checkpoint again from its source."
+        )
+    found_U = torch.arange(scored) + stored.read().long()
     if bool((found_U < 0).any()) or bool((found_U >= vocabulary).any()):
-        raise ModelLoadError(f"{NARROW} names tokens that the model's {vocabulary} are not among.")
+        raise ModelLoadError(
+            f"{NARROW} names tokens that the model's {vocabulary} are not among; take the head that was trained "
+            "for this model."
+        )
     return found_U

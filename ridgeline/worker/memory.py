@@ -122,10 +122,15 @@ def check_weights_fit(
     """Raise InvalidConfig, before anything is allocated, if the model cannot be held at all. ranks: how many devices
     divide it."""
     needed = weight_bytes(model, dtype_bytes=DTYPE_BYTES[dtype], positions=positions, forms=forms) // ranks
+    check_fits("the model", needed, device, dtype=dtype)
+
+
+def check_fits(what: str, needed: int, device: torch.device, *, dtype: str) -> None:
+    """Raise InvalidConfig if so many bytes of weights cannot be held. what: whose they are."""
     if needed > (free := _physically_free(device)):
         raise InvalidConfig(
-            f"the model needs {_size(needed)} for its weights in {dtype}, and {_size(free)} are free on {device}; "
-            "take a smaller dtype or model, or, if that is not the model's real size, mend its config.json."
+            f"{what} needs {_size(needed)} for its weights in {dtype}, and {_size(free)} are free on {device}; "
+            "take a smaller dtype or model, or, if that is not its real size, mend its config.json."
         )
 
 

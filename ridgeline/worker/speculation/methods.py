@@ -33,14 +33,24 @@ def network_of(
     device: torch.device,
     positions: int,
     scheme_of: SchemeOf,
+    rotary_rows: int | None = None,
 ) -> Network:
     """Return the network that drafts, with parameters that are uninitialised. positions: the tokens that a request may
-    have. scheme_of: as in `Decoder`, of a draft model's weights."""
+    have. scheme_of: as in `Decoder`, of a draft model's weights. rotary_rows: as in `Decoder`, the positions behind
+    them included at which a network may run."""
     match spec:
         case ModelSpec():
-            return Decoder(spec, ops, dtype=dtype, device=device, max_positions=positions, scheme_of=scheme_of)
+            return Decoder(
+                spec,
+                ops,
+                dtype=dtype,
+                device=device,
+                max_positions=positions,
+                rotary_rows=rotary_rows,
+                scheme_of=scheme_of,
+            )
         case DraftHeadSpec():
-            return DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=None)
+            return DraftHead(spec, target, dtype=dtype, positions=positions, rotary_rows=rotary_rows)
         case MedusaSpec():
             return Medusa(spec, target, dtype=dtype)
 
