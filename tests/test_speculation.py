@@ -57,6 +57,8 @@ class Scripted:
 class Always:
     """All requests verify as many drafts as they may, whatever it costs."""
 
+    saved = 0.0
+
     def wanted(self, seq: Any) -> int:
         return DRAFTS if seq.guessable else 0
 
