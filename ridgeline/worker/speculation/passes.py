@@ -73,6 +73,8 @@ class Draws:
         """
         slots, rows = self._slots, slots_R.long()
         self.drafts_SD[rows] = -1
+        if wanted == 0:
+            return
         kv_len_R, token_R = slots.kv_len_S[rows], slots.last_token_S[rows]
         runs_R = out_token_RK[:, 0] >= 0
         goes_R = runs_R & (slots.stopped_S[rows] == 0)
