@@ -67,6 +67,7 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "step_turns",
         "step_advance",
         "step_verify",
+        "step_keep",
         "step_post",
         "lookup_drafts",
         "attention_schedule",

@@ -22,7 +22,7 @@ import pytest
 
 from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import Speculation
+from ridgeline.core.speculation import Speculation, speculation_of
 from ridgeline.core.weight_format import Fp8Format, Held, HeldMatrix
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
@@ -62,7 +62,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelSet:
         max_tokens=16,
         block_size=64,
         cascade=True,
-        speculation=Speculation(method="ngram", num_speculative_tokens=3),
+        speculation=speculation_of({"method": "ngram", "num_speculative_tokens": 3}),
     )
 
 
