@@ -26,8 +26,9 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.training.data import PackedTokens
 from ridgeline.training.target import Trace, continued, traced
 
-TRACED_TOKENS = 2048  # that the target runs at once
-WRITTEN_ROWS = 128  # sequences that it continues at once
+TRACED_TOKENS = 2048  # that the target runs at once on a CPU
+WRITTEN_ROWS = 128  # sequences that it continues at once on a CPU
+ON_GPU = 16  # times as many of both run at once on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def make_traces(
             say(f"running the target over {tokens_BS.numel():,} tokens")
             trace = _trace(target, tokens_BS, taps)
             save_whole({each.name: getattr(trace, each.name) for each in fields(Trace)}, file)
-        groups.append(Trace(**load_file(file)))
+        groups.append(Trace(**load_file(file, device=str(_device(target)))))
     return groups
 
 
@@ -115,6 +116,7 @@ def _corpus(target: Decoder, tokens: Path, config: TextConfig) -> Tensor:
 def _own(target: Decoder, tokens: Path, config: TextConfig) -> Tensor:
     """Return sequences of which the target wrote the second half: [B, S]."""
     half = config.own_length // 2
+    at_once = min(_at_once(target, WRITTEN_ROWS), max(1, config.own_rows // 2))
     prompts_BS = _rows(target, tokens, config.own_rows, half, config.seed + 1)
     return torch.cat(
         [
@@ -125,7 +127,7 @@ def _own(target: Decoder, tokens: Path, config: TextConfig) -> Tensor:
                 temperature=config.temperatures[index % len(config.temperatures)],
                 seed=config.seed + index,
             )
-            for index, part_BS in enumerate(prompts_BS.split(min(WRITTEN_ROWS, max(1, config.own_rows // 2))))
+            for index, part_BS in enumerate(prompts_BS.split(at_once))
         ]
     )
 
@@ -133,13 +135,21 @@ def _own(target: Decoder, tokens: Path, config: TextConfig) -> Tensor:
 def _rows(target: Decoder, tokens: Path, count: int, length: int, seed: int) -> Tensor:
     data = PackedTokens(tokens, seq_len=length, batch_size=min(count, 1), seed=seed)
     rows = [data.sequence(index)[:length] for index in range(min(count, data.num_sequences))]
-    return torch.from_numpy(np.stack(rows).astype(np.int64)).to(next(target.parameters()).device)
+    return torch.from_numpy(np.stack(rows).astype(np.int64)).to(_device(target))
 
 
 def _trace(target: Decoder, tokens_BS: Tensor, taps: tuple[int, ...]) -> Trace:
-    size = max(1, TRACED_TOKENS // tokens_BS.shape[1])
+    size = max(1, _at_once(target, TRACED_TOKENS) // tokens_BS.shape[1])
     parts = [traced(target, part_BS, taps, bf16=True).stored() for part_BS in tokens_BS.split(size)]
     return Trace(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(Trace)))
+
+
+def _device(target: Decoder) -> torch.device:
+    return next(target.parameters()).device
+
+
+def _at_once(target: Decoder, on_cpu: int) -> int:
+    return on_cpu * (1 if _device(target).type == "cpu" else ON_GPU)
 
 
 def save_whole(tensors: Mapping[str, Tensor], file: Path) -> None:
