@@ -31,7 +31,7 @@ ASKED = [
 
 def written(**settings: Any) -> tuple[list[list[int]], dict[str, int]]:
     """Return the tokens of all prompts with all parameters, and the counts of drafts."""
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "kv_cache_memory": 1 << 27, "max_model_len": 256}
+    limits: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "kv_cache_memory": 1 << 27, "max_model_len": 256}
     with LLM(device="cuda", **{**limits, **settings}) as llm:
         found = []
         for params in ASKED:
@@ -70,7 +70,7 @@ def test_steps_that_verify_replay_graphs() -> None:
     with LLM(device="cuda", speculative_config=LOOKUP, **limits) as llm:
         graphs = llm.assembly.local.runner._graphs  # type: ignore[union-attr]
         replayed = []
-        for (shape, _), graph in graphs._graphs.items():  # type: ignore[union-attr]
+        for (shape, _), graph in graphs._graphs.items():
 
             def forward(shape: Any = shape, run: Any = graph.forward) -> Any:
                 replayed.append(shape)

@@ -72,7 +72,7 @@ class Draws:
             since the keys of those that have stopped may be found by others.
         """
         slots, rows = self._slots, slots_R.long()
-        self.drafts_SD[rows] = -1
+        self.drafts_SD.index_fill_(0, rows, -1)  # a number on the host could not be captured
         if wanted == 0:
             return
         kv_len_R, token_R = slots.kv_len_S[rows], slots.last_token_S[rows]
