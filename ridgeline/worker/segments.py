@@ -196,7 +196,7 @@ class Segments:
         """
         slots = self.slots
         share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
-        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T = self._ops.step_inputs(
+        token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T, tree = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
             inputs.override_T,
@@ -221,6 +221,7 @@ class Segments:
             verifies=drafts is not None,
             verify_R=lengths.verify_R if lengths and inputs.tokens_each == 0 else None,
             share=share,
+            tree=tree,
         )
         if share is not None:
             mine_t = share.mine_t

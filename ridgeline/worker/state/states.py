@@ -23,6 +23,7 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.registry import Registry
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.tree import Tree
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Share
 from ridgeline.worker.sleep import SleepMemory
@@ -58,6 +59,7 @@ class DeviceRows:
     verifies: rows verify drafts.
     verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
+    tree: what the tokens see of each other, if rows have trees of drafts.
     """
 
     slots_R: Tensor
@@ -73,13 +75,15 @@ class DeviceRows:
     verifies: bool = False
     verify_R: np.ndarray | None = None
     share: Share | None = None
+    tree: Tree | None = None
 
 
 class Verified(NamedTuple):
     """Rows whose drafts are verified, and how far they have come.
 
     kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens a row may have emitted. kv_len_S: the slots'
-    lengths now. columns: tokens that a row may emit, at most.
+    lengths now. columns: tokens that a row may emit, at most. path_RK: the nodes of a tree that stay, then -1
+    (`step_verify`); None: drafts were chains.
     """
 
     slots_R: Tensor
@@ -88,6 +92,7 @@ class Verified(NamedTuple):
     num_logits_R: Tensor
     kv_len_S: Tensor
     columns: int
+    path_RK: Tensor | None = None
 
 
 class GroupState(Protocol):
