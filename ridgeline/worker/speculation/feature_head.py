@@ -133,8 +133,7 @@ class FeatureHead:
         of the last one of each row."""
         assert taken.feature_TM is not None
         rows, first_R = slots_R.long(), taken.first_R
-        (count, columns), tokens = out_token_RK.shape, len(taken.token_ids_T)
-        at_RK = (first_R[:, None] + torch.arange(columns, device=rows.device)).clamp(max=tokens - 1)
+        (count, columns), at_RK = out_token_RK.shape, taken.kept_RK(out_token_RK.shape[1])
         ids_RN = torch.cat((taken.token_ids_T[first_R, None], out_token_RK.clamp(min=0)), 1)
         features_RNM = torch.cat((self.feature_SM[rows, None], taken.feature_TM[at_RK]), 1)
         begin_R = taken.positions_T[first_R] - 1  # below 0 for rows that do not run, which then begin nowhere

@@ -23,6 +23,7 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.registry import Registry
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.tree import Tree
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Share
 from ridgeline.worker.sleep import SleepMemory
@@ -57,6 +58,7 @@ class DeviceRows:
     num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
     verifies: rows verify drafts.
     verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.
+    tree: what the tokens see of their rows' newest ones, where rows verify trees of drafts, or nodes of them run.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
     """
 
@@ -72,14 +74,16 @@ class DeviceRows:
     kv_bound_R: np.ndarray | None = None
     verifies: bool = False
     verify_R: np.ndarray | None = None
+    tree: Tree | None = None
     share: Share | None = None
 
 
 class Verified(NamedTuple):
     """Rows whose drafts are verified, and how far they have come.
 
-    kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens a row may have emitted. kv_len_S: the slots'
-    lengths now. columns: tokens that a row may emit, at most.
+    kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens of a row were scored. kv_len_S: the slots'
+    lengths now. columns: tokens of a row that are scored, at most. path_RK: as in `step_verify`, where rows verify
+    trees.
     """
 
     slots_R: Tensor
@@ -88,6 +92,7 @@ class Verified(NamedTuple):
     num_logits_R: Tensor
     kv_len_S: Tensor
     columns: int
+    path_RK: Tensor | None = None
 
 
 class GroupState(Protocol):
