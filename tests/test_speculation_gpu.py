@@ -31,7 +31,12 @@ ASKED = [
 
 def written(**settings: Any) -> tuple[list[list[int]], dict[str, int]]:
     """Return the tokens of all prompts with all parameters, and the counts of drafts."""
-    limits: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "kv_cache_memory": 1 << 27, "max_model_len": 256}
+    limits: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "kv_cache_memory": 1 << 27,
+        "max_model_len": 256,
+    }
     with LLM(device="cuda", **{**limits, **settings}) as llm:
         found = []
         for params in ASKED:

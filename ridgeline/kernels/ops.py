@@ -34,8 +34,10 @@ from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
 from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
 from ridgeline.kernels.ssd.op import SSD
+from ridgeline.kernels.step.compact import STEP_COMPACT
 from ridgeline.kernels.step.keep import STEP_KEEP
-from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS, STEP_VERIFY
+from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS
+from ridgeline.kernels.step.verify import STEP_VERIFY
 from ridgeline.kernels.token_gate.op import TOKEN_GATE
 from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
 from ridgeline.kernels.wkv.op import WKV
@@ -95,6 +97,7 @@ class Ops:
     step_advance = STEP_ADVANCE
     step_verify = STEP_VERIFY
     step_keep = STEP_KEEP
+    step_compact = STEP_COMPACT
     step_post = STEP_POST
     lookup_drafts = LOOKUP_DRAFTS
 

@@ -68,6 +68,7 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "step_advance",
         "step_verify",
         "step_keep",
+        "step_compact",
         "step_post",
         "lookup_drafts",
         "attention_schedule",

@@ -28,6 +28,7 @@ from torch import Tensor
 from ridgeline.kernels import kv_cache
 from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.tree import Tree, sight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,9 @@ class RaggedBatch:
     kv_bound_R: a bound on kv_len_R to size work by; None if the host cannot know.
     wide: memory of 16-bit keys and values [N, G, P, D] that an implementation may widen those of long rows into.
     derived: what an implementation has made of all this for the step's other layers, by a key of its own.
+    tree: what queries see of their rows' newest keys, on the device, where rows verify trees of drafts or draft them.
+        The queries' positions, and those of the keys that they see, are then those of the trees. None: queries see all
+        keys before them, and positions are places.
 
     Cells of the cache that none of a row's queries sees never influence the row's outputs, whatever they hold, NaN and
     inf included. These are the cells behind its last position or before its window, in blocks of other rows or of
@@ -145,6 +149,7 @@ class RaggedBatch:
     schedule: Schedule | None = None
     wide: tuple[Tensor, Tensor] | None = None
     derived: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+    tree: Tree | None = None
 
 
 def paged_attention_reference(
@@ -162,7 +167,8 @@ def paged_attention_reference(
 ) -> Tensor:
     """Return softmax(scale · q kᵀ + mask) v for every row on its own, computed in float32: [T, H, D] in q's dtype.
 
-    A query at position p sees positions max(0, p - window + 1) … p.
+    A query at position p sees positions max(0, p - window + 1) … p. With a tree it sees none of these keys from its
+    base on but those in its bits.
 
     sinks_H: one more logit per head, which takes its part of the softmax and carries no value.
     softcap: logits x become softcap · tanh(x / softcap), but sinks do not.
@@ -181,17 +187,21 @@ def paged_attention_reference(
         v_NGPD = kv_cache.numbers(v_NGPD, scales.v_NGP[blocks] if scales else None, torch.float32)
         k_GKD = k_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
         v_GKD = v_NGPD.transpose(0, 1).reshape(num_kv_heads, -1, head_dim)[:, :length]
-        position_Q = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]
-        key_K = torch.arange(length, device=q_THD.device)[None, :]
-        visible_QK = key_K <= position_Q
+        position_Q1 = torch.arange(length - (last - first), length, device=q_THD.device)[:, None]
+        key_QK = torch.arange(length, device=q_THD.device)[None, :]  # their positions; without a tree alike for all
+        visible_QK = key_QK <= position_Q1
+        if batch.tree is not None:
+            position_Q1 = batch.tree.positions_T[first:last, None]
+            bits_T, base_T = batch.tree
+            visible_QK, key_QK = sight(bits_T[first:last, None], base_T[first:last, None], key_QK)
         if window is not None:
-            visible_QK &= key_K > position_Q - window
+            visible_QK &= key_QK > position_Q1 - window
         k_HKD, v_HKD = (x.repeat_interleave(heads_per_kv, dim=0) for x in (k_GKD, v_GKD))
         scores_HQK = scale * q_THD[first:last].float().transpose(0, 1) @ k_HKD.transpose(1, 2)
         if softcap is not None:
             scores_HQK = softcap * torch.tanh(scores_HQK / softcap)
         if slopes_H is not None:
-            scores_HQK = scores_HQK + slopes_H[:, None, None] * (key_K - position_Q)
+            scores_HQK = scores_HQK + slopes_H[:, None, None] * (key_QK - position_Q1)
         weights_HQK = softmax_with_sinks(scores_HQK.masked_fill(~visible_QK, -torch.inf), sinks_H)
         seen_HKD = v_HKD.masked_fill(~visible_QK.any(0)[None, :, None], 0)  # never let unwritten memory in
         out_THD[first:last] = (weights_HQK @ seen_HKD).transpose(0, 1).to(q_THD.dtype)
@@ -311,6 +321,7 @@ def no_schedule(
     alibi: bool = False,
     head_bytes: int = 0,
     widened: bool = False,
+    trees: bool = False,
 ) -> Schedule | None:
     """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
     schedule.
@@ -322,6 +333,7 @@ def no_schedule(
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
     alibi: the layers have slopes.
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
+    trees: the batch has a `Tree`.
     """
     return None
 

@@ -60,6 +60,7 @@ def make_schedule(
     alibi: bool = False,
     head_bytes: int = 0,
     widened: bool = False,
+    trees: bool = False,
 ) -> Schedule:
     """Make the schedule for layers with these heads and this window, by some small kernels.
 

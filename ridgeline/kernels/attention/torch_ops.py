@@ -98,6 +98,8 @@ def paged_attention(
     scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`."""
+    if batch.tree is not None:
+        raise ValueError("paged attention: this implementation knows no trees yet; choose the reference.")
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype
     if key not in batch.derived:

@@ -94,6 +94,8 @@ def paged_attention(
     no query sees may hold NaN.
     """
     (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
+    if batch.tree is not None:
+        raise ValueError("paged attention: this implementation knows no trees yet; choose the reference.")
     if q_THD.stride(2) != 1:
         raise ValueError("paged attention: contiguous heads of queries expected")
     cache = for_kernels(k_cache_NGPD, v_cache_NGPD, scales)

@@ -119,6 +119,7 @@ def decode_attention(
         schedule.fixed
         or schedule.cascade is not None
         or num_rows > MANY_ROWS
+        or batch.tree is not None
         or head_dim > WIDEST
         or (room is not None and head_dim != BLOCK)
     ):

@@ -13,9 +13,8 @@ Legend:
     C  columns of a block table
     E  stop ids of a slot
     V  vocabulary
-    K  tokens that a row may emit, at most
-    P  positions at which tokens were drawn
     D  drafts of a slot, at most
+    N  nodes of a slot's tree, at most
     Q  outcomes that the ring keeps
     O  octets (bytes) of an outcome, or of a row of the ring
 """
@@ -31,13 +30,14 @@ from torch import Tensor
 from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.tree import Tree
 
 HEADER = 8  # bytes before the outcome in a row of the ring, which hold the turn
 
 
 class StepInputs(NamedTuple):
     """The inputs of the network. token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64;
-    active_R and live_T are bool."""
+    active_R and live_T are bool. tree: what attention needs to know of trees; None without them."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -46,6 +46,7 @@ class StepInputs(NamedTuple):
     last_R: Tensor
     active_R: Tensor
     live_T: Tensor
+    tree: Tree | None = None
 
 
 def step_inputs(
@@ -58,6 +59,8 @@ def step_inputs(
     block_tables_ASC: Tensor,
     block_size: int,
     drafts_SD: Tensor | None = None,
+    tree_SN: Tensor | None = None,
+    base_S: Tensor | None = None,
 ) -> StepInputs:
     """Make a step's inputs from its rows and their slots.
 
@@ -68,6 +71,11 @@ def step_inputs(
     the block tables (whose columns are contiguous) are int32.
 
     drafts_SD: None if only first tokens have no override.
+    tree_SN: int64, the bits of each slot's nodes (kernels/tree.py), if rows have trees of drafts. Then tokens without
+        override are nodes, one after another: their places follow each other, and their positions are by depth. Node n
+        is the slot's last token or its draft n - 1. Tokens with override lie in no tree.
+    base_S: int64, where node 0 of each slot lies, in passes whose rows begin with a later node. None: rows begin with
+        node 0.
 
     Of the results, kv_len_R is the number of cached tokens after the step and last_R the row's last token; both are 0
     for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
@@ -82,23 +90,31 @@ def step_inputs(
     active_R = stopped_S[slots_R] == 0
     length_R = kv_len_S[slots_R]
     live_T = owned_T & active_R[row_T]
-    positions_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
+    index_T = torch.where(live_T, length_R[row_T] + token_T - starts_R[row_T], 0)
+    base_R = length_R if base_S is None else base_S[slots_R]
+    node_T = token_T - starts_R[row_T] + (length_R - base_R)[row_T]
     next_T = last_token_S[slots_R[row_T]]
     if drafts_SD is not None:
-        offset_T = token_T - starts_R[row_T]
-        draft_T = drafts_SD[slots_R[row_T], (offset_T - 1).clamp(0, drafts_SD.shape[1] - 1)]
-        next_T = torch.where(offset_T > 0, draft_T.long().clamp(min=0), next_T)
+        draft_T = drafts_SD[slots_R[row_T], (node_T - 1).clamp(0, drafts_SD.shape[1] - 1)]
+        next_T = torch.where(node_T > 0, draft_T.long().clamp(min=0), next_T)
     given_T = torch.where(override_T >= 0, override_T.long(), next_T)
-    block_AT = torch.where(live_T, block_tables_ASC[:, slots_R[row_T], positions_T // block_size], NULL_BLOCK)
+    positions_T, tree = index_T, None
+    if tree_SN is not None:
+        drafted_T = live_T & (override_T < 0) & (node_T > 0)
+        bits_T = torch.where(drafted_T, tree_SN[slots_R[row_T], node_T.clamp(0, tree_SN.shape[1] - 1)], 1)
+        tree = Tree(bits_T, torch.where(drafted_T, base_R[row_T], index_T))
+        positions_T = tree.positions_T
+    block_AT = torch.where(live_T, block_tables_ASC[:, slots_R[row_T], index_T // block_size], NULL_BLOCK)
     kv_len_R = torch.where(active_R, length_R + counts_R, 1)
     return StepInputs(
         torch.where(owned_T, given_T, 0),
         positions_T,
-        block_AT.long() * block_size + positions_T % block_size,
+        block_AT.long() * block_size + index_T % block_size,
         torch.where(counts_R > 0, kv_len_R, 0),
         torch.where(counts_R > 0, starts_R + counts_R - 1, 0),
         active_R,
         live_T,
+        tree,
     )
 
 
@@ -183,69 +199,6 @@ def step_advance(
     if output_count_SV is not None:
         counted_R = drawn_R.to(output_count_SV.dtype)
         output_count_SV.index_put_((slots_R, torch.where(drawn_R, token_R, 0)), counted_R, accumulate=True)
-
-
-def step_verify(
-    token_P: Tensor,
-    places_RK: Tensor,
-    num_logits_R: Tensor,
-    drafts_SD: Tensor,
-    slots_R: Tensor,
-    kv_len_R: Tensor,
-    active_R: Tensor,
-    stop_ids_SE: Tensor,
-    max_len_S: Tensor,
-    kv_len_S: Tensor,
-    last_token_S: Tensor,
-    stopped_S: Tensor,
-    output_count_SV: Tensor | None,
-    out_token_RK: Tensor,
-    out_finish_R: Tensor,
-    out_drafted_R: Tensor,
-) -> None:
-    """Take what rows that verify drafts emit into the slots, and find the rows that have finished; in place.
-
-    A row's tokens were drawn behind its last token and behind each of its drafts. It emits the first one; and another
-    one for every draft that is equal to the token drawn in its place, until a draft is not, or the row has finished.
-    With one token each this is `step_advance`.
-
-    token_P: int64, the tokens drawn; -1 where none could be drawn.
-    places_RK: int32, which of token_P was drawn behind a row's last token (column 0) and behind its draft k (column k).
-    num_logits_R: int32, how many of these columns a row has; 0: it emits nothing.
-    drafts_SD: int32, the drafts of each slot, then -1. D is at least K - 1.
-    out_token_RK: int32, the emitted tokens, then -1.
-    out_finish_R: int8, as of `step_advance`, of the last token that was emitted, or of the one that could not be drawn.
-    out_drafted_R: int8, how many drafts the row verified.
-    """
-    columns = places_RK.shape[1]
-    column_K = torch.arange(columns, device=token_P.device)
-    slots_R, num_logits_R = slots_R.long(), num_logits_R.long()
-    token_RK, draft_RD = token_P.long()[places_RK.long()], drafts_SD[slots_R][:, : columns - 1].long()
-    known_RK = (column_K < num_logits_R[:, None]) & active_R[:, None]
-    right_RK = known_RK.clone()
-    right_RK[:, 1:] &= draft_RD == token_RK[:, :-1]
-    right_RK[:, 1:] &= draft_RD >= 0
-    before_R = kv_len_R - num_logits_R  # cached before the first of these columns' tokens
-    stops_RK = (stop_ids_SE[slots_R][:, None] == token_RK[..., None]).any(-1)
-    full_RK = before_R[:, None] + column_K + 2 >= max_len_S[slots_R][:, None]
-    code_RK = torch.where(stops_RK, Finish.STOP, torch.where(full_RK, Finish.LENGTH, Finish.NONE))
-    code_RK = torch.where(token_RK < 0, Finish.NAN, code_RK)
-    ended_RK = (code_RK != Finish.NONE).long()
-    reached_RK = (right_RK.cumprod(1) > 0) & (ended_RK.cumsum(1) == ended_RK)  # nothing has ended before
-    emits_RK = reached_RK & (token_RK >= 0)
-    count_R = emits_RK.sum(1)
-    finish_R = (code_RK * reached_RK).amax(1)  # one of them at most
-    out_token_RK.copy_(torch.where(emits_RK, token_RK, -1))
-    out_finish_R.copy_(finish_R)
-    out_drafted_R.copy_((known_RK[:, 1:] & (draft_RD >= 0)).sum(1))
-    length_R = before_R + torch.maximum(count_R, num_logits_R.clamp(max=1))
-    kv_len_S[slots_R] = torch.where(active_R & (kv_len_R > 0), length_R, kv_len_S[slots_R])
-    newest_R = token_RK.gather(1, (count_R - 1).clamp(min=0)[:, None])[:, 0]
-    last_token_S[slots_R] = torch.where(count_R > 0, newest_R, last_token_S[slots_R])
-    stopped_S[slots_R] |= (finish_R != Finish.NONE).int()
-    if output_count_SV is not None:
-        places = slots_R[:, None].expand_as(token_RK), torch.where(emits_RK, token_RK, 0)
-        output_count_SV.index_put_(places, emits_RK.to(output_count_SV.dtype), accumulate=True)
 
 
 def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
@@ -355,14 +308,6 @@ STEP_ADVANCE = Op(
     (
         Implementation("triton", "ridgeline.kernels.step.triton:step_advance", on_gpu),
         Implementation("torch", "ridgeline.kernels.step.op:step_advance"),
-    ),
-)
-STEP_VERIFY = Op(
-    "step_verify",
-    step_verify,
-    (
-        Implementation("triton", "ridgeline.kernels.step.triton_verify:step_verify", on_gpu),
-        Implementation("torch", "ridgeline.kernels.step.op:step_verify"),
     ),
 )
 STEP_POST = Op(

@@ -93,8 +93,12 @@ def step_inputs(
     block_tables_ASC: Tensor,
     block_size: int,
     drafts_SD: Tensor | None = None,
+    tree_SN: Tensor | None = None,
+    base_S: Tensor | None = None,
 ) -> StepInputs:
     """Compute `op.step_inputs`; the drafts of a slot are contiguous."""
+    if tree_SN is not None:
+        raise ValueError("step_inputs: the kernel knows no trees yet; choose the implementation torch.")
     groups, rows, tokens = len(block_tables_ASC), len(slots_R), len(override_T)
     by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device)
     token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2:]

@@ -1,5 +1,5 @@
 """Rows that verify drafts: the tokens that they emit are found in one launch behind the network. The legend is that of
-op.py."""
+verify.py."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _step_verify(
 
 def step_verify(
     token_P: Tensor,
-    places_RK: Tensor,
+    places_RN: Tensor,
     num_logits_R: Tensor,
     drafts_SD: Tensor,
     slots_R: Tensor,
@@ -86,13 +86,17 @@ def step_verify(
     out_token_RK: Tensor,
     out_finish_R: Tensor,
     out_drafted_R: Tensor,
+    tree_SN: Tensor | None = None,
+    out_path_RK: Tensor | None = None,
 ) -> None:
-    """Compute `op.step_verify`; token_P may be int32 too. The rows of all tables are contiguous."""
-    (rows, columns), width = places_RK.shape, stop_ids_SE.shape[1]
+    """Compute `verify.step_verify`; token_P may be int32 too. The rows of all tables are contiguous."""
+    if tree_SN is not None or out_path_RK is not None:
+        raise ValueError("step_verify: the kernel knows no trees yet; choose the implementation torch.")
+    (rows, columns), width = places_RN.shape, stop_ids_SE.shape[1]
     _step_verify[(rows,)](
-        token_P, places_RK, num_logits_R, drafts_SD, slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S,
+        token_P, places_RN, num_logits_R, drafts_SD, slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S,
         kv_len_S, last_token_S, stopped_S, output_count_SV, out_token_RK, out_finish_R, out_drafted_R,
-        places_RK.stride(0), drafts_SD.stride(0), stop_ids_SE.stride(0),
+        places_RN.stride(0), drafts_SD.stride(0), stop_ids_SE.stride(0),
         0 if output_count_SV is None else output_count_SV.stride(0), out_token_RK.stride(0),
         K=columns, COLUMNS=triton.next_power_of_2(columns), E=width, STOPS=triton.next_power_of_2(width),
         COUNT=output_count_SV is not None, num_warps=1, **launch_options(slots_R.device),

@@ -10,6 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ridgeline.core.errors import ContractViolation
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.ops import Ops
@@ -52,6 +53,8 @@ class ContextKV(PagedKV):
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         """Prepare for the next step. A place is that of the token among all ranks' tokens; the N-th part of it is its
         place among its rank's."""
+        if rows.tree is not None:
+            raise ContractViolation("ranks that divide tokens cannot attend to trees of drafts; draft chains instead.")
         ring = self._ring
         self.place_T = torch.where(place_T % ring.size == ring.rank, place_T // ring.size, 0)
         blocks = None

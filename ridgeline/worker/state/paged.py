@@ -81,6 +81,18 @@ class PagedKV:
                 pairs = memory.view(group, index, torch.bfloat16, (*inner, 2), offset=levels)
                 self.scales[-1] = KVScales(pairs_NGP2=pairs.transpose(1, 2) if by_token else pairs)
 
+        # All that is cached of tokens, as words by block id, head and token
+        self._block_size, self._layer_step = tokens, memory.layout.layer_step(group)
+        head_bytes, words = width * kept.itemsize, memory.units[group].dtype
+        words = words if head_bytes % words.itemsize == 0 else torch.uint8
+        shapes = [(words, 2, head_bytes // words.itemsize, 0)]
+        if spec.format.scales == "row":
+            shapes.append((torch.int32, 1, 1, 2 * tokens * heads * head_bytes))
+        self._tokens: list[Tensor] = []
+        for form, parts, count, offset in shapes:
+            units = memory.view(group, 0, form, (parts, *inner, count), offset)
+            self._tokens.append(units.transpose(2, 3) if by_token else units)
+
         # The keys that hopper.py would read: it converts none
         plain = self.views[0][0] if self.views and kept == dtype else None
         self._for_hopper = plain if self._wide is None else self._wide[0]
@@ -90,7 +102,15 @@ class PagedKV:
         self.batches = {way: self._batch(way, rows, block_table_SC) for way in dict.fromkeys(self._ways)}
 
     def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
-        """Do nothing: the keys of wrong drafts lie behind their request's last token, and are overwritten."""
+        """Move the keys and values of a tree's nodes that stay behind each other. The others lie behind their request's
+        last token, as those of wrong drafts in chains do, and are overwritten."""
+        if verified.path_RK is None or not self.views:
+            return
+        for units_NJGPW in self._tokens:
+            self.ops.step_compact(
+                verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, block_table_SC,
+                self._block_size, units_NJGPW, len(self.views), self._layer_step,
+            )  # fmt: skip
 
     def _batch(self, way: Scheduled, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
         return RaggedBatch(
@@ -115,8 +135,10 @@ class PagedKV:
                 alibi=way.alibi,
                 head_bytes=self._spec.head_dim * self._dtype.itemsize,
                 widened=self._wide is not None,
+                trees=rows.tree is not None,
             ),
             wide=self._wide,
+            tree=rows.tree,
         )
 
     def layer(self, index: int) -> PagedLayer:

@@ -63,7 +63,7 @@ class Recurrent:
         self.turns = Turns(rows.start_R1, *found, num_tokens=rows.num_tokens, tokens_each=rows.tokens_each)
 
     def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
-        slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, columns = verified
+        slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, columns, _ = verified
         self._ops.step_keep(
             slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, block_table_SC, self._block_size,
             scratch_of(self._scratch_N, columns - 1, len(slots_R)), self._units_NW, len(self.layers), self._layer_step,

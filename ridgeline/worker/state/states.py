@@ -58,8 +58,8 @@ class DeviceRows:
     num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
     verifies: rows verify drafts.
     verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.
-    tree: what the tokens see of their rows' newest ones, where rows verify trees of drafts, or nodes of them run.
     share: the tokens that this rank runs, if ranks divide those of the step. All other fields are those of all tokens.
+    tree: what the tokens see of each other, if rows have trees of drafts.
     """
 
     slots_R: Tensor
@@ -74,16 +74,16 @@ class DeviceRows:
     kv_bound_R: np.ndarray | None = None
     verifies: bool = False
     verify_R: np.ndarray | None = None
-    tree: Tree | None = None
     share: Share | None = None
+    tree: Tree | None = None
 
 
 class Verified(NamedTuple):
     """Rows whose drafts are verified, and how far they have come.
 
     kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens of a row were scored. kv_len_S: the slots'
-    lengths now. columns: tokens of a row that are scored, at most. path_RK: as in `step_verify`, where rows verify
-    trees.
+    lengths now. columns: tokens of a row that were scored, at most. path_RK: the nodes of a tree that stay, then -1
+    (`step_verify`); None: drafts were chains.
     """
 
     slots_R: Tensor
