@@ -36,6 +36,7 @@ class DraftModel:
         self._draws = Draws(drafts, slots, Vocabulary(decoder.spec.vocab_size, decoder.tp, ops))
         self.passes = Passes(slots, block_size, ops)
         self.drafts_SD, self.assign = self._draws.drafts_SD, self._draws.assign
+        self.tree_SN, self.depth = None, drafts
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
         """Write the keys of the step's tokens, unless the first pass of `note` writes what is missing."""

@@ -39,7 +39,8 @@ class Lookup:
         self._lengths = speculation.prompt_lookup_min, speculation.prompt_lookup_max
         num_slots, device = slots.dummy + 1, slots.device
         self.text_SN = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
-        self.drafts_SD = torch.full((num_slots, speculation.num_speculative_tokens), -1, device=device).int()
+        self.tree_SN, self.depth = None, speculation.num_speculative_tokens
+        self.drafts_SD = torch.full((num_slots, self.depth), -1, device=device).int()
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Take the known tokens of slots that change hands."""

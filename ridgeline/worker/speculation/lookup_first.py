@@ -31,6 +31,7 @@ class LookupFirst:
         self._lookup, self._other, self._slots = lookup, other, slots
         self.layers, self.taps = other.layers, other.taps
         self.drafts_SD = torch.full_like(other.drafts_SD, -1)
+        self.tree_SN, self.depth = None, other.depth
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare both for requests that take slots over."""
