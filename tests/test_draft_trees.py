@@ -1,0 +1,148 @@
+"""Trees of drafts change nothing but the number of steps, wherever in a tree the right tokens stand; and trees that heads
+draft are those of the papers (`head_oracle.py`)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ridgeline.core.draft_tree import MOST_NODES, dynamic_tree_of, static_tree_of
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.plan import Feature
+from ridgeline.core.request import Preemption
+from ridgeline.core.speculation import speculation_of
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.ops import Ops
+from ridgeline.parallel.axis import Axis
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.passes import Draws
+from ridgeline.worker.speculation.trees import TreeDraws, words_of
+from ridgeline.worker.vocabulary import Vocabulary
+from tests import tiny_models
+from tests.driving import Outcome, Rig, ask, rig
+from tests.head_oracle import Eagle, Eagle3, Head, Medusa, NarrowEagle3, Target
+from tests.test_draft_model import watch
+from tests.test_speculation import FAMILIES, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
+
+TinyModel = Callable[[str], Path]
+Draft = tuple[int, ...]  # the tokens from a row's last one on
+STATIC = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 1), (0, 0, 0), (0, 0, 2), (1, 0, 0), (0, 0, 0, 0)]"
+PATHS = static_tree_of(STATIC, 16).paths
+NODES, DEPTH = len(PATHS), 4
+DYNAMIC = {"num_speculative_tokens": 3, "eagle_topk": 3, "num_draft_tokens": 10}
+KERNELS: dict[str, Any] = {"kernels": {"paged_attention": "reference"}}
+GREEDY = [
+    ask("long", prompt(45, 1), max_tokens=20),  # its prompt runs in chunks
+    ask("short", prompt(3, 2), max_tokens=14),
+    ask("one", prompt(1, 3), max_tokens=9),
+    ask("same", prompt(45, 1), max_tokens=10),
+    ask("ends soon", prompt(9, 4), max_tokens=2),
+]
+
+
+def medusa_of(folder: Path, files: Path, heads: int = DEPTH) -> dict[str, Any]:
+    """The settings by which random heads of Medusa draft trees for the model of a folder."""
+    with rig(folder) as own:
+        spec = own.runner.decoder.spec
+    shapes = {"0.linear.weight": (spec.hidden_size, spec.hidden_size), "0.linear.bias": (spec.hidden_size,)}
+    files.mkdir()
+    (files / "config.json").write_text(json.dumps({"medusa_num_heads": heads, "medusa_num_layers": 1}))
+    tensors = {f"{head}.{name}": torch.randn(shape) for head in range(heads) for name, shape in shapes.items()}
+    tensors |= {f"{head}.1.weight": torch.randn(spec.vocab_size, spec.hidden_size) for head in range(heads)}
+    save_file(tensors, files / "model.safetensors")
+    config = {"method": "medusa", "model": files, "speculative_token_tree": STATIC}
+    return {"speculative_config": config, **KERNELS}
+
+
+def trees(own: Rig, how: type[Always] = Always) -> Rig:
+    """Let all requests that may verify trees do so."""
+    running = own.engine.scheduler.running
+    kind = type(how.__name__, (how,), {"most": running.each - 1})
+    running.drafting = kind()
+    return own
+
+
+class Told:
+    """Writes trees of any form into a runner's tables, in which the right tokens stand in some branch up to some depth.
+
+    texts: what the requests will have written.
+    """
+
+    def __init__(self, own: Rig, texts: Sequence[Sequence[int]], seed: int = 0) -> None:
+        self._texts, self._draw = [list(text) for text in texts], random.Random(seed)
+        self._slots, self._proposer = own.runner.slots, own.runner.proposer
+        self._vocabulary = own.runner.decoder.spec.vocab_size
+        assert self._proposer is not None
+        note, assign = self._proposer.note, self._proposer.assign
+        prompts: dict[int, list[int]] = {}
+
+        def assigning(deltas: Any) -> None:
+            assign(deltas)
+            prompts.update({each.slot: [*each.prompt, *each.output] for each in deltas if hasattr(each, "prompt")})
+
+        def noting(out_token_RK: Tensor, slots_R: Tensor, *others: Any) -> None:
+            note(out_token_RK, slots_R, *others)
+            for slot, emitted in zip(slots_R.tolist(), out_token_RK.tolist(), strict=True):
+                known = prompts.setdefault(slot, [])
+                known += [token for token in emitted if token >= 0]
+                if emitted[0] >= 0:
+                    self._tell(slot, known)
+
+        self._proposer.note, self._proposer.assign = noting, assigning  # type: ignore[method-assign]
+
+    def _tell(self, slot: int, known: list[int]) -> None:
+        assert self._proposer is not None
+        assert self._proposer.tree_SN is not None
+        text = next((text for text in self._texts if text[: len(known)] == known), known)
+        room = int(self._slots.max_len_S[slot]) - len(known) - 1
+        parents, depths, right = self._form()
+        right_depth, path = self._draw.randrange(DEPTH + 1), [0]
+        tokens, bits = [-1], [1]
+        for node in range(1, 1 + NODES):
+            bits.append(bits[parents[node]] | 1 << node)
+            token = self._draw.randrange(self._vocabulary)
+            if parents[node] == path[-1] and node in right and depths[node] <= right_depth:
+                token = text[len(known) + depths[node] - 1] if len(known) + depths[node] <= len(text) else token
+                path.append(node)
+            tokens.append(token if depths[node] <= room and not self._slots.stopped_S[slot] else -1)
+        self._proposer.drafts_SD[slot] = torch.tensor(tokens[1:]).int()
+        self._proposer.tree_SN[slot] = words_of(bits)
+
+    def _form(self) -> tuple[list[int], list[int], set[int]]:
+        """Parents and depths of nodes in the order of depths, and a path down to some depth."""
+        depths = [0, *range(1, DEPTH + 1), *(self._draw.randint(1, DEPTH) for _ in range(NODES - DEPTH))]
+        depths.sort()
+        parents = [0] + [self._draw.choice([n for n in range(at) if depths[n] == depths[at] - 1])
+                         for at in range(1, 1 + NODES)]  # fmt: skip
+        right, node = set[int](), self._draw.choice([n for n in range(1, 1 + NODES)])
+        while node:
+            right.add(node)
+            node = parents[node]
+        return parents, depths, right
+
+
+def texts_of(asked: Sequence[Any], answers: dict[str, Outcome]) -> list[list[int]]:
+    return [[*request.prompt_token_ids, *answers[request.id].tokens] for request in asked]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    folder = tiny_model(family)
+    want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
+    for how in (Always, Fickle):
+        with rig(folder, max_num_batched_tokens=64, **settings) as own:
+            Told(trees(own, how), texts_of(requests(0), want))
+            check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+            counts = own.engine.scheduler.figures().drafts
+            assert not own.errors
+        assert counts is not None
+        assert counts["accepted_tokens"] > 30
+        assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
