@@ -146,3 +146,180 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
         assert counts is not None
         assert counts["accepted_tokens"] > 30
         assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_cache_memory": 1 << 18},
+        {"enable_prefix_caching": False, "max_num_batched_tokens": 48},
+        {"max_num_seqs": 2, "block_size": 2, "scheduling_policy": "priority"},
+        {"quantization": "int8", "block_size": 64},
+    ],
+    ids=["little memory", "small chunks", "small blocks", "int8"],
+)
+def test_settings_change_no_token(
+    family: str, settings: dict[str, Any], tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    folder = tiny_model(family)
+    want, drafting = plain(folder, **settings), medusa_of(folder, tmp_path / "heads")
+    with rig(folder, **{"max_num_batched_tokens": 64, **drafting, **settings}) as own:
+        Told(trees(own), texts_of(requests(0), want))
+        check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+        assert not own.errors
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_give_way_or_leave_change_nothing_for_others(
+    seed: int, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    folder, draw = tiny_model("mixed"), random.Random(seed)
+    want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
+    with rig(folder, max_num_batched_tokens=64, **settings) as own:
+        scheduler, left = own.engine.scheduler, set()
+        Told(trees(own), texts_of(requests(0), want), seed)
+        own.add(*requests(own.runner.decoder.spec.vocab_size))
+        for _ in range(2000):
+            if not own.engine.has_work:
+                break
+            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
+            if running and draw.random() < 0.25 and scheduler.preemptions.total() < 12:
+                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
+            elif running and draw.random() < 0.02:
+                left.add(leaver := draw.choice(running).id)
+                own.engine.abort(leaver)
+            own.step()
+        assert not own.engine.has_work
+        assert not own.errors
+        assert scheduler.preemptions.total() > 3
+        check_same({k: v for k, v in own.outcomes.items() if k not in left},
+                   {k: v for k, v in want.items() if k not in left})  # fmt: skip
+        for name in left:
+            assert own.outcomes[name].tokens == want[name].tokens[: len(own.outcomes[name].tokens)]
+
+
+def test_the_next_of_many_finds_what_a_tree_left_in_the_cache(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Keys of accepted nodes are those that plain decoding would have left: another request goes on from them."""
+    folder = tiny_model("mixed")
+    first = ask("first", prompt(20, 1), max_tokens=30)
+    with rig(folder) as own:
+        want = own.run(first)
+        text = [*first.prompt_token_ids, *want["first"].tokens]
+        again = ask("again", text[:48], max_tokens=12, logprobs=1)
+        want = own.run(again)
+    settings = medusa_of(folder, tmp_path / "heads")
+    with rig(folder, max_num_batched_tokens=64, **settings) as own:
+        Told(trees(own), [text])
+        own.run(first)
+        before = own.engine.scheduler.figures().hit_tokens
+        check_same(own.run(again), want)
+        assert own.engine.scheduler.figures().hit_tokens - before > 40
+
+
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+def test_even_steps_change_no_token(
+    family: str, buckets: bool, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all rows of a step verify their trees or none does, padded to the sizes of captured graphs."""
+    folder = tiny_model(family)
+    want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
+    texts, out = texts_of(requests(0), want), ("masked", "guided", "named", "penalized", "present")
+    with rig(folder, max_num_batched_tokens=64, **settings) as own:
+        evenly(own, monkeypatch if buckets else None)
+        Told(trees(own), texts)
+        mine = [each for each in requests(own.runner.decoder.spec.vocab_size) if each.id not in out]
+        check_same(own.run(*mine), {name: each for name, each in want.items() if name not in out})
+        counts = own.engine.scheduler.figures().drafts
+        assert not own.errors
+    assert counts is not None
+    assert counts["accepted_tokens"] > 20
+
+
+class Record:
+    """Notes all trees that are drafted, with the slot's number of cached tokens and its last token."""
+
+    def __init__(self, own: Rig) -> None:
+        self.proposer, self.slots = own.runner.proposer, own.runner.slots
+        self.made: list[tuple[int, int, set[Draft]]] = []
+        assert self.proposer is not None
+        note = self.proposer.note
+
+        def noting(out_token_RK: Tensor, slots_R: Tensor, *others: Any) -> None:
+            note(out_token_RK, slots_R, *others)
+            for slot in slots_R.tolist():
+                self.made.append((int(self.slots.kv_len_S[slot]), int(self.slots.last_token_S[slot]), self._tree(slot)))
+
+        self.proposer.note = noting  # type: ignore[method-assign]
+
+    def _tree(self, slot: int) -> set[Draft]:
+        assert self.proposer is not None
+        assert self.proposer.tree_SN is not None
+        tokens, bits = self.proposer.drafts_SD[slot].tolist(), self.proposer.tree_SN[slot].tolist()
+        found = set()
+        for node, token in enumerate(tokens, start=1):
+            above = [at for at in range(1, node + 1) if bits[node] >> at & 1]
+            assert bits[node] & 1
+            assert bits[node] == bits[above[-2] if len(above) > 1 else 0] | 1 << node
+            if token >= 0:
+                found.add(tuple(tokens[at - 1] for at in above))
+        assert len(found) == sum(token >= 0 for token in tokens)
+        return found
+
+    def check(self, oracle: Callable[[list[int], int], set[Draft]], texts: list[list[int]]) -> int:
+        """Compare every tree with the oracle's, as deep as its text lets it be. Return how many drafts there were."""
+        count = 0
+        for cached, last, tree in self.made:
+            if tree:
+                those = [text for text in texts if text[cached:][:1] == [last]]
+                assert tree in [oracle(text[: cached + 1], len(text) - cached - 2) for text in those]
+                count += len(tree)
+        return count
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(tiny_models.build("llama", num_hidden_layers=4))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("target"), num_hidden_layers=4)
+
+
+def drafting(head: Head, files: Path, *, dynamic: bool) -> dict[str, Any]:
+    form = DYNAMIC if dynamic else {"speculative_token_tree": STATIC}
+    return {"speculative_config": {"method": head.method, "model": files, **form}, "max_num_batched_tokens": 64, **KERNELS}
+
+
+def oracle_of(head: Head, *, dynamic: bool) -> Callable[[list[int], int], set[Draft]]:
+    if dynamic:
+        return lambda tokens, room: head.dynamic_tree(tokens, min(3, room), 3, 9)
+    return lambda tokens, room: head.static_tree(tokens, [path for path in PATHS if len(path) <= room])
+
+
+FORMS = [(Medusa, False), (Eagle, False), (Eagle, True), (NarrowEagle3, False), (NarrowEagle3, True)]
+by_form = pytest.mark.parametrize(
+    ("kind", "dynamic"), FORMS, ids=[f"{kind.__name__} {'dynamic' if dynamic else 'static'}" for kind, dynamic in FORMS]
+)
+
+
+@by_form
+@pytest.mark.parametrize("how", [Always, Fickle], ids=["always", "now and then"])
+def test_trees_are_those_of_the_paper(
+    how: type[Always], kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    with rig(model, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    with rig(model, enable_prefix_caching=False, **drafting(head, files, dynamic=dynamic)) as own:
+        trees(own, how)
+        if kind is not Medusa:
+            watch(own)
+        record = Record(own)
+        got = own.run(*GREEDY)
+        assert not own.errors
+        check_same(got, want)
+    assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 200

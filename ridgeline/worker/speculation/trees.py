@@ -54,9 +54,9 @@ Scores = Callable[[Expanded], Tensor]  # → [R, E, V], what may follow each nod
 class Form(Protocol):
     """A choice of the drafts that are expanded and of those that are verified, made anew for each step."""
 
-    def choose(self, noised_REV: Tensor) -> tuple[Tensor, Tensor]:
-        """Take drafts from what may follow the nodes of a depth (`kernels/sampling/noised.py`). Return tokens and
-        parents of those that are expanded next."""
+    def choose(self, noised_REV: Tensor, fits_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Take drafts from what may follow the nodes of a depth (`kernels/sampling/noised.py`), in rows that have room
+        for them. Return tokens and parents of those that are expanded next."""
 
     def tree(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the drafts, the bits of all nodes unless these never change, and the depths of the drafts: [R, D],
@@ -109,7 +109,7 @@ class TreeDraws:
             nodes = logits_REV.shape[1]
             slots_Q, known_Q = (each[:, None].expand(-1, nodes).flatten() for each in (slots_R, kv_len_R + depth))
             noised_QV = self._noised(logits_REV.flatten(0, 1), slots_Q, known_Q, features)
-            found = form.choose(noised_QV.unflatten(0, (-1, nodes)))
+            found = form.choose(noised_QV.unflatten(0, (-1, nodes)), room_R >= depth)
             expanded = Expanded(depth, found[0].clamp(min=0), found[1], goes_R & (room_R > depth))
         draft_RD, bits_RN, depth_RD = form.tree()
         fits_RD = goes_R[:, None] & (room_R[:, None] >= depth_RD)
@@ -155,7 +155,7 @@ class Static:
     def __init__(self, indices: Indices) -> None:
         self._indices, self._found = indices, list[Tensor]()
 
-    def choose(self, noised_REV: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, noised_REV: Tensor, fits_R: Tensor) -> tuple[Tensor, Tensor]:
         """Take the drafts of a depth, and return those that are expanded."""
         width, drafts_L, expanded_E, parent_E = self._indices.levels[len(self._found)]
         token_RL = noised_REV.topk(width).indices.flatten(1)[:, drafts_L]
@@ -179,11 +179,12 @@ class Dynamic:
         self._tokens, self._values, self._parents, self._depths = (list[Tensor]() for _ in range(4))
         self._expanded_RE: Tensor | None = None  # among all drafts
 
-    def choose(self, noised_REV: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, noised_REV: Tensor, fits_R: Tensor) -> tuple[Tensor, Tensor]:
         """Take the likeliest that may follow as candidates, and return the most promising."""
         width, device = self._tree.width, noised_REV.device
         logit_REC, token_REC = noised_REV.topk(width)
         value_REC = (logit_REC - noised_REV.logsumexp(-1, keepdim=True)).nan_to_num(nan=-torch.inf)
+        value_REC = value_REC.masked_fill(~fits_R[:, None, None], -torch.inf)
         before = sum(each.shape[1] for each in self._tokens)
         if self._expanded_RE is None:
             parent_REC = torch.full_like(token_REC, -1)
