@@ -51,6 +51,7 @@ class Schedule:
     hopper: the long rows' work for hopper.py, in place of tiles, if that kernel is the faster one. (Beside tiles if it
         works on widened keys: the device decides then.)
     cascade: the work that short rows share; their items then begin where the shared keys end.
+    trees: it serves batches with a `Tree`.
     """
 
     items_I8: Tensor
@@ -63,6 +64,7 @@ class Schedule:
     fixed: bool = False
     hopper: PrefillItems | None = None
     cascade: Cascade | None = None
+    trees: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.cascade import make_cascade, pieces_of
 from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors
+from ridgeline.kernels.tree import NODES
 
 KEY_TILE = 64  # items begin and end at multiples of it (but for the last), so kernels' key tiles must divide it
 WHOLE = 256  # so few keys are not split: one program reads them sooner than several could add up their parts
@@ -67,7 +68,7 @@ def make_schedule(
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
-    widened: as in `op.no_schedule`.
+    widened, trees: as in `op.no_schedule`.
     fixed: see `Schedule`.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window,
         nor where all rows bring more than one token.
@@ -85,7 +86,13 @@ def make_schedule(
     target = item_target(num_rows, num_kv_heads, device)
     max_items = target + num_rows
     hopper = None
-    if cache_NGPD is not None and not all_short and not fixed and hopper_is_faster(num_tokens, cache_NGPD):
+    if (
+        cache_NGPD is not None
+        and not all_short
+        and not fixed
+        and not trees
+        and hopper_is_faster(num_tokens, cache_NGPD)
+    ):
         from ridgeline.kernels.attention.hopper_items import prefill_items, tile_shape
 
         row_bytes = 2 * num_kv_heads * cache_NGPD.shape[3] * cache_NGPD.element_size()
@@ -99,7 +106,7 @@ def make_schedule(
         else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     )
     cascade = None
-    if prefix_4R is not None and window is None and not fixed and tokens_each <= 1:
+    if prefix_4R is not None and window is None and not fixed and not trees and tokens_each <= 1:
         cascade = make_cascade(
             start_R1,
             kv_len_R,
@@ -128,6 +135,7 @@ def make_schedule(
         fixed=fixed,
         hopper=hopper,
         cascade=cascade,
+        trees=trees,
     )
     _schedule_kernel[(item_programs + triton.cdiv(max_tiles, items_each),)](
         start_R1,
@@ -154,6 +162,7 @@ def make_schedule(
         ROWS=rows,
         ITEMS=items_each,
         WINDOW=window is not None,
+        NODES=NODES if trees else 0,
         CASCADE=cascade is not None,
         **launch_options(device),
     )
@@ -206,6 +215,7 @@ def _schedule_kernel(
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
     WINDOW: tl.constexpr,
+    NODES: tl.constexpr,
     CASCADE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -224,7 +234,7 @@ def _schedule_kernel(
     first_R = tl.load(start_ptr + row_R, mask=real_R, other=0).to(tl.int32)
     tokens_R = tl.load(start_ptr + row_R + 1, mask=real_R, other=0).to(tl.int32) - first_R
     kv_len_R = tl.load(kv_len_ptr + row_R, mask=real_R, other=0).to(tl.int32)
-    span_R = kv_len_R - _first_key(kv_len_R, tokens_R, window, KEY_TILE, WINDOW)
+    span_R = kv_len_R - _first_key(kv_len_R, tokens_R, window, KEY_TILE, WINDOW, NODES)
     if CASCADE:
         span_R -= tl.load(shared_rows_ptr + row_R * 4, mask=real_R, other=0)
     short_R = (tokens_R > 0) & (tokens_R <= FEW)
@@ -250,7 +260,7 @@ def _schedule_kernel(
     kv_len_I = tl.load(kv_len_ptr + row_I, mask=real_I, other=0).to(tl.int32)
     piece_I = entry_I - first_entry_I
     if makes_items:
-        first_key_I = _first_key(kv_len_I, tokens_I, window, KEY_TILE, WINDOW)
+        first_key_I = _first_key(kv_len_I, tokens_I, window, KEY_TILE, WINDOW, NODES)
         if CASCADE:
             first_key_I += tl.load(shared_rows_ptr + row_I * 4, mask=real_I, other=0)
             for field in tl.static_range(3):
@@ -288,8 +298,11 @@ def _schedule_kernel(
 
 
 @triton.jit
-def _first_key(kv_len, tokens, window, KEY_TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the beginning of a row's visible keys, rounded down to a tile."""
+def _first_key(kv_len, tokens, window, KEY_TILE: tl.constexpr, WINDOW: tl.constexpr, NODES: tl.constexpr):
+    """Return the beginning of a row's visible keys, rounded down to a tile. NODES: with trees, the most nodes of one: a
+    node's position is at most so much smaller than its place."""
     if WINDOW:
+        if NODES:
+            tokens = tl.maximum(tokens, NODES)
         return tl.maximum(kv_len - tokens - window + 1, 0) // KEY_TILE * KEY_TILE
     return kv_len * 0

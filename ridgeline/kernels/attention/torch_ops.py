@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ridgeline.kernels import kv_cache
 from ridgeline.kernels.attention.op import RaggedBatch, softmax_with_sinks
 from ridgeline.kernels.kv_cache import KVScales
+from ridgeline.kernels.tree import Tree, sight
 
 WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass gathers
 PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and attending to so many bytes
@@ -42,14 +43,14 @@ class Tile:
 
     tokens: their indices among the step's tokens, as many for each row.
     keys: the keys of the pass that any of them sees.
-    position_BQ, key_BK: the positions of queries and keys.
+    position_BQ, key_BQK: the positions of queries and keys, with Q = 1 for keys that have one position for all queries.
     seen_BGMK: bool, with G = 1; None if every query sees every key.
     """
 
     tokens: slice | Tensor
     keys: slice
     position_BQ: Tensor
-    key_BK: Tensor
+    key_BQK: Tensor
     seen_BGMK: Tensor | None
 
 
@@ -75,13 +76,19 @@ class Work(NamedTuple):
 
 class Spans(NamedTuple):
     """The rows on the host: their first token and number of tokens, and the first key and the end of the keys that they
-    see. The rows' slots lie on the device."""
+    see. The rows' slots lie on the device.
+
+    branches_R: bool, the rows of which a query does not see all keys before it. tree: that of the step, if there are
+        such rows.
+    """
 
     start_R: np.ndarray
     tokens_R: np.ndarray
     first_R: np.ndarray
     end_R: np.ndarray
     slots_R: Tensor
+    branches_R: np.ndarray
+    tree: Tree | None
 
 
 def paged_attention(
@@ -98,8 +105,6 @@ def paged_attention(
     scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`."""
-    if batch.tree is not None:
-        raise ValueError("paged attention: this implementation knows no trees yet; choose the reference.")
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype
     if key not in batch.derived:
@@ -141,23 +146,31 @@ def _work(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: 
 def _passes(batch: RaggedBatch, k_cache_NGPD: Tensor, window: int | None, per_kv: int) -> Iterator[Pass]:
     start_R1, kv_len_R = (x.cpu().numpy() for x in (batch.start_R1, batch.kv_len_R))
     tokens_R = np.diff(start_R1)
-    first_R = np.zeros_like(kv_len_R) if window is None else np.maximum(kv_len_R - tokens_R - window + 1, 0)
-    spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R)
-    for queries in np.unique(tokens_R[(tokens_R > 0) & (tokens_R <= FEW)]).tolist():
-        for rows in _alike(queries, spans, k_cache_NGPD):
-            yield _decode_pass(rows, queries, spans, batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv)
-    for row in np.flatnonzero(tokens_R > FEW).tolist():
-        yield _prefill_pass(row, spans, batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv)
+    least_R, branches_R, tree = (kv_len_R - tokens_R).astype(np.int64), np.zeros(len(tokens_R), bool), None
+    if batch.tree is not None:
+        tree = Tree(*(x_T[: start_R1[-1]].cpu() for x_T in batch.tree))
+        position_T, row_T = tree.positions_T.numpy(), np.repeat(np.arange(len(tokens_R)), tokens_R)
+        branches_R[row_T[position_T != least_R[row_T] + np.arange(len(row_T)) - start_R1[row_T]]] = True
+        np.minimum.at(least_R, row_T, position_T)
+    first_R = np.zeros_like(kv_len_R) if window is None else np.maximum(least_R - window + 1, 0)
+    spans = Spans(start_R1[:-1], tokens_R, first_R, kv_len_R, batch.slots_R, branches_R, tree)
+    where = batch.block_table_SC, k_cache_NGPD.shape[2], window, per_kv
+    together_R = (tokens_R > 0) & ((tokens_R <= FEW) | branches_R)
+    for branches in (False, True):
+        alike_R = together_R & (branches_R == branches)
+        for queries in np.unique(tokens_R[alike_R]).tolist():
+            for rows in _grouped(np.flatnonzero(alike_R & (tokens_R == queries)), spans, k_cache_NGPD):
+                yield _decode_pass(rows, queries, spans, *where)
+    for row in np.flatnonzero((tokens_R > FEW) & ~branches_R).tolist():
+        yield _prefill_pass(row, spans, *where)
 
 
-def _alike(queries: int, spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
-    """Group the rows with so many queries. A group runs together, with all its rows made as long as its longest. A
-    group is split if that saves more keys than a pass costs, or if its keys and values would not fit the
-    processor's cache."""
+def _grouped(rows: np.ndarray, spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]:
+    """Group rows with as many queries. A group runs together, with all its rows made as long as its longest. A group is
+    split if that saves more keys than a pass costs, or if its keys and values would not fit the processor's cache."""
     _, kv_heads, block_size, head_dim = k_cache_NGPD.shape
     block_bytes = 2 * block_size * kv_heads * head_dim * k_cache_NGPD.element_size()
     most = min(WORKSPACE_BYTES // 2, CACHED_BYTES * torch.get_num_threads())
-    rows = np.flatnonzero(spans.tokens_R == queries)
     blocks = -(-spans.end_R[rows] // block_size) - spans.first_R[rows] // block_size
     ascending = np.argsort(blocks, kind="stable")
     pending, groups = [(rows[ascending], blocks[ascending])] if len(rows) else [], []
@@ -178,7 +191,7 @@ def _alike(queries: int, spans: Spans, k_cache_NGPD: Tensor) -> list[np.ndarray]
 def _decode_pass(
     rows: np.ndarray, queries: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int
 ) -> Pass:
-    """Return the pass of rows that have so many queries each."""
+    """Return the pass of rows that have so many queries each, all of them with branches or none."""
     device = table_SC.device
     everything = len(rows) == len(spans.tokens_R)  # the step has no other rows; tokens behind them belong to none
     first_B, end_B = spans.first_R[rows], spans.end_R[rows]
@@ -194,18 +207,41 @@ def _decode_pass(
     among = np.zeros_like(seen_BK)
     among[:, keys] = ~seen_BK[:, keys]
     unseen, seen_BGMK = None, None
-    position_BQ, gathered_BK = end_B[:, None] + np.arange(-queries, 0), gathered_BK[:, keys]
+    token_BQ = spans.start_R[rows][:, None] + np.arange(queries)
+    position_BQ, key_BQK = end_B[:, None] + np.arange(-queries, 0), gathered_BK[:, None, keys]
+    tree = spans.tree if spans.branches_R[rows[0]] else None
+    if among.any() or queries > 1 or tree is not None:
+        if tree is None:
+            seen_BQK = seen_BK[:, None, keys] & (key_BQK <= position_BQ[..., None])
+        else:
+            position_BQ, key_BQK, seen_BQK = _along_branches(tree, token_BQ, key_BQK, seen_BK[:, None, keys])
+        if window is not None:
+            seen_BQK &= key_BQK > position_BQ[..., None] - window
+        if tree is not None:  # siblings that no query descends from
+            among[:, keys] = ~seen_BQK.any(1)
+        seen_BGMK = torch.from_numpy(seen_BQK).to(device)[:, None].repeat(1, 1, per_kv, 1)
     if among.any():
         unseen = torch.from_numpy(np.flatnonzero(among)).to(device)
-    if among.any() or queries > 1:
-        seen_BQK = seen_BK[:, None, keys] & (gathered_BK[:, None] <= position_BQ[..., None])
-        if window is not None:
-            seen_BQK &= gathered_BK[:, None] > position_BQ[..., None] - window
-        seen_BGMK = torch.from_numpy(seen_BQK).to(device)[:, None].repeat(1, 1, per_kv, 1)
-    token_BQ = spans.start_R[rows][:, None] + np.arange(queries)
     tokens = slice(token_BQ.size) if everything else torch.from_numpy(token_BQ.reshape(-1)).to(device)
-    position, key_BK = (torch.from_numpy(x).to(device) for x in (position_BQ, gathered_BK))
-    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position, key_BK, seen_BGMK)])
+    position, key = (torch.from_numpy(x).to(device) for x in (position_BQ, key_BQK))
+    return Pass(blocks_BC, unseen, [Tile(tokens, keys, position, key, seen_BGMK)])
+
+
+def _along_branches(
+    tree: Tree, token_BQ: np.ndarray, place_B1K: np.ndarray, there_B1K: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the positions of these queries, those of the keys at these places [B, Q, K], and which keys they see. Only
+    keys that are `there` are seen. Keys in front of all bases are not looked at one by one."""
+    token = torch.from_numpy(token_BQ)
+    bits_BQ1, base_BQ1 = tree.bits_T[token][..., None], tree.base_T[token][..., None]
+    position_BQ = tree.positions_T[token].numpy()
+    key_BQK = np.repeat(place_B1K, token_BQ.shape[1], axis=1)
+    seen_BQK = np.repeat(there_B1K, token_BQ.shape[1], axis=1)
+    before = max(0, int((base_BQ1.numpy().min(1) - place_B1K[:, 0, :1]).min()))
+    seen, key = sight(bits_BQ1, base_BQ1, torch.from_numpy(place_B1K[..., before:]))
+    seen_BQK[..., before:] &= seen.numpy()
+    key_BQK[..., before:] = key.numpy()
+    return position_BQ, key_BQK, seen_BQK
 
 
 def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, window: int | None, per_kv: int) -> Pass:
@@ -223,9 +259,8 @@ def _prefill_pass(row: int, spans: Spans, table_SC: Tensor, block_size: int, win
         if window is not None:
             seen_1QK &= key_1K[:, None] > position_1Q[..., None] - window
         keys = slice(least - base * block_size, int(key_1K[0, -1]) + 1 - base * block_size)
-        tiles.append(
-            Tile(slice(start + a, start + b), keys, position_1Q, key_1K, seen_1QK[:, None].repeat(1, 1, per_kv, 1))
-        )
+        seen_1GMK = seen_1QK[:, None].repeat(1, 1, per_kv, 1)
+        tiles.append(Tile(slice(start + a, start + b), keys, position_1Q, key_1K[:, None], seen_1GMK))
     return Pass(table_SC[spans.slots_R[row : row + 1].long(), base : -(-end // block_size)], None, tiles)
 
 
@@ -257,7 +292,7 @@ def _numbers(
 
 def _nearness(tile: Tile, slopes_H: Tensor, per_kv: int) -> Tensor:
     """Return a mask to be added to the logits: what they lose by distance, and -inf for keys that are not seen."""
-    distance_BQK = (tile.position_BQ[..., None] - tile.key_BK[:, None]).float()
+    distance_BQK = (tile.position_BQ[..., None] - tile.key_BQK).float()
     lost_BGMK = (slopes_H.view(1, -1, per_kv, 1, 1) * distance_BQK[:, None, None]).flatten(2, 3)
     return -lost_BGMK if tile.seen_BGMK is None else torch.where(tile.seen_BGMK, -lost_BGMK, -torch.inf)
 

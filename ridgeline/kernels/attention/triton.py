@@ -94,8 +94,6 @@ def paged_attention(
     no query sees may hold NaN.
     """
     (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
-    if batch.tree is not None:
-        raise ValueError("paged attention: this implementation knows no trees yet; choose the reference.")
     if q_THD.stride(2) != 1:
         raise ValueError("paged attention: contiguous heads of queries expected")
     cache = for_kernels(k_cache_NGPD, v_cache_NGPD, scales)
@@ -112,9 +110,12 @@ def paged_attention(
             window=window,
             cache_NGPD=k_cache_NGPD if softcap is None and slopes_H is None else None,
             head_bytes=head_dim * q_THD.element_size(),
+            trees=batch.tree is not None,
         )
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
+    elif batch.tree is not None and not schedule.trees:
+        raise ValueError("paged attention: make schedules with trees for batches that have them")
     rounds = room is not None and head_dim == BLOCK and 0 < batch.tokens_each <= schedule.few and not schedule.fixed
     out_THD = room.q_TI.view(q_THD.shape) if room is not None and rounds else q_THD.new_empty(q_THD.shape)
     group = num_heads // num_kv_heads
@@ -131,16 +132,18 @@ def paged_attention(
         "SINKS": sinks_H is not None,
         "SOFTCAP": softcap is not None,
         "ALIBI": slopes_H is not None,
+        "TREE": batch.tree is not None,
         "LSE": lse_TH is not None,
         "KV": cache.KV,
         **launch_options(q_THD.device),
     }
     any_pointer = schedule.counts_2  # where none is read or written
-    per_head = any_pointer if sinks_H is None else sinks_H, slopes_H, any_pointer if lse_TH is None else lse_TH
+    tree = (None, None) if batch.tree is None else batch.tree
+    given = any_pointer if sinks_H is None else sinks_H, slopes_H, *tree, any_pointer if lse_TH is None else lse_TH
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         together = min(TOGETHER, batch.tokens_each * group)
-        _decode(schedule, tensors, per_head, numbers, shared, room if rounds else None, max(group, together))
+        _decode(schedule, tensors, given, numbers, shared, room if rounds else None, max(group, together))
     if rounds:
         return out_THD
     if counts_R is not None and not (counts_R > schedule.few).any():
@@ -160,7 +163,7 @@ def paged_attention(
         if fits:
             return out_THD
     if len(schedule.tiles_J4):
-        _prefill(schedule, tensors, per_head, numbers, shared)
+        _prefill(schedule, tensors, given, numbers, shared)
     return out_THD
 
 
@@ -180,11 +183,11 @@ def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_s
 
 
 def _decode(
-    schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None,
+    schedule: Schedule, tensors: tuple, given: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None,
     together: int,
 ) -> None:  # fmt: skip
     """Attend with the short rows. together: of how many queries a program adds up the parts at once, at least."""
-    q_THD, (sinks, slopes_H, lse) = tensors[0], per_head
+    q_THD, (sinks, slopes_H, bits_T, base_T, lse) = tensors[0], given
     group, kv_heads, together = shared["GROUP"], shared["NUM_KV_HEADS"], triton.next_power_of_2(together)
     queries = triton.next_power_of_2(schedule.few * group)
     config = decode_config(q_THD.shape[2], tensors[1].element_size() if shared["KV"] is None else 1, queries)
@@ -203,6 +206,8 @@ def _decode(
         torch.empty(parts, dtype=torch.float32, device=q_THD.device),
         sinks,
         slopes_H,
+        bits_T,
+        base_T,
         cascade.items_I3 if cascade else sinks,
         *shared_parts,
         lse,
@@ -250,12 +255,12 @@ def _attend_to_shared(
         QUERIES=cascade.queries,
         TILE=config.tile,
         **shared_options(cascade.queries, q_THD.shape[2]),
-        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS", "LSE")},
+        **{name: value for name, value in shared.items() if name not in ("WINDOW", "SINKS", "LSE", "TREE")},
     )
     return part_values, part_lse
 
 
-def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
+def _prefill(schedule: Schedule, tensors: tuple, given: tuple, numbers: tuple, shared: dict[str, Any]) -> None:
     q_THD, words = tensors[:2]
     config = prefill_config(
         q_THD.shape[2], max(words.element_size(), q_THD.element_size()), words.shape[2], q_THD.device
@@ -265,7 +270,7 @@ def _prefill(schedule: Schedule, tensors: tuple, per_head: tuple, numbers: tuple
         *tensors,
         schedule.tiles_J4,
         schedule.counts_2,
-        *per_head,
+        *given,
         *numbers,
         QUERIES=queries,
         TILE=config.tile,
@@ -286,10 +291,12 @@ def _aot(
         ("parts_ptr", "part_lse_ptr", "lse_ptr"),
     )
     kinds = dict.fromkeys(tables, "*i32") | dict.fromkeys(parts, "*fp32")
+    kinds |= {"bits_ptr": "*i64", "base_ptr": "*i64"}
     absent = [
         "sinks_ptr",
         "slopes_ptr",
         *([] if constants.get("LSE") else ["lse_ptr"]),
+        *([] if constants.get("TREE") else ["bits_ptr", "base_ptr"]),
         *(name for name in kernel.arg_names if name.startswith("shared_")),
     ]
     scales = [name for name in kernel.arg_names if "scale_" in name and name != "out_scale_ptr"]
@@ -305,7 +312,7 @@ def _aot(
         signature |= {"k_ptr": "*i16", "v_ptr": "*i16", "scale_ptr": "*i32"}
         signature |= {"stride_scale_block": "i32:16", "stride_scale_head": "i32:16"}
     constants = {
-        "LSE": False, **constants,
+        "LSE": False, "TREE": False, **constants,
         "NUM_KV_HEADS": 8, "GROUP": 8, "HEAD_DIM": dim, "DIM": dim, "BLOCK_SIZE": 64, "TILE": config.tile,
         "WINDOW": False, "SINKS": False, "SOFTCAP": False, "ALIBI": False, "KV": kv,
         **({"stride_scale_token": 1} if kv else {}),
@@ -324,10 +331,12 @@ def _aot_decode(
     return _aot(decode_kernel, config, "MMA", 128, kv, archs, rounds, **cut)
 
 
-def _aot_verify(dim: int, kv: str | None, tokens: int, rows: int, archs: tuple[str, ...]) -> AotKernel:
+def _aot_verify(
+    dim: int, kv: str | None, tokens: int, rows: int, archs: tuple[str, ...], *, tree: bool = False
+) -> AotKernel:
     """Return the entry of rows that verify drafts. rows: of the products."""
     config = decode_config(dim, 1 if kv else 2, rows)
-    cut: dict[str, Any] = {"QUERIES": rows, "FEW": tokens, "TOGETHER": TOGETHER, "CASCADE": False}
+    cut: dict[str, Any] = {"QUERIES": rows, "FEW": tokens, "TOGETHER": TOGETHER, "CASCADE": False, "TREE": tree}
     cut["PARTS"] = max(1, COMBINED // (TOGETHER * dim))
     return _aot(decode_kernel, config, "MMA", dim, kv, archs, hot=rows <= 32, **cut)
 
@@ -357,4 +366,14 @@ AOT = (
     _aot_verify(128, "e4m3", 6, 64, ONE_OF_EACH),
     _aot_verify(128, None, 4, 32, ("sm_90",)),
     _aot_verify(512, None, 4, 32, ("sm_90",)),
-)
+    _aot_verify(128, None, 8, 64, ONE_OF_EACH, tree=True),
+    _aot_verify(128, "e4m3", 8, 64, ("sm_90",), tree=True),
+    _aot(
+        prefill_kernel, Config(64, num_warps=8, num_stages=3), "HGMMA", 128, archs=("sm_90",),
+        QUERIES=128, FIXED=False, TREE=True,
+    ),
+    _aot(
+        prefill_kernel, Config(64, num_warps=8, num_stages=1), "HGMMA", 128, archs=("gfx942",),
+        QUERIES=128, FIXED=False, TREE=True,
+    ),
+)  # fmt: skip

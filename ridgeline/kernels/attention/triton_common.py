@@ -2,6 +2,7 @@
 
 Legend:
     K  keys of a tile
+    M  queries
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.tree import NODES
 from ridgeline.kernels.triton_levels import unit
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LAST_NODE = tl.constexpr(NODES - 1)
 LOWEST = tl.constexpr(-1e30)  # a running maximum begins with it; it is finite, so that no difference is inf - inf
 
 
@@ -108,3 +111,33 @@ def nearer(x, slopes, offset, ALIBI: tl.constexpr):
         return x + slopes * offset.to(tl.float32)
     else:
         return x
+
+
+@triton.jit
+def popcount(bits):
+    """Return how many bits are set in each int64, in 32 bits."""
+    pairs = bits - (bits >> 1 & 0x5555555555555555)
+    fours = (pairs & 0x3333333333333333) + (pairs >> 2 & 0x3333333333333333)
+    return (((fours + (fours >> 4) & 0x0F0F0F0F0F0F0F0F) * 0x0101010101010101) >> 56).to(tl.int32)
+
+
+@triton.jit
+def load_tree(bits_ptr, base_ptr, token_M, real_M):
+    """Return the queries' bits, bases and positions [M] (kernels/tree.py). Queries that are not real see nothing."""
+    bits_M = tl.load(bits_ptr + token_M, mask=real_M, other=0)
+    base_M = tl.load(base_ptr + token_M, mask=real_M, other=0).to(tl.int32)
+    return bits_M, base_M, base_M + popcount(bits_M) - 1
+
+
+@triton.jit
+def along_tree(key, readable, bits, base, position, window, WINDOW: tl.constexpr):
+    """Return which readable keys queries with these bits see, and by how much the keys' positions lie behind (below
+    zero: before) the queries'."""
+    node = key - base
+    own = tl.minimum(tl.maximum(node, 0), LAST_NODE).to(tl.int64)
+    seen = readable & ((node < 0) | ((node <= LAST_NODE) & ((bits >> own & 1) != 0)))
+    below = bits & ((tl.full((1, 1), 1, tl.int64) << own) - 1)
+    offset = tl.where(node < 0, key, base + popcount(below)) - position
+    if WINDOW:
+        seen = seen & (offset > -window)
+    return seen, offset

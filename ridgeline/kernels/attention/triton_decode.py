@@ -24,9 +24,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
+    along_tree,
     load_blocks,
     load_scales,
     load_slopes,
+    load_tree,
     logits,
     nearer,
     place_in_blocks,
@@ -58,6 +60,8 @@ def decode_kernel(
     part_lse_ptr,
     sinks_ptr,
     slopes_ptr,
+    bits_ptr,
+    base_ptr,
     shared_items_ptr,
     shared_parts_ptr,
     shared_lse_ptr,
@@ -89,6 +93,7 @@ def decode_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    TREE: tl.constexpr,
     CASCADE: tl.constexpr,
     LSE: tl.constexpr,
     KV: tl.constexpr,
@@ -103,6 +108,7 @@ def decode_kernel(
     lse: with LSE, float32 [T, H], the natural logarithms of the softmax's sums.
     QUERIES, DIM: FEW · GROUP and HEAD_DIM, rounded up to powers of two.
     TOGETHER, PARTS: of how many queries (a power of two, at least GROUP) to add up how many parts at once.
+    TREE: queries see the keys of a tree, by bits and base, int64 [T].
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     ROUND: out is E4M3, with a scale for each head in out_scale, float32 [heads, tokens]. Heads are 128 wide.
     """
@@ -129,6 +135,8 @@ def decode_kernel(
 
     real_M = token_M < tokens
     position_M = kv_len - tokens + token_M
+    if TREE:
+        bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M)
     inside_D = d_D < HEAD_DIM
     q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
     q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
@@ -158,7 +166,13 @@ def decode_kernel(
     for start in range(begin, end, TILE):
         key_K = start + n_K
         readable_K = key_K < end
-        if WINDOW:
+        if TREE:
+            visible_KM, offset_KM = along_tree(
+                key_K[:, None], readable_K[:, None], bits_M[None, :], base_M[None, :], position_M[None, :], window,
+                WINDOW,
+            )  # fmt: skip
+            readable_K = tl.max(visible_KM.to(tl.int32), 1) > 0
+        elif WINDOW:
             readable_K = readable_K & (key_K >= seen)
         far_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
         readable_KW = readable_K[:, None] & inside_W[None, :]
@@ -173,14 +187,16 @@ def decode_kernel(
             TILE, BLOCK_SIZE, KV,
         )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        visible_KM = readable_K[:, None]
-        if FEW > 1:
-            visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
-            if WINDOW:
-                visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
+        if not TREE:
+            visible_KM = readable_K[:, None]
+            offset_KM = key_K[:, None] - position_M[None, :]
+            if FEW > 1:
+                visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
+                if WINDOW:
+                    visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
         max_M, sum_KM, acc = add_tile(
             k_KW, v_WK, scales, q, visible_KM, max_M, sum_KM, acc, scale, softcap,
-            slope_M, key_K[:, None] - position_M[None, :], SOFTCAP, ALIBI, KV, PDL,
+            slope_M, offset_KM, SOFTCAP, ALIBI, KV, PDL,
         )  # fmt: skip
 
     sum_M = tl.sum(sum_KM, 0)

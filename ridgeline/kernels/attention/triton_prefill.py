@@ -21,9 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
+    along_tree,
     load_blocks,
     load_scales,
     load_slopes,
+    load_tree,
     logits,
     nearer,
     place_in_blocks,
@@ -44,6 +46,8 @@ def prefill_kernel(
     counts_ptr,
     sinks_ptr,
     slopes_ptr,
+    bits_ptr,
+    base_ptr,
     lse_ptr,
     scale,
     softcap,
@@ -68,6 +72,7 @@ def prefill_kernel(
     SINKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    TREE: tl.constexpr,
     FIXED: tl.constexpr,  # treat all keys by the masked loop's instructions, since the others round differently
     LSE: tl.constexpr,
     KV: tl.constexpr,
@@ -75,6 +80,7 @@ def prefill_kernel(
 ):
     """Attend with the queries of one tile and one key head.
 
+    TREE: queries see the keys of a tree, by bits and base, int64 [T].
     LSE: write the natural logarithms of the softmax's sums to lse, float32 [T, H].
     KV: the format of the cache's levels, of which two are a word; None for a cache of plain numbers.
     """
@@ -112,31 +118,42 @@ def prefill_kernel(
         sum_M += 1
 
     end = position + tokens
+    end_position = end
+    tree = (position_M, position_M)  # not read
+    end_full = (position + 1) // TILE * TILE
+    if TREE:
+        real_M = token_M < tokens
+        bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M)
+        tree = (bits_M, base_M)
+        end_full = tl.min(tl.where(real_M, base_M, end), 0) // TILE * TILE
+        position = tl.min(tl.where(real_M, position_M, end), 0)
+        end_position = tl.max(position_M, 0) + 1
     first_key = 0
     first_full = 0
-    end_full = (position + 1) // TILE * TILE
     if WINDOW:
         first_key = tl.maximum(position - window + 1, 0)
-        first_full = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), TILE) * TILE, end_full)
+        first_full = tl.minimum(tl.cdiv(tl.maximum(end_position - window, 0), TILE) * TILE, end_full)
         max_M, sum_M, acc = _attend(
-            max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
+            max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M, tree,
             first_key // TILE * TILE, first_full, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
-            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True, KV, PDL,
+            HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, TREE, True, KV, PDL,
         )  # fmt: skip
     max_M, sum_M, acc = _attend(
-        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M, tree,
         first_full, end_full, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, FIXED, KV, PDL,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, TREE, FIXED, KV, PDL,
     )  # fmt: skip
     max_M, sum_M, acc = _attend(
-        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M,
+        max_M, sum_M, acc, q, k_ptr, v_ptr, scale_ptr, table_ptr, position_M, slope_M, tree,
         end_full, end, first_key, end, scale, softcap, window, stride_block, stride_token,
         stride_scale_block, stride_scale_token,
-        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, True, KV, PDL,
+        HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, SOFTCAP, ALIBI, TREE, True, KV, PDL,
     )  # fmt: skip
 
+    if TREE:  # queries beyond the tile's tokens see nothing
+        sum_M = tl.where(sum_M > 0, sum_M, 1)
     acc_MD = columns_joined(acc, QUERIES, DIM, KV) / sum_M[:, None]
     out_M = ((first_token + token_M).to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_M) * HEAD_DIM
     tl.store(out_ptr + out_M[:, None] + d_D[None, :], acc_MD.to(out_ptr.dtype.element_ty), mask=real_MD)
@@ -157,6 +174,7 @@ def _attend(
     table_ptr,
     position_M,
     slope_M,
+    tree,
     begin,
     stop,
     first_key,
@@ -175,12 +193,13 @@ def _attend(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    TREE: tl.constexpr,
     MASKED: tl.constexpr,
     KV: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """Add key tiles begin … stop to the running softmax. Only keys first_key … end are read, which matters only if
-    MASKED."""
+    MASKED. tree: with TREE, the queries' bits and bases."""
     PAIR: tl.constexpr = 1 if KV is None else 2
     n_K, w_W = tl.arange(0, TILE), tl.arange(0, DIM // PAIR)
     inside_W = w_W < HEAD_DIM // PAIR
@@ -192,6 +211,12 @@ def _attend(
         place_K1 = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)[:, None]
         if MASKED:
             readable_K = (key_K < end) & (key_K >= first_key)
+            if TREE:
+                visible_MK, offset_MK = along_tree(
+                    key_K[None, :], readable_K[None, :], tree[0][:, None], tree[1][:, None], position_M[:, None],
+                    window, WINDOW,
+                )  # fmt: skip
+                readable_K = tl.max(visible_MK.to(tl.int32), 0) > 0
             k_KW = tl.load(k_ptr_KW + place_K1, mask=readable_K[:, None] & inside_W[None, :], other=0)
             v_KW = tl.load(v_ptr_KW + place_K1, mask=readable_K[:, None] & inside_W[None, :], other=0)
         elif HEAD_DIM == DIM:
@@ -210,10 +235,12 @@ def _attend(
         x_MK = scores_of(q, k_KW, k_scale_K, KV, ASM)
         if MASKED:
             x_MK = logits(x_MK, scale, softcap, SOFTCAP)
-            x_MK = nearer(x_MK, slope_M[:, None], key_K[None, :] - position_M[:, None], ALIBI)
-            visible_MK = key_K[None, :] <= position_M[:, None]
-            if WINDOW:
-                visible_MK = visible_MK & (key_K[None, :] > position_M[:, None] - window)
+            if not TREE:
+                offset_MK = key_K[None, :] - position_M[:, None]
+                visible_MK = key_K[None, :] <= position_M[:, None]
+                if WINDOW:
+                    visible_MK = visible_MK & (key_K[None, :] > position_M[:, None] - window)
+            x_MK = nearer(x_MK, slope_M[:, None], offset_MK, ALIBI)
             x_MK = tl.where(visible_MK, x_MK, -float("inf"))
             new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
             p_MK = tl.exp2(x_MK - new_max_M[:, None])
