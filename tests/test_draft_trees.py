@@ -1,5 +1,5 @@
-"""Trees of drafts change nothing but the number of steps, wherever in a tree the right tokens stand; and trees that heads
-draft are those of the papers (`head_oracle.py`)."""
+"""Trees of drafts change nothing but the number of steps, wherever in a tree the right tokens stand; and trees that
+heads draft are those of the papers (`head_oracle.py`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ridgeline.core.request import Preemption
 from ridgeline.core.speculation import speculation_of
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.parallel.axis import Axis
+from ridgeline.parallel.axis import Alone
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.trees import TreeDraws, words_of
@@ -38,7 +38,6 @@ STATIC = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 1), (0, 0, 0), (0, 0, 2
 PATHS = static_tree_of(STATIC, 16).paths
 NODES, DEPTH = len(PATHS), 4
 DYNAMIC = {"num_speculative_tokens": 3, "eagle_topk": 3, "num_draft_tokens": 10}
-KERNELS: dict[str, Any] = {"kernels": {"paged_attention": "reference"}}
 GREEDY = [
     ask("long", prompt(45, 1), max_tokens=20),  # its prompt runs in chunks
     ask("short", prompt(3, 2), max_tokens=14),
@@ -59,7 +58,7 @@ def medusa_of(folder: Path, files: Path, heads: int = DEPTH) -> dict[str, Any]:
     tensors |= {f"{head}.1.weight": torch.randn(spec.vocab_size, spec.hidden_size) for head in range(heads)}
     save_file(tensors, files / "model.safetensors")
     config = {"method": "medusa", "model": files, "speculative_token_tree": STATIC}
-    return {"speculative_config": config, **KERNELS}
+    return {"speculative_config": config}
 
 
 def trees(own: Rig, how: type[Always] = Always) -> Rig:
@@ -122,7 +121,7 @@ class Told:
         depths.sort()
         parents = [0] + [self._draw.choice([n for n in range(at) if depths[n] == depths[at] - 1])
                          for at in range(1, 1 + NODES)]  # fmt: skip
-        right, node = set[int](), self._draw.choice([n for n in range(1, 1 + NODES)])
+        right, node = set[int](), self._draw.randrange(1, 1 + NODES)
         while node:
             right.add(node)
             node = parents[node]
@@ -159,9 +158,7 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
     ],
     ids=["little memory", "small chunks", "small blocks", "int8"],
 )
-def test_settings_change_no_token(
-    family: str, settings: dict[str, Any], tiny_model: TinyModel, tmp_path: Path
-) -> None:
+def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model(family)
     want, drafting = plain(folder, **settings), medusa_of(folder, tmp_path / "heads")
     with rig(folder, **{"max_num_batched_tokens": 64, **drafting, **settings}) as own:
@@ -290,7 +287,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drafting(head: Head, files: Path, *, dynamic: bool) -> dict[str, Any]:
     form = DYNAMIC if dynamic else {"speculative_token_tree": STATIC}
-    return {"speculative_config": {"method": head.method, "model": files, **form}, "max_num_batched_tokens": 64, **KERNELS}
+    return {"speculative_config": {"method": head.method, "model": files, **form}, "max_num_batched_tokens": 64}
 
 
 def oracle_of(head: Head, *, dynamic: bool) -> Callable[[list[int], int], set[Draft]]:
@@ -323,3 +320,226 @@ def test_trees_are_those_of_the_paper(
         assert not own.errors
         check_same(got, want)
     assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 200
+
+
+@by_form
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+def test_even_steps_draft_as_the_paper_does(
+    buckets: bool,
+    kind: type[Head],
+    dynamic: bool,
+    target: Target,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    with rig(model) as own:
+        want = own.run(*GREEDY)
+    with rig(model, enable_prefix_caching=False, **drafting(head, files, dynamic=dynamic)) as own:
+        evenly(own, monkeypatch if buckets else None)
+        trees(own, Turning)
+        record = Record(own)
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 60
+
+
+@by_form
+def test_requests_that_give_way_draft_as_before(
+    kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    with rig(model) as own:
+        want = own.run(*GREEDY)
+    little = {"kv_cache_memory": 150_000 if kind is Medusa else 250_000, "enable_prefix_caching": False}
+    with rig(model, **little, **drafting(head, files, dynamic=dynamic)) as own:
+        record = Record(trees(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert own.engine.scheduler.preemptions.total() > 0
+    assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 200
+
+
+@pytest.mark.parametrize(("kind", "dynamic"), [(Medusa, False), (Eagle, False), (Eagle3, True)])
+def test_tokens_are_those_of_plain_decoding(
+    kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    want = plain(model)
+    for how in (Always, Fickle):
+        with rig(model, **drafting(head, files, dynamic=dynamic)) as own:
+            trees(own, how)
+            if kind is not Medusa:
+                watch(own)
+            check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+            assert not own.errors
+
+
+def test_a_prefix_that_was_found_has_the_heads_keys_too(target: Target, model: Path, tmp_path: Path) -> None:
+    head = Eagle(target)
+    settings = drafting(head, head.save(tmp_path / "head"), dynamic=True)
+    first, again = ask("first", prompt(45, 1), max_tokens=20), ask("again", prompt(45, 1), max_tokens=20)
+    with rig(model, **settings) as own:
+        trees(own).run(first)
+        record = Record(own)
+        got = own.run(again)
+        assert own.engine.scheduler.figures().hit_tokens > 30
+    assert record.check(oracle_of(head, dynamic=True), texts_of([again], got)) > 80
+
+
+# ---- how a tree is drawn --------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """Three slots that have written 5 tokens: a greedy one, one that draws, and one that filters. What may follow a
+    token is a row of a random table."""
+
+    features = Feature.RANDOM | Feature.FILTER
+
+    def __init__(self, vocabulary: int = 40) -> None:
+        self.ops, self.slots = Ops(Platform.of(torch.device("cpu"))), Slots(3, 1, 16, vocabulary, torch.device("cpu"))
+        slots, tables = self.slots, self.slots.sampling
+        self.table_VV = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(0))
+        slots.kv_len_S[:3], slots.max_len_S[:3], slots.stopped_S[:3] = 5, 60, 0
+        slots.last_token_S[:3] = torch.tensor([3, 4, 5])
+        tables.temperature_S[:3] = torch.tensor([0.0, 0.9, 1.3])
+        tables.top_k_S[2], tables.seed_S[1], tables.seed_S[2] = 2, 7, 8
+        self.slots_R, self.emitted_RK = torch.arange(3), torch.ones(3, 1, dtype=torch.int32)
+
+    def chains(self, depth: int) -> Tensor:
+        draws = Draws(depth, self.slots, Vocabulary(len(self.table_VV), Alone(), self.ops))
+        draws.draw(
+            self.emitted_RK, self.slots_R, self.features, depth, lambda place, token_R, runs_R: self.table_VV[token_R]
+        )
+        return draws.drafts_SD[:3]
+
+    def trees(self, tree: Any) -> TreeDraws:
+        draws = TreeDraws(tree, self.slots, self.ops)
+        draws.draw(
+            self.emitted_RK, self.slots_R, self.features, tree.nodes, lambda nodes: self.table_VV[nodes.token_RE]
+        )
+        return draws
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_first_draft_behind_every_node_is_the_draw_itself(dynamic: bool) -> None:
+    """Random and filtered requests draft what they would draw; and so does every node of a depth, with its noise."""
+    scene = Scene()
+    tree = dynamic_tree_of(3, 4, 20) if dynamic else static_tree_of(STATIC, 16)
+    made, chain_SD = scene.trees(tree), scene.chains(tree.depth)
+    for slot in range(3):
+        tokens, bits = [-1, *made.drafts_SD[slot].tolist()], made.tree_SN[slot].tolist()
+        drafts = [
+            tuple(tokens[at] for at in range(1, node + 1) if bits[node] >> at & 1) for node in range(1, len(bits))
+        ]
+        assert tuple(chain_SD[slot].tolist()) in drafts
+        assert len(set(drafts)) == tree.nodes
+        for node, draft in enumerate(drafts):
+            before, at = draft[:-1], Scene()
+            at.slots.last_token_S[slot] = before[-1] if before else at.slots.last_token_S[slot]
+            at.slots.kv_len_S[slot] += len(before)
+            drawn = (*before, int(at.chains(1)[slot, 0]))
+            if dynamic:  # no sibling is more promising
+                assert drawn in drafts
+            elif PATHS[node][-1] == 0:
+                assert drawn == draft
+
+
+def test_nothing_is_drafted_behind_the_end_or_for_who_has_stopped() -> None:
+    for tree in (dynamic_tree_of(3, 4, 20), static_tree_of(STATIC, 16)):
+        scene = Scene()
+        scene.slots.max_len_S[0], scene.slots.stopped_S[1], scene.slots.max_len_S[2] = 8, 1, 7
+        made = scene.trees(tree)
+        tokens_RD, bits_RN = made.drafts_SD[:3], made.tree_SN[:3]
+        for node, bits in enumerate(bits_RN[0].tolist()[1:]):
+            assert (tokens_RD[0, node] >= 0) == (
+                bin(bits).count("1") == 2
+            )  # kv_len 5, two more: one draft and its draw
+        assert (tokens_RD[1:] == -1).all()
+
+
+def test_a_tree_of_63_drafts_fills_the_word() -> None:
+    scene, tree = Scene(), dynamic_tree_of(5, 8, 1 + MOST_NODES)
+    bits = scene.trees(tree).tree_SN[1].tolist()
+    assert bits[-1] < 0
+    assert [bin(each & (1 << 64) - 1)[2:].find("1") for each in bits] == [0] * 64
+    assert [(each & (1 << 64) - 1).bit_length() for each in bits] == list(range(1, 65))
+
+
+# ---- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def asked(**config: Any) -> Any:
+    return speculation_of({"method": "eagle", "model": "head", **config})
+
+
+def test_a_static_tree_is_the_one_of_its_paths_in_any_order() -> None:
+    for form in ("[(0, 0), (1,), (0,)]", [[1], [0], [0, 0]], [(0,), (0, 0), (1,)]):
+        found = asked(speculative_token_tree=form)
+        assert found.tree.paths == ((0,), (1,), (0, 0))
+        assert (found.num_drafts, found.depth, found.drafted_ahead) == (3, 2, 1)
+        assert found.tree.bits == (0b1, 0b11, 0b101, 0b1011)
+    assert asked(speculative_token_tree=[[0], [1]], num_speculative_tokens=2).num_drafts == 2  # as vLLM wants it
+
+
+def test_a_dynamic_tree_has_sglangs_numbers() -> None:
+    found = asked(num_speculative_tokens=5, eagle_topk=8, num_draft_tokens=64)
+    assert (found.num_drafts, found.depth, found.drafted_ahead) == (63, 5, 32)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"speculative_token_tree": "[(0,), (1, 0)]"}, "has the path (1, 0), and not (1,); add that"),
+        ({"speculative_token_tree": "[(0,), (0,)]"}, "has the path (0,) twice"),
+        ({"speculative_token_tree": "[0, 1]"}, "give the list of all paths"),
+        ({"speculative_token_tree": "[(0,), ()]"}, "give the list of all paths"),
+        ({"speculative_token_tree": "[(-1,)]"}, "give the list of all paths"),
+        ({"speculative_token_tree": "[(63,)]"}, "from 0 to 62"),
+        ({"speculative_token_tree": "__import__('os')"}, "give the list of all paths"),
+        ({"speculative_token_tree": "(" * 5000}, "give the list of all paths"),
+        ({"speculative_token_tree": []}, "give the list of all paths"),
+        ({"speculative_token_tree": [[0] * n for n in range(1, 18)]}, "17 deep; give at most 63 nodes"),
+        ({"speculative_token_tree": [[n] for n in range(60)] + [[0, n] for n in range(4)]}, "has 64 nodes"),
+        ({"speculative_token_tree": [[0], [1]], "num_speculative_tokens": 3}, "has 2 nodes; leave it out"),
+        ({"speculative_token_tree": [[0]], "eagle_topk": 2}, "a tree that stays, and eagle_topk"),
+        ({"speculative_token_tree": [[0]], "method": "ngram", "model": None}, "is for the methods eagle, eagle3"),
+        ({"speculative_token_tree": [[0]], "prompt_lookup_max": 3}, "does not go with prompt lookup"),
+        ({"num_speculative_tokens": 3, "eagle_topk": 2}, "num_draft_tokens of speculative_config is missing"),
+        ({"num_speculative_tokens": 3, "num_draft_tokens": 9}, "eagle_topk of speculative_config is missing"),
+        ({"eagle_topk": 2, "num_draft_tokens": 9}, "num_speculative_tokens of speculative_config is missing"),
+        ({"num_speculative_tokens": 9, "eagle_topk": 8, "num_draft_tokens": 9}, "64 drafts are gone on from, and 63"),
+        ({"num_speculative_tokens": 2, "eagle_topk": 2, "num_draft_tokens": 8}, "give a number from 3 to 7"),
+        ({"num_speculative_tokens": 2, "eagle_topk": 2, "num_draft_tokens": 65}, "a whole number from 1 to 64"),
+        ({"num_speculative_tokens": 2, "eagle_topk": 2, "num_draft_tokens": 6, "method": "medusa"}, "give medusa a"),
+    ],
+)  # fmt: skip
+def test_other_trees_are_refused_in_one_sentence(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        asked(**config)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_trees_that_a_model_or_a_head_cannot_draft_are_refused(
+    tiny_model: TinyModel, target: Target, model: Path, tmp_path: Path
+) -> None:
+    files = Medusa(target).save(tmp_path / "medusa")
+    deep = {"method": "medusa", "model": files, "speculative_token_tree": [[0] * n for n in range(1, 6)]}
+    for folder, config, sentence in (
+        (model, deep, "the depth of speculative_token_tree is 5, and the checkpoint has 4 heads"),
+        (
+            tiny_model("qwen3_5"),
+            {**deep, "speculative_token_tree": STATIC},
+            "trees of drafts are not for recurrent layers",
+        ),
+    ):
+        with pytest.raises(InvalidConfig) as raised, rig(folder, max_num_batched_tokens=64, speculative_config=config):
+            pass
+        assert sentence in str(raised.value)
+        assert "\n" not in str(raised.value)

@@ -239,7 +239,7 @@ class LLMConfig:
 
     @property
     def draft_depth(self) -> int | None:
-        """How many of these drafts can be right at most, if they form a tree."""
+        """The most of these drafts that can be right, if they form a tree."""
         tree = None if self.speculation is None else self.speculation.tree
         return None if tree is None else tree.depth
 

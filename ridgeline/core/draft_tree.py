@@ -74,7 +74,7 @@ class StaticTree(DraftTree):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        made, before = [], [()]  # type: ignore[var-annotated]
+        made, before = list[Level](), list[Path]([()])
         for depth in range(1, self.depth + 1):
             level = [path for path in self.paths if len(path) == depth]
             inner = {path[:-1] for path in self.paths if len(path) == depth + 1}
@@ -139,8 +139,8 @@ def dynamic_tree_of(depth: int, width: int, tokens: int) -> DynamicTree:
     expanded, nodes = width * (depth - 1), tokens - 1
     if expanded > MOST_NODES:
         raise InvalidConfig(
-            f"eagle_topk of speculative_config is {width} and num_speculative_tokens {depth}, which lets {expanded} drafts "
-            f"be gone on from; {MOST_NODES} can be: lower one of them."
+            f"eagle_topk of speculative_config is {width} and num_speculative_tokens {depth}: with them {expanded} "
+            f"drafts are gone on from, and {MOST_NODES} can be; lower one of them."
         )
     most = width + width * expanded
     if not depth <= nodes <= min(most, MOST_NODES):

@@ -144,7 +144,9 @@ def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
     if method not in HEADS:
         raise InvalidConfig(f"{named[0]} of speculative_config is for the methods {', '.join(HEADS)}; leave it out.")
     if any(given.get(name) is not None for name in ("prompt_lookup_min", "prompt_lookup_max")):
-        raise InvalidConfig(f"{named[0]} of speculative_config does not go with prompt lookup yet; leave one of them out.")
+        raise InvalidConfig(
+            f"{named[0]} of speculative_config does not go with prompt lookup yet; leave one of them out."
+        )
     if named[0] == TREE_KEYS[0]:
         if len(named) > 1:
             raise InvalidConfig(f"speculative_config has {named[0]}, a tree that stays, and {named[1]}; leave one out.")
@@ -152,17 +154,19 @@ def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
         count = given.get("num_speculative_tokens")
         if count is not None and count != tree.nodes:
             raise InvalidConfig(
-                f"num_speculative_tokens of speculative_config is {count!r}, and speculative_token_tree has {tree.nodes} "
-                "nodes; leave it out."
+                f"num_speculative_tokens of speculative_config is {count!r}, and speculative_token_tree has "
+                f"{tree.nodes} nodes; leave it out."
             )
         return tree
     if method == MEDUSA:
         raise InvalidConfig(
-            "eagle_topk and num_draft_tokens of speculative_config are for heads that read their own drafts; give medusa "
-            "a speculative_token_tree."
+            f"{named[0]} of speculative_config is for heads that read their own drafts; give {MEDUSA} a "
+            "speculative_token_tree."
         )
     depth = _whole(given, "num_speculative_tokens", MOST_DRAFTS)
-    return dynamic_tree_of(depth, _whole(given, "eagle_topk", MOST_NODES), _whole(given, "num_draft_tokens", 1 + MOST_NODES))
+    return dynamic_tree_of(
+        depth, _whole(given, "eagle_topk", MOST_NODES), _whole(given, "num_draft_tokens", 1 + MOST_NODES)
+    )
 
 
 def _layers(given: object) -> tuple[int, ...]:

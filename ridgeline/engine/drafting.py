@@ -3,8 +3,9 @@
 A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row
 is right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the
 step by b seconds. Steps bring r tokens a second. So drafts are added as long as aⁱ ≥ b · r, which makes the rate of
-all rows together the highest (Dinkelbach's condition for a quotient of sums). A tree of drafts is verified whole or not
-at all: aⁱ is then the probability that some draft of depth i is right, and n nodes are worth it if a + a² + … ≥ n · b · r.
+all rows together the highest (Dinkelbach's condition for a quotient of sums). A tree of drafts is verified whole or
+not at all: aⁱ is then the probability that some draft of depth i is right, and n drafts are worth their places if
+a + a² + … ≥ n · b · r.
 
 All three are learned while requests run: a for each request, beginning with that of all; b and r from the times of
 steps without prompts.
@@ -164,7 +165,10 @@ class Drafting:
             seq = record.seqs[row]
             seq.undrafted += int(result.emitted_R[row])
             if seq.undrafted >= PROBE:
-                seq.trials, wanted[seq] = (seq.trials[0] / 2, seq.trials[1] / 2), 1 if self._depth is None else self._most
+                seq.trials, wanted[seq] = (
+                    (seq.trials[0] / 2, seq.trials[1] / 2),
+                    1 if self._depth is None else self._most,
+                )
         changed = {seq: drafts for seq, drafts in wanted.items() if drafts != seq.drafts}
         for seq, drafts in changed.items():
             seq.drafts, seq.undrafted = drafts, 0

@@ -25,10 +25,11 @@ from ridgeline.engine.slots import SlotTable
 class Running:
     """The cache, the slot table and everybody who has a place in them.
 
-    each: tokens of a decoding row at most. emits: how many of them it may emit. ahead: positions behind a plan's tokens that need blocks too. drafting: how
-    many drafts each verifies, if there are any. prefilling, decoding, paced: ordered sets; those in `paced` decode with
-    lookahead 0, and those in `decoding` may be planned before their last token is known. deltas: what the next plan
-    tells the worker, in order. prefixes: which decoding rows share their first blocks, if attention makes use of it.
+    each: tokens of a decoding row at most. emits: how many of them it may emit. ahead: positions behind a plan's tokens
+    that need blocks too. drafting: how many drafts each verifies, if there are any. prefilling, decoding, paced:
+    ordered sets; those in `paced` decode with lookahead 0, and those in `decoding` may be planned before their last
+    token is known. deltas: what the next plan tells the worker, in order. prefixes: which decoding rows share their
+    first blocks, if attention makes use of it.
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:

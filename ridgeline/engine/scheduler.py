@@ -47,9 +47,9 @@ class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
     A decoding row runs its last token, and `config.num_drafts` drafts to verify behind it; it may emit as many tokens
-    as it runs, or one more than a tree of drafts is deep. Blocks are taken for all of them, and for `config.drafted_ahead` positions behind them, so a request's
-    cache may come to hold that many positions more than `max_total_tokens`. Such rows do not share reads of keys
-    (`cascade`).
+    as it runs, or one more than a tree of drafts is deep. Blocks are taken for all of them, and for
+    `config.drafted_ahead` positions behind them, so a request's cache may come to hold that many positions more than
+    `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:

@@ -346,11 +346,11 @@ class Segments:
             token_P = self._draw_behind(inputs.slots_R, scores, drafts, features & SAMPLING)
             if guides is not None:
                 token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
-            found = outcome.token_RK, outcome.finish_R, outcome.drafted_R
             if self.proposer.tree_SN is not None:
                 path_RK = torch.empty_like(outcome.token_RK)
-            told = token_P, drafts.places_RN, drafts.num_logits_R, self._drafts_SD
-            self._ops.step_verify(*told, *advancing, *found, self.proposer.tree_SN, path_RK)
+            places_RN, num_logits_R = drafts.places_RN, drafts.num_logits_R
+            found = outcome.token_RK, outcome.finish_R, outcome.drafted_R, self.proposer.tree_SN, path_RK
+            self._ops.step_verify(token_P, places_RN, num_logits_R, self._drafts_SD, *advancing, *found)
             come = inputs.slots_R, scores.kv_len_R, scores.active_R, drafts.num_logits_R, slots.kv_len_S
             self.states.keep(Verified(*come, drafts.columns, path_RK), slots.block_tables_ASC.unbind())
         if self.proposer is not None:

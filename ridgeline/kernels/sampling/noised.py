@@ -19,9 +19,7 @@ from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.torch_ops import ADJUSTING, adjusted
 
 
-def noised(
-    logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
-) -> Tensor:
+def noised(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature) -> Tensor:
     """Return the numbers of which `op.sample_reference` takes the largest, less a number for each row: float32 [R, V].
     Filters are left out. Greedy rows have no noise."""
     if features & ADJUSTING:

@@ -23,9 +23,7 @@ from ridgeline.kernels.sampling.torch_ops import ADJUSTING, adjusted
 TILE = 1024  # tokens of a program: noise takes registers
 
 
-def noised(
-    logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
-) -> Tensor:
+def noised(logits_RV: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature) -> Tensor:
     """Compute `noised.noised`. Rows of logits must be contiguous."""
     if features & ADJUSTING:
         logits_RV = adjusted(logits_RV, tables, slots_R, position_R, features)

@@ -45,8 +45,14 @@ class Drafts(NamedTuple):
         first_R = rows.num_tokens_R.cumsum() - 1 - last_R
         places_RN = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], int(last_R.max()) + 1, axis=1)
         places_RN[row_P, column_P] = np.arange(len(row_P))
-        parts = (places_RN, num_logits_R.astype(np.int32), row_P, column_P, first_R[row_P] + column_P)
-        return Drafts(*(torch.from_numpy(part).to(device) for part in parts), int(rows.num_logits_R.max()))
+        return Drafts(
+            places_RN=torch.from_numpy(places_RN).to(device),
+            num_logits_R=torch.from_numpy(num_logits_R.astype(np.int32)).to(device),
+            row_P=torch.from_numpy(row_P).to(device),
+            column_P=torch.from_numpy(column_P).to(device),
+            scored_P=torch.from_numpy(first_R[row_P] + column_P).to(device),
+            emits=int(rows.num_logits_R.max()),
+        )
 
     @staticmethod
     def alike(rows: int, each: int, device: torch.device, emits: int) -> Drafts:

@@ -104,7 +104,7 @@ class Passes:
 
     def begin(self, ids_RN: Tensor, slots_R: Tensor, states: States, kv_len_R: Tensor, runs_R: Tensor) -> StepInputs:
         """Prepare for a pass in which the rows that run have these tokens behind their first kv_len_R ones."""
-        start_R1 = _alike(*ids_RN.shape, slots_R.device)
+        start_R1 = _alike(len(ids_RN), ids_RN.shape[1], slots_R.device)
         return self.begin_ragged(ids_RN.flatten(), start_R1, slots_R, states, kv_len_R, runs_R, ids_RN.shape[1])
 
     def begin_nodes(self, nodes: Nodes, each: int, slots_R: Tensor, states: States, runs_R: Tensor) -> StepInputs:

@@ -117,7 +117,6 @@ class TreeDraws:
         if bits_RN is not None:
             self.tree_SN[rows] = bits_RN
 
-
     def _noised(self, logits_QV: Tensor, slots_Q: Tensor, known_Q: Tensor, features: Feature) -> Tensor:
         """Return the scores with the noise of the draws. Where filters may make a draw another one than the largest of
         these, it becomes the largest."""
@@ -130,8 +129,12 @@ class TreeDraws:
 
 
 class Indices(NamedTuple):
-    """A static tree, on the device. Of each depth: drafts_L, where its drafts stand among the likeliest `width` tokens
-    behind each of the nodes before; expanded_E, which of them are expanded; parent_E, which of the nodes before these follow."""
+    """A static tree, on the device.
+
+    levels: of each depth, width: so many tokens are looked at behind each of the nodes before; drafts_L: where its
+        drafts stand among these; expanded_E: which drafts are expanded; parent_E: which of the nodes before those
+        follow.
+    """
 
     levels: list[tuple[int, Tensor, Tensor, Tensor]]
     depth_D: Tensor
