@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ridgeline.kernels.tree import NODES
 from ridgeline.kernels.triton_levels import unit
+from ridgeline.kernels.triton_math import popcount
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LAST_NODE = tl.constexpr(NODES - 1)
@@ -111,14 +112,6 @@ def nearer(x, slopes, offset, ALIBI: tl.constexpr):
         return x + slopes * offset.to(tl.float32)
     else:
         return x
-
-
-@triton.jit
-def popcount(bits):
-    """Return how many bits are set in each int64, in 32 bits."""
-    pairs = bits - (bits >> 1 & 0x5555555555555555)
-    fours = (pairs & 0x3333333333333333) + (pairs >> 2 & 0x3333333333333333)
-    return (((fours + (fours >> 4) & 0x0F0F0F0F0F0F0F0F) * 0x0101010101010101) >> 56).to(tl.int32)
 
 
 @triton.jit

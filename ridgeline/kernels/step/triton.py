@@ -11,6 +11,8 @@ from torch import Tensor
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.step.op import HEADER, StepInputs, StepTurns
+from ridgeline.kernels.tree import Tree
+from ridgeline.kernels.triton_math import popcount
 
 TOGETHER = 4  # rows that a program advances
 TURNS = 32  # rows whose states a program looks up
@@ -27,11 +29,13 @@ def _step_inputs(
     slots_ptr, start_ptr, override_ptr, kv_len_ptr, last_token_ptr, stopped_ptr,
     tables_ptr, stride_group, stride_slot,
     token_ids_ptr, positions_ptr, places_ptr, new_len_ptr, last_ptr, active_ptr, live_ptr,
-    num_rows, num_tokens, drafts_ptr, stride_drafts,
-    P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, DRAFTS: tl.constexpr, PDL: tl.constexpr,
+    num_rows, num_tokens, drafts_ptr, stride_drafts, tree_ptr, stride_tree, base_ptr, out_bits_ptr, out_base_ptr,
+    P: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, DRAFTS: tl.constexpr, NODES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute `step_inputs`. Program (r, c) takes every num_programs(1)-th block of row r's tokens, from the c-th on.
-    Programs with r == num_rows take the tokens of no row. DRAFTS is how many drafts a slot has, or 0 without them."""
+    Programs with r == num_rows take the tokens of no row. DRAFTS is how many drafts a slot has, or 0 without them.
+    NODES is how many nodes its tree has, or 0 without trees. base_ptr may be None."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -42,6 +46,7 @@ def _step_inputs(
     slot = tl.zeros((), tl.int64)
     length = tl.zeros((), tl.int64)
     last_token = tl.zeros((), tl.int64)
+    passed = 0  # nodes of the row that have run before
     active = owned
     if owned:
         end = tl.load(start_ptr + row + 1)
@@ -49,6 +54,8 @@ def _step_inputs(
         active = tl.load(stopped_ptr + slot) == 0
         length = tl.load(kv_len_ptr + slot)
         last_token = tl.load(last_token_ptr + slot)
+        if base_ptr is not None:
+            passed = (length - tl.load(base_ptr + slot)).to(tl.int32)
         if tl.program_id(1) == 0:
             tl.store(active_ptr + row, active)
             new_len = tl.where(active, length + (end - start), 1)
@@ -60,7 +67,7 @@ def _step_inputs(
         given = tl.load(override_ptr + token, mask=token < tl.where(owned, end, start), other=-1).to(tl.int64)
         following = last_token
         if DRAFTS:
-            offset = token - start
+            offset = token - start + passed
             drafted = (offset > 0) & (given < 0) & (token < tl.where(owned, end, start))
             place = slot * stride_drafts + tl.minimum(offset, DRAFTS) - 1
             draft = tl.load(drafts_ptr + place, mask=drafted, other=0)
@@ -68,12 +75,21 @@ def _step_inputs(
         tl.store(token_ids_ptr + token, tl.where(given >= 0, given, following), mask=mask)
         live = token < tl.where(active, end, start)
         tl.store(live_ptr + token, live, mask=mask)
-        position = tl.where(live, length + (token - start), 0)
+        index = tl.where(live, length + (token - start), 0)
+        position = index
+        if NODES:
+            inside = live & (given < 0) & (offset > 0)
+            node_ptr = tree_ptr + slot * stride_tree + tl.minimum(offset, NODES - 1)
+            bits = tl.load(node_ptr, mask=inside, other=1)
+            base = tl.where(inside, length - passed, index)
+            position = base + popcount(bits) - 1
+            tl.store(out_bits_ptr + token, bits, mask=mask)
+            tl.store(out_base_ptr + token, base, mask=mask)
         tl.store(positions_ptr + token, position, mask=mask)
-        entry = slot * stride_slot + position // P
+        entry = slot * stride_slot + index // P
         for group in tl.static_range(GROUPS):
             block = tl.load(tables_ptr + group * stride_group + entry, mask=live, other=0).to(tl.int64)
-            tl.store(places_ptr + group * num_tokens + token, block * P + position % P, mask=mask)
+            tl.store(places_ptr + group * num_tokens + token, block * P + index % P, mask=mask)
 
 
 def inputs_config(rows: int, tokens: int) -> tuple[int, int]:
@@ -96,12 +112,12 @@ def step_inputs(
     tree_SN: Tensor | None = None,
     base_S: Tensor | None = None,
 ) -> StepInputs:
-    """Compute `op.step_inputs`; the drafts of a slot are contiguous."""
-    if tree_SN is not None:
-        raise ValueError("step_inputs: the kernel knows no trees yet; choose the implementation torch.")
+    """Compute `op.step_inputs`; the drafts of a slot are contiguous, and so are its nodes. Trees have drafts."""
     groups, rows, tokens = len(block_tables_ASC), len(slots_R), len(override_T)
-    by_token = torch.empty(2 + groups, tokens, dtype=torch.int64, device=slots_R.device)
-    token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2:]
+    of_tree = 0 if tree_SN is None else 2
+    by_token = torch.empty(2 + groups + of_tree, tokens, dtype=torch.int64, device=slots_R.device)
+    token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2 : 2 + groups]
+    tree = None if tree_SN is None else Tree(*by_token[-2:])
     kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
     active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
     live_T = torch.empty(tokens, dtype=torch.bool, device=slots_R.device)
@@ -111,10 +127,12 @@ def step_inputs(
         block_tables_ASC, *block_tables_ASC.stride()[:2],
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T,
         rows, tokens, drafts_SD, 0 if drafts_SD is None else drafts_SD.stride(0),
+        tree_SN, 0 if tree_SN is None else tree_SN.stride(0), base_S, *(tree or (None, None)),
         P=block_size, GROUPS=groups, BLOCK=block, DRAFTS=0 if drafts_SD is None else drafts_SD.shape[1],
+        NODES=0 if tree_SN is None else tree_SN.shape[1],
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
-    return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T)
+    return StepInputs(token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T, tree)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_TURNS)
@@ -260,7 +278,7 @@ def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
     )  # fmt: skip
 
 
-def _aot_inputs(groups: int, rows: int, tokens: int, drafts: int = 0) -> AotKernel:
+def _aot_inputs(groups: int, rows: int, tokens: int, drafts: int = 0, *, tree: bool = False) -> AotKernel:
     block, _ = inputs_config(rows, tokens)
     signature = {"slots_ptr": "*i32", "start_ptr": "*i32", "override_ptr": "*i32"}
     signature |= {"kv_len_ptr": "*i64", "last_token_ptr": "*i64", "stopped_ptr": "*i32"}
@@ -268,7 +286,13 @@ def _aot_inputs(groups: int, rows: int, tokens: int, drafts: int = 0) -> AotKern
     signature |= dict.fromkeys(("token_ids_ptr", "positions_ptr", "places_ptr", "new_len_ptr", "last_ptr"), "*i64")
     signature |= {"active_ptr": "*i1", "live_ptr": "*i1", "num_rows": "i32", "num_tokens": "i32"}
     constants: dict[str, int | None] = {"P": 16, "GROUPS": groups, "BLOCK": block, "DRAFTS": drafts}
-    signature["stride_drafts"] = "i32"
+    constants |= {"NODES": 1 + drafts if tree else 0}
+    signature |= {"stride_drafts": "i32", "stride_tree": "i32"}
+    of_tree = ("tree_ptr", "base_ptr", "out_bits_ptr", "out_base_ptr")
+    if tree:
+        signature |= dict.fromkeys(of_tree, "*i64")
+    else:
+        constants |= dict.fromkeys(of_tree)
     if drafts:
         signature["drafts_ptr"] = "*i32"
     else:
@@ -309,6 +333,7 @@ AOT = (
     _aot_inputs(1, 256, 256),
     _aot_inputs(7, 8, 8192),
     _aot_inputs(1, 256, 1536, drafts=5),
+    _aot_inputs(1, 16, 512, drafts=31, tree=True),
     _aot_advance(count=False),
     _aot_advance(count=True),
     _aot_post(),

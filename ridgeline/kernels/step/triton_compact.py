@@ -10,6 +10,7 @@ from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 
 HELD = 4096  # words that a program holds at once
+WARPS = 4
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "num_logits_ptr", "path_ptr"])
@@ -19,32 +20,37 @@ def _step_compact(
     K: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr, W: tl.constexpr, WORDS: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute `step_compact`: a program moves some words of a row's tokens in one layer. It has read all of them before
-    it writes any. COLUMNS is a power of two that covers the K columns. WORDS is how many words a token has."""
+    """Compute `step_compact`: a program moves some words of a row's tokens in one layer. COLUMNS is a power of two that
+    covers the K columns. WORDS is how many words a token has.
+
+    The place of a node may be that to which a later one goes. So a thread reads all words that it moves before it
+    writes any; no other thread reads or writes these.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0)
+    path_ptr += tl.program_id(0) * stride_path
     column = tl.arange(0, COLUMNS)
-    node = tl.load(path_ptr + row * stride_path + column, mask=column < K, other=-1)
-    moves = node > column
+    moves = tl.load(path_ptr + column, mask=column < K, other=-1) > column
     if tl.max(moves.to(tl.int32), 0) > 0:
-        slot = tl.load(slots_ptr + row).to(tl.int64)
-        base = tl.load(new_len_ptr + row) - tl.load(num_logits_ptr + row)
-        ahead = tl.program_id(1).to(tl.int64) * layer_step
+        slot = tl.load(slots_ptr + tl.program_id(0)).to(tl.int64)
+        base = tl.load(new_len_ptr + tl.program_id(0)) - tl.load(num_logits_ptr + tl.program_id(0))
+        table_ptr += slot * stride_table
         word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
         head = word // W
-        inner = head // HEADS * stride_part + head % HEADS * stride_head + word % W
-        inside = moves[:, None] & (word < WORDS)[None, :]
-        table_ptr += slot * stride_table
-        source, target = base + node, base + column
-        from_id = tl.load(table_ptr + source // block_size, mask=moves, other=0) + ahead
-        to_id = tl.load(table_ptr + target // block_size, mask=moves, other=0) + ahead
-        from_ptr = units_ptr + from_id * stride_unit + source % block_size * stride_token
-        to_ptr = units_ptr + to_id * stride_unit + target % block_size * stride_token
-        words = tl.load(from_ptr[:, None] + inner[None, :], mask=inside, other=0)
-        tl.debug_barrier()  # a node's place may be that to which another one goes
-        tl.store(to_ptr[:, None] + inner[None, :], words, mask=inside)
+        units_ptr += tl.program_id(1).to(tl.int64) * layer_step * stride_unit
+        word_ptr = units_ptr + (head // HEADS * stride_part + head % HEADS * stride_head + word % W)
+        words = ()
+        for k in tl.static_range(1, K):
+            node = tl.load(path_ptr + k)
+            block = tl.load(table_ptr + (base + node) // block_size, mask=node > k, other=0).to(tl.int64)
+            cell = block * stride_unit + (base + node) % block_size * stride_token
+            words = words + (tl.load(word_ptr + cell, mask=(word < WORDS) & (node > k), other=0),)  # type: ignore[assignment]  # noqa: RUF005 (the form that Triton knows)
+        for k in tl.static_range(1, K):
+            node = tl.load(path_ptr + k)
+            block = tl.load(table_ptr + (base + k) // block_size, mask=node > k, other=0).to(tl.int64)
+            cell = block * stride_unit + (base + k) % block_size * stride_token
+            tl.store(word_ptr + cell, words[k - 1], mask=(word < WORDS) & (node > k))
 
 
 def step_compact(
@@ -66,7 +72,7 @@ def step_compact(
         slots_R, kv_len_R, num_logits_R, path_RK, block_table_SC, units_NJGPW,
         block_size, layer_step, path_RK.stride(0), block_table_SC.stride(0), *units_NJGPW.stride()[:4],
         K=columns, COLUMNS=padded, HEADS=heads, W=width, WORDS=words,
-        BLOCK=block, num_warps=4, **launch_options(slots_R.device),
+        BLOCK=block, num_warps=WARPS, **launch_options(slots_R.device),
     )  # fmt: skip
 
 
@@ -81,7 +87,7 @@ def _aot(columns: int, heads: int, width: int, kind: str) -> AotKernel:
     block = min(triton.next_power_of_2(words), HELD // padded)
     constants: dict[str, int | None] = {"K": columns, "COLUMNS": padded, "HEADS": heads, "W": width}
     constants |= {"WORDS": words, "BLOCK": block}
-    return AotKernel(_step_compact, kinds, constants, num_warps=4, hot=True, archs=ONE_OF_EACH)
+    return AotKernel(_step_compact, kinds, constants, num_warps=WARPS, hot=True, archs=ONE_OF_EACH)
 
 
 AOT = (_aot(7, 8, 32, "*i64"), _aot(17, 8, 16, "*i64"))
