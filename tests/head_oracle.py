@@ -10,7 +10,7 @@ Legend:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 EPS, THETA = 1e-5, 10000.0
+Draft = tuple[int, ...]  # drafts one behind the other
 
 
 def norm(x_NM: Tensor, weight_M: Tensor, eps: float = EPS) -> Tensor:
@@ -142,6 +143,42 @@ class Head:
             features = torch.cat((features, found))
         return known[len(tokens) :]
 
+    @torch.no_grad()
+    def following(self, tokens: Sequence[int]) -> Callable[[Draft], Tensor]:
+        """A function from drafts behind these tokens to the scores of what follows the last of them."""
+        features = self.features(self.target.states(tokens[:-1]))
+
+        @torch.no_grad()
+        def found(path: Draft) -> Tensor:
+            known, own = list(tokens), features
+            for token in path:
+                own = torch.cat((own, self.output(self.target.embedding[known[1:]], own)[-1:]))
+                known.append(token)
+            return self.scores(self.output(self.target.embedding[known[1:]], own)[-1:])[0]
+
+        return found
+
+    def static_tree(self, tokens: Sequence[int], paths: Sequence[Draft]) -> set[Draft]:
+        """The drafts of a tree of ranks, each with those before it."""
+        following, drafted = self.following(tokens), dict[Draft, Draft]({(): ()})
+        for path in sorted(paths, key=len):
+            before = drafted[path[:-1]]
+            drafted[path] = (*before, int(following(before).argsort(descending=True)[path[-1]]))
+        return {drafted[path] for path in paths}
+
+    def dynamic_tree(self, tokens: Sequence[int], depth: int, width: int, nodes: int) -> set[Draft]:
+        """The drafts of EAGLE-2 (arXiv 2406.16858, section 4): expanded by width, then ranked again."""
+        following, layer, all_found = self.following(tokens), [((), 0.0)], list[tuple[Draft, float]]()
+        for _ in range(depth):
+            found = list[tuple[Draft, float]]()
+            for path, value in layer:
+                logprobs = following(path).log_softmax(-1)
+                best = logprobs.argsort(descending=True)[:width].tolist()
+                found += [((*path, token), value + float(logprobs[token])) for token in best]
+            all_found += found
+            layer = sorted(found, key=lambda each: -each[1])[:width]
+        return {path for path, _ in sorted(all_found, key=lambda each: -each[1])[:nodes]}
+
 
 class Eagle(Head):
     method = "eagle"
@@ -219,15 +256,20 @@ class Medusa(Head):
         return {"model_type": "medusa", "medusa_num_heads": self.count, "medusa_num_layers": 1}
 
     @torch.no_grad()
-    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
-        x = self.target.states(tokens[:-1])[-1][-1]
-        found = []
-        for head in range(count):
-            of: Mapping[str, Tensor] = self.tensors
+    def following(self, tokens: Sequence[int]) -> Callable[[Draft], Tensor]:
+        x, of = self.target.states(tokens[:-1])[-1][-1], self.tensors
+
+        @torch.no_grad()
+        def found(path: Draft) -> Tensor:
+            head = len(path)
             h = x + silu(linear(x, of[f"{head}.0.linear.weight"], of[f"{head}.0.linear.bias"]))
-            output = of[f"{head}.1.weight"] if self.own else self.target.output
-            found.append(int(linear(h, output).argmax()))
+            return linear(h, of[f"{head}.1.weight"] if self.own else self.target.output)
+
         return found
+
+    def drafts(self, tokens: Sequence[int], count: int) -> list[int]:
+        following = self.following(tokens)
+        return [int(following((0,) * head).argmax()) for head in range(count)]
 
 
 class SharedMedusa(Medusa):

@@ -76,14 +76,15 @@ def watch(own: Rig) -> None:
 
         def step_inputs(self, slots_R: torch.Tensor, start_R1: torch.Tensor, *others: Any) -> Any:
             made = real.step_inputs(slots_R, start_R1, *others)
-            size, of_T = others[-2], slots_R.repeat_interleave(start_R1.diff())
+            size, of_T = others[5], slots_R.repeat_interleave(start_R1.diff())
             assert not made.places_AT[:, len(of_T) :].any()
             for token, slot in enumerate(of_T.tolist()):
                 for group, place in enumerate(made.places_AT[:, token].tolist()):
                     if exact[group]:  # a state that every token replaces, which the network does not touch
                         continue
                     if made.live_T[token]:
-                        assert int(made.positions_T[token]) < size * told[slot, group]
+                        table_C = own.runner.slots.block_tables_ASC[group, slot, : told[slot, group]]
+                        assert place // size in table_C.tolist()
                         assert place // size != NULL_BLOCK
                     else:
                         assert place // size == NULL_BLOCK

@@ -58,9 +58,10 @@ class Always:
     """All requests verify as many drafts as they may, whatever it costs."""
 
     saved = 0.0
+    most = DRAFTS
 
     def wanted(self, seq: Any) -> int:
-        return DRAFTS if seq.guessable else 0
+        return self.most if seq.guessable else 0
 
     def pays(self, rows: int) -> bool:
         return True
@@ -76,7 +77,7 @@ class Fickle(Always):
         self._draw = random.Random(0)
 
     def wanted(self, seq: Any) -> int:
-        return self._draw.choice([0, 1, DRAFTS]) if seq.guessable else 0
+        return self._draw.choice([0, min(1, self.most), self.most]) if seq.guessable else 0
 
     def note(self, record: Any, result: object) -> bool:
         for seq in record.seqs:
@@ -278,7 +279,7 @@ class Replayed(Graph):
 
     def __init__(self, segments: Any, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
         self.inputs = segments.inputs(shape, device, cascade=cascade)
-        self.drafts = Drafts.alike(shape.rows, shape.each, device) if shape.each > 1 else None
+        self.drafts = Drafts.alike(shape.rows, shape.each, device, segments.columns) if shape.each > 1 else None
         self._segments, self._scores = segments, None
         self.replays = 0
 
@@ -297,7 +298,7 @@ def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """Let a rig on a CPU verify drafts as on a GPU: all rows of a step as many or none, and with a monkeypatch in
     buckets of fixed sizes."""
     running = own.engine.scheduler.running
-    own.runner.cut, running._even, running.drafting = None, True, Drafting(DRAFTS, even=True)
+    own.runner.cut, running._even, running.drafting = None, True, Drafting(running.each - 1, even=True)
     if monkeypatch is not None:
         monkeypatch.setattr(graphs, "Graph", Replayed)
         own.runner._graphs = Graphs(own.runner.segments, own.runner.device, 4, 32)

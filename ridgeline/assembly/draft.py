@@ -138,11 +138,18 @@ def _choose_head(
     if is_gguf(folder):
         raise InvalidConfig("heads are read from folders with safetensors, and this is a GGUF file.")
     head = head_config(speculation.method, folder, model, files=files)
-    drafts = speculation.num_speculative_tokens
-    if isinstance(head.spec, MedusaSpec) and drafts > head.spec.heads:
+    if isinstance(head.spec, MedusaSpec) and speculation.depth > head.spec.heads:
+        name = "num_speculative_tokens" if speculation.tree is None else "the depth of speculative_token_tree"
         raise InvalidConfig(
-            f"num_speculative_tokens is {drafts}, and the checkpoint has {head.spec.heads} heads of Medusa, each of "
+            f"{name} is {speculation.depth}, and the checkpoint has {head.spec.heads} heads of Medusa, each of "
             "which drafts one token; lower it."
+        )
+    width = 0 if speculation.tree is None else speculation.tree.width
+    scored = head.spec.scored or model.vocab_size
+    if width > scored:
+        raise InvalidConfig(
+            f"the tree of speculative_config has {width} drafts behind one token, and the head knows {scored} tokens; "
+            "make it narrower."
         )
     spec = size_of(head.spec, model).with_kv_format(kv_format(config.kv_cache_dtype))
     head = replace(head, spec=replace(head.spec, layers=spec.layers))

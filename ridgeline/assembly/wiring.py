@@ -288,6 +288,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         cascade=wiring.cascade,
         pools=wiring.pools,
         num_drafts=config.num_drafts,
+        draft_depth=config.draft_depth,
         drafted_ahead=config.drafted_ahead,
         even_drafts=wiring.on_gpu,
         debug_checks=config.debug_checks,

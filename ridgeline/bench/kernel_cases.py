@@ -36,7 +36,8 @@ from ridgeline.kernels.rotary import op as rotary
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling import parts
-from ridgeline.kernels.sampling.cost import best_of_parts_cost, sample_cost
+from ridgeline.kernels.sampling.cost import best_of_parts_cost, noised_cost, sample_cost
+from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.token_gate import op as token_gate
 from ridgeline.kernels.token_gate.cost import token_gate_cost
 
@@ -143,6 +144,7 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield _decode_attention(c)
     for c in cases("sample", SAMPLE_CASES):
         yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
+        yield Subject(NOISED, f"{c.rows}x{c.vocab_size}", c.inputs, _noised(c))
         yield Subject(sampling.SCORE_TOKENS, f"{c.rows}x{c.vocab_size}", c.scored, _sample(c), slack=512)
         yield Subject(parts.DRAW_PART, f"{c.rows}x{c.vocab_size} of two ranks", c.part, _sample(c))
         yield Subject(parts.BEST_OF_PARTS, f"{c.rows} of two ranks", c.pairs, _best(c))
@@ -150,6 +152,10 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
 
 def _sample(c: SampleCase) -> Callable[[int], Cost]:
     return lambda _: sample_cost(c.rows, c.vocab_size)
+
+
+def _noised(c: SampleCase) -> Callable[[int], Cost]:
+    return lambda _: noised_cost(c.rows, c.vocab_size)
 
 
 def _best(c: SampleCase) -> Callable[[int], Cost]:

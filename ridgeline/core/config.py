@@ -10,7 +10,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.speculation import MEDUSA, NGRAM, Speculation, speculation_of
+from ridgeline.core.speculation import NGRAM, Speculation, speculation_of
 from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
@@ -235,13 +235,18 @@ class LLMConfig:
     @property
     def num_drafts(self) -> int:
         """The drafts of a request's next tokens that a step verifies at most."""
-        return 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        return 0 if self.speculation is None else self.speculation.num_drafts
+
+    @property
+    def draft_depth(self) -> int | None:
+        """The most of these drafts that can be right, if they form a tree."""
+        tree = None if self.speculation is None else self.speculation.tree
+        return None if tree is None else tree.depth
 
     @property
     def drafted_ahead(self) -> int:
         """The positions behind a step's tokens at which a draft model or a head writes keys of its drafts."""
-        speculation = self.speculation
-        return 0 if speculation is None or speculation.method in (NGRAM, MEDUSA) else self.num_drafts
+        return 0 if self.speculation is None else self.speculation.drafted_ahead
 
     @property
     def divided_by(self) -> list[str]:
@@ -356,6 +361,8 @@ class EngineConfig:
     cascade: plans name the rows that share their first blocks.
     pools: the model pools: prompts end with vectors instead of tokens.
     num_drafts: how many drafts of a request's next tokens a step verifies at most.
+    draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
+        they form a chain.
     drafted_ahead: at how many positions behind those of a plan the worker may write, because a model drafts there.
     even_drafts: all rows of a step verify as many drafts, or none does: a captured graph has one shape.
     """
@@ -372,6 +379,7 @@ class EngineConfig:
     cascade: bool = False
     pools: bool = False
     num_drafts: int = 0
+    draft_depth: int | None = None
     drafted_ahead: int = 0
     even_drafts: bool = False
     debug_checks: bool = False

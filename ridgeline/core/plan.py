@@ -87,8 +87,9 @@ class Rows:
 
     kinds_R: `RowKind`s, int8.
     num_tokens_R: the tokens to run, at most.
-    num_logits_R: how many trailing positions have their logits sampled. This bounds the tokens that the row emits; it
-        is 0 for a chunk that does not reach the end of the known tokens.
+    num_logits_R: how many tokens the row emits, at most; 0 for a chunk that does not reach the end of the known tokens.
+        As many trailing positions have their logits sampled, or all of a row that verifies a tree of drafts, which
+        emits one more than the tree is deep.
     tokens_each: how many tokens every row runs, if that is the same for all: 1 in a decode step, k + 1 if all rows
         verify k drafts. 0 means that rows differ, or that there are chunks of more than one token. (A chunk of one
         token runs like any other row of one token; only the source of its token differs.)
@@ -184,8 +185,8 @@ class CopyBlocks(NamedTuple):
 class StepPlan:
     """One step. Deltas are applied and blocks are copied before the rows run.
 
-    kv_bound_R: an upper bound on the row's cached tokens after the step. It is exact unless the device stopped the row,
-        or this plan or an earlier plan in flight emits fewer tokens than it may.
+    kv_bound_R: an upper bound on the row's cached tokens after the step, all drafts included. It is exact unless the
+        device stopped the row, or this plan or an earlier plan in flight emits fewer tokens than it may.
     copies: no block is both a source and a target, or a target twice. The same holds for memory that two groups share.
     expected: for debug checks, the full form of the slot of every row whose length is known for certain (all but
         those that verify, or did in a plan that was in flight); otherwise None.

@@ -7,12 +7,14 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 
+from ridgeline.core.draft_tree import MOST_NODES, DraftTree, dynamic_tree_of, static_tree_of
 from ridgeline.core.errors import InvalidConfig
 
 NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA = "ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa"
 HEADS = (EAGLE, EAGLE3, MTP, MEDUSA)  # they read the hidden states of the model that they draft for
 LAYER_SKIP = "layer_skip"
 METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP)
+TREE_KEYS = ("speculative_token_tree", "eagle_topk", "num_draft_tokens")
 MOST_DRAFTS = 16
 MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
 LOOKUP = 5  # tokens that prompt lookup compares, unless the user says otherwise
@@ -33,6 +35,7 @@ class Speculation:
         at most. 0: nothing is looked up. With another method than ngram lookup comes first, and the method where that
         finds nothing.
     skip_layers: the layers that layer_skip leaves out; None: every other one between the first and the last.
+    tree: the form of the drafts, if they are more than one chain.
     """
 
     method: str
@@ -41,6 +44,24 @@ class Speculation:
     prompt_lookup_min: int = 0
     prompt_lookup_max: int = 0
     skip_layers: tuple[int, ...] | None = None
+    tree: DraftTree | None = None
+
+    @property
+    def num_drafts(self) -> int:
+        """The drafts that a step verifies of a row: all nodes of a tree."""
+        return self.num_speculative_tokens if self.tree is None else self.tree.nodes
+
+    @property
+    def depth(self) -> int:
+        """The drafts of a row that can be right at most."""
+        return self.num_speculative_tokens if self.tree is None else self.tree.depth
+
+    @property
+    def drafted_ahead(self) -> int:
+        """The positions behind a step's tokens at which a draft model or a head writes keys of its drafts."""
+        if self.method in (NGRAM, MEDUSA):
+            return 0
+        return self.num_speculative_tokens if self.tree is None else self.tree.expanded
 
     def skipped(self, layers: int) -> tuple[int, ...]:
         """Return the layers that are left out of so many. Raise InvalidConfig if some of them are not there, or if none
@@ -63,7 +84,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
             'speculative_config must be an object, as {"method": "ngram", "num_speculative_tokens": 4}, '
             f"got {given!r}."
         )
-    names = [field.name for field in fields(Speculation)]
+    names = [field.name for field in fields(Speculation) if field.name != "tree"] + list(TREE_KEYS)
     for name, value in given.items():
         if name == "draft_tensor_parallel_size" and value == 1:  # common in scripts, and it asks for nothing
             continue
@@ -81,7 +102,8 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         said = "names no method" if method is None else f"asks for the method {method!r}, which is not supported"
         raise InvalidConfig(f"speculative_config {said}; supported: {', '.join(METHODS)}.")
     method = method.strip("[]")
-    drafts = _whole(given, "num_speculative_tokens", MOST_DRAFTS)
+    tree = _tree(given, method)
+    drafts = tree.depth if tree is not None else _whole(given, "num_speculative_tokens", MOST_DRAFTS)
     if method in (NGRAM, MTP, LAYER_SKIP) and model is not None:
         raise InvalidConfig(f'speculative_config has a "model", and the method {method} needs none; leave it out.')
     if model is not None and not (isinstance(model, str | Path) and str(model)):
@@ -97,6 +119,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         prompt_lookup_min=shortest,
         prompt_lookup_max=longest,
         skip_layers=None if skipped is None else _layers(skipped),
+        tree=tree,
     )
 
 
@@ -111,6 +134,39 @@ def _lookup(given: Mapping[str, object], method: str) -> tuple[int, int]:
             f"prompt_lookup_min ({lengths[0]}) is above prompt_lookup_max ({lengths[-1]}); lower it or raise that."
         )
     return lengths[0], lengths[-1]
+
+
+def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
+    """Return the tree that drafts are to form, or None if they are a chain."""
+    named = [name for name in TREE_KEYS if given.get(name) is not None]
+    if not named:
+        return None
+    if method not in HEADS:
+        raise InvalidConfig(f"{named[0]} of speculative_config is for the methods {', '.join(HEADS)}; leave it out.")
+    if any(given.get(name) is not None for name in ("prompt_lookup_min", "prompt_lookup_max")):
+        raise InvalidConfig(
+            f"{named[0]} of speculative_config does not go with prompt lookup yet; leave one of them out."
+        )
+    if named[0] == TREE_KEYS[0]:
+        if len(named) > 1:
+            raise InvalidConfig(f"speculative_config has {named[0]}, a tree that stays, and {named[1]}; leave one out.")
+        tree = static_tree_of(given[named[0]], MOST_DRAFTS)
+        count = given.get("num_speculative_tokens")
+        if count is not None and count != tree.nodes:
+            raise InvalidConfig(
+                f"num_speculative_tokens of speculative_config is {count!r}, and speculative_token_tree has "
+                f"{tree.nodes} nodes; leave it out."
+            )
+        return tree
+    if method == MEDUSA:
+        raise InvalidConfig(
+            f"{named[0]} of speculative_config is for heads that read their own drafts; give {MEDUSA} a "
+            "speculative_token_tree."
+        )
+    depth = _whole(given, "num_speculative_tokens", MOST_DRAFTS)
+    return dynamic_tree_of(
+        depth, _whole(given, "eagle_topk", MOST_NODES), _whole(given, "num_draft_tokens", 1 + MOST_NODES)
+    )
 
 
 def _layers(given: object) -> tuple[int, ...]:

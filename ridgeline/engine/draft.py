@@ -65,14 +65,16 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: bool = True) -> Standing:
-        """Each runs its last token, and behind it the drafts that it verifies, unless there should be none."""
+    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: bool = True, emits: int | None = None) -> Standing:
+        """Each runs its last token, and behind it the drafts that it verifies, unless there should be none. emits: the
+        tokens that each may emit, if that is less than it runs."""
         counts_R = np.array([1 + seq.drafts if drafts else 1 for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
         if (counts_R != each).any():
             each = 0
-        rows = build_rows(seqs, kinds_R, counts_R, counts_R, each)
+        logits_R = counts_R if emits is None else np.minimum(counts_R, emits)
+        rows = build_rows(seqs, kinds_R, counts_R, logits_R, each)
         columns_R = rows.slots_R.astype(np.intp)
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 

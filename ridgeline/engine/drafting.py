@@ -3,7 +3,9 @@
 A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row
 is right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the
 step by b seconds. Steps bring r tokens a second. So drafts are added as long as aⁱ ≥ b · r, which makes the rate of
-all rows together the highest (Dinkelbach's condition for a quotient of sums).
+all rows together the highest (Dinkelbach's condition for a quotient of sums). A tree of drafts is verified whole or
+not at all: aⁱ is then the probability that some draft of depth i is right, and n drafts are worth their places if
+a + a² + … ≥ n · b · r.
 
 All three are learned while requests run: a for each request, beginning with that of all; b and r from the times of
 steps without prompts.
@@ -52,6 +54,11 @@ class StepTimes:
         x, xx, y, xy = self._sums[1:] / self._sums[0]
         if (variance := xx - x * x) > SPREAD * x * x:
             self._slope = min(max(0.0, (xy - x * y) / variance), y / x)
+
+    @property
+    def known(self) -> bool:
+        """Return whether steps of unlike numbers of tokens were seen."""
+        return self._slope is not None
 
     @property
     def price(self) -> float:
@@ -104,10 +111,10 @@ class Way:
 
 class Drafting:
     """Chooses for each request. most: drafts of a row. even: a row verifies that many or none, since all rows of a step
-    must be alike."""
+    must be alike. depth: that of the tree that they form; None: they form a chain."""
 
-    def __init__(self, most: int, *, even: bool = False) -> None:
-        self._most, self._even = most, even
+    def __init__(self, most: int, *, even: bool = False, depth: int | None = None) -> None:
+        self._most, self._even, self._depth = most, even, depth
         self._times = StepTimes()
         self._right, self._tried = HOPE, 1.0
         self._ways: dict[int, Way] = {}  # by the bits of a number of rows
@@ -119,7 +126,7 @@ class Drafting:
         return way is None or way.drafts
 
     def share(self, seq: Sequence) -> float:
-        """Return how likely a draft of a request is right if those before it are."""
+        """Return how likely a draft of a request is right if those before it are, or some of a depth of a tree."""
         right, tried = seq.trials
         return (right + PRIOR * self._right / self._tried) / (tried + PRIOR)
 
@@ -128,6 +135,9 @@ class Drafting:
         if not seq.guessable or self._even:
             return self._most if seq.guessable else 0
         price, share = self._times.price, self.share(seq)
+        if self._depth is not None:
+            right = sum(share**depth for depth in range(1, self._depth + 1))
+            return self._most if right >= self._most * price or not self._times.known else 0
         if share < price or price >= 1:  # a share may have faded to 0
             return 0
         return self._most if share >= 1 else min(self._most, int(log(price) / log(share)))
@@ -155,7 +165,10 @@ class Drafting:
             seq = record.seqs[row]
             seq.undrafted += int(result.emitted_R[row])
             if seq.undrafted >= PROBE:
-                seq.trials, wanted[seq] = (seq.trials[0] / 2, seq.trials[1] / 2), 1
+                seq.trials, wanted[seq] = (
+                    (seq.trials[0] / 2, seq.trials[1] / 2),
+                    1 if self._depth is None else self._most,
+                )
         changed = {seq: drafts for seq, drafts in wanted.items() if drafts != seq.drafts}
         for seq, drafts in changed.items():
             seq.drafts, seq.undrafted = drafts, 0
@@ -173,7 +186,8 @@ class Drafting:
         """Note how a row's drafts turned out: those up to the first wrong one were tried."""
         if not emitted:
             return
-        right = min(drafted, emitted - 1)
-        tried = min(drafted, right + 1)
+        most = drafted if self._depth is None else min(drafted, self._depth)
+        right = min(most, emitted - 1)
+        tried = min(most, right + 1)
         seq.trials = TRIALS_KEPT * seq.trials[0] + right, TRIALS_KEPT * seq.trials[1] + tried
         self._right, self._tried = KEPT * self._right + right, KEPT * self._tried + tried

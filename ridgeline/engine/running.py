@@ -25,15 +25,20 @@ from ridgeline.engine.slots import SlotTable
 class Running:
     """The cache, the slot table and everybody who has a place in them.
 
-    each: tokens of a decoding row at most. ahead: positions behind a plan's tokens that need blocks too. drafting: how
-    many drafts each verifies, if there are any. prefilling, decoding, paced: ordered sets; those in `paced` decode with
-    lookahead 0, and those in `decoding` may be planned before their last token is known. deltas: what the next plan
-    tells the worker, in order. prefixes: which decoding rows share their first blocks, if attention makes use of it.
+    each: tokens of a decoding row at most. emits: how many of them it may emit. ahead: positions behind a plan's tokens
+    that need blocks too. drafting: how many drafts each verifies, if there are any. prefilling, decoding, paced:
+    ordered sets; those in `paced` decode with lookahead 0, and those in `decoding` may be planned before their last
+    token is known. deltas: what the next plan tells the worker, in order. prefixes: which decoding rows share their
+    first blocks, if attention makes use of it.
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
         self.each, self.ahead = 1 + config.num_drafts, config.drafted_ahead
-        self.drafting = Drafting(config.num_drafts, even=config.even_drafts) if config.num_drafts else None
+        self._depth = config.draft_depth
+        self.emits = self.each if self._depth is None else 1 + self._depth
+        self.drafting = None
+        if config.num_drafts:
+            self.drafting = Drafting(config.num_drafts, even=config.even_drafts, depth=self._depth)
         self.cache = CacheManager(
             layout,
             prefix_caching=config.enable_prefix_caching,
@@ -146,13 +151,15 @@ class Running:
 
     def certain(self, seq: Sequence, plans: int) -> int:
         """The position from which on it goes on at the earliest: plans in flight may emit nothing where they verify."""
-        uncertain = self.each if self.each > 1 else 0
+        uncertain = self.emits if self.emits > 1 else 0
         return max(0, int(self.slots.kv_len[seq.slot]) - plans * uncertain)
 
     def standing_rows(self) -> Standing:
         if self._standing is None:
             drafts = self._drafts_pay()
-            self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts) if self.decoding else NOBODY
+            self._standing = NOBODY
+            if self.decoding:
+                self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
             if self.prefixes is not None and self.decoding:
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))
                 self._standing = self._standing._replace(rows=rows)
@@ -165,14 +172,15 @@ class Running:
             return False
         return not self._even or (rows * self.each <= MOST_VERIFIED and all(seq.guessable for seq in self.decoding))
 
-    def beside(self, standing: Standing, others: bool) -> Standing:
-        """Return the standing rows as they run beside others, or alone. Where steps are even they verify drafts only if
-        they run alone, and nobody's could lie behind the longest context."""
-        each = standing.rows.tokens_each
-        if not self._even or each == 1 or not standing.seqs:
+    def beside(self, standing: Standing, *, others: bool, chunks: bool) -> Standing:
+        """Return the standing rows as they run beside others, or beside chunks of prompts, or alone. Trees are never
+        verified beside chunks. Where steps are even rows verify drafts only if they run alone, and nobody's could lie
+        behind the longest context."""
+        if standing.rows.tokens_each == 1 or not standing.seqs:
             return standing
         kv_len_R = self.slots.kv_len[standing.columns_R]
-        if not others and int(kv_len_R.max()) + each <= self._max_model_len:
+        uneven = self._even and (others or int(kv_len_R.max()) + self.emits > self._max_model_len)
+        if not uneven and not (chunks and self._depth is not None):
             return standing
         if self._plain is None or self._plain[0] is not standing:
             self._plain = standing, Standing.of(standing.seqs, self.slots, drafts=False)

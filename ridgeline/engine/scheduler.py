@@ -25,7 +25,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel
 from ridgeline.core.errors import ContractViolation, InvalidConfig
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan import Feature, RowKind, StepPlan, StepResult
 from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.state_spec import WINDOW_CHUNK
 from ridgeline.engine import masks
@@ -47,9 +47,9 @@ class Scheduler:
     """The requests of one engine. `schedule` makes plans; `update` takes their results in the same order.
 
     A decoding row runs its last token, and `config.num_drafts` drafts to verify behind it; it may emit as many tokens
-    as it runs. Blocks are taken for all of them, and for `config.drafted_ahead` positions behind them, so a request's
-    cache may come to hold that many positions more than `max_total_tokens`. Such rows do not share reads of keys
-    (`cascade`).
+    as it runs, or one more than a tree of drafts is deep. Blocks are taken for all of them, and for
+    `config.drafted_ahead` positions behind them, so a request's cache may come to hold that many positions more than
+    `max_total_tokens`. Such rows do not share reads of keys (`cascade`).
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, cost_model: CostModel | None = None) -> None:
@@ -91,6 +91,8 @@ class Scheduler:
         if request.id in self._by_id:
             raise ContractViolation(f"request id {request.id!r} is already in use.")
         seq = Sequence(request, len(self.cache.specs))
+        if self.config.draft_depth is not None and seq.features & Feature.PENALTY:
+            seq.guessable = False  # its draws depend on the tokens before, which differ along a tree
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
         self._by_id[request.id] = seq
@@ -221,9 +223,9 @@ class Scheduler:
 
     def _advance_decoding(self, draft: Draft) -> None:
         if self.running.drafting is not None:
-            draft.standing = self.running.beside(draft.standing, bool(draft.others))
+            draft.standing = self.running.beside(draft.standing, others=bool(draft.others), chunks=bool(draft.chunks))
         seqs, rows, columns_R, last_kv_len_R = draft.standing
-        kv_len_R = self.slots.kv_len[columns_R] + rows.num_tokens_R
+        kv_len_R = self.slots.kv_len[columns_R] + rows.num_logits_R
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
             self.running.end_decoding(seqs[i])  # its last token is on the way, if every row emits what it may
@@ -373,10 +375,13 @@ class Scheduler:
         self._plan_id += 1
         self._keep_states(draft)
         seqs, rows, spans = draft.assemble()
+        kv_bound_R = self.slots.kv_len[rows.slots_R]
+        if self.config.draft_depth is not None:
+            kv_bound_R = kv_bound_R + np.where(rows.kinds_R == RowKind.VERIFY, rows.num_tokens_R - rows.num_logits_R, 0)
         plan = StepPlan(
             id=self._plan_id,
             rows=rows,
-            kv_bound_R=self.slots.kv_len[rows.slots_R],
+            kv_bound_R=kv_bound_R,
             spans=spans,
             deltas=tuple(self.running.deltas),
             copies=self.cache.copies(draft.copying, self._plan_id),

@@ -30,6 +30,7 @@ from ridgeline.kernels.output_gate.op import OUTPUT_GATE
 from ridgeline.kernels.packed_attention.op import PACKED_ATTENTION
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
+from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
 from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
@@ -88,6 +89,7 @@ class Ops:
     wkv = WKV
     long_convolution = LONG_CONVOLUTION
     sample = SAMPLE
+    noised = NOISED
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS
     mask_logits = MASK_LOGITS

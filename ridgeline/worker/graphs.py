@@ -50,7 +50,7 @@ class Graph:
 
     def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
         self.inputs = segments.inputs(shape, device, cascade=cascade)
-        self.drafts = Drafts.alike(shape.rows, shape.each, device) if shape.each > 1 else None
+        self.drafts = Drafts.alike(shape.rows, shape.each, device, segments.columns) if shape.each > 1 else None
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
         self._scores: Scores | None = None
@@ -70,7 +70,8 @@ class Graph:
         for features in captured:
             graph = torch.cuda.CUDAGraph()
             outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features, drafts=drafts))
-            self._samples[features] = graph, replace(outcome, packed=borrowed(outcome.packed))
+            path_RK = None if outcome.path_RK is None else borrowed(outcome.path_RK)
+            self._samples[features] = graph, replace(outcome, packed=borrowed(outcome.packed), path_RK=path_RK)
         self._scores = _borrowed_scores(scores)
         self.forward()
         for features in self._samples:
@@ -150,7 +151,7 @@ class Graphs:
     ) -> None:
         self._segments, self._device = segments, device
         self._max_rows, self._max_tokens = max_rows, max_tokens
-        self._buckets = Buckets(max_rows, max_tokens, segments.columns)
+        self._buckets = Buckets(max_rows, max_tokens, segments.each)
         self._graphs = {(shape, False): Graph(segments, shape, device) for shape in self._buckets.shapes}
         if cascade:
             for shape in self._buckets.sharing:
@@ -258,7 +259,9 @@ def _borrowed_scores(scores: Scores) -> Scores:
     x_TM, residual_TM = scores.hidden
     hidden = Hidden(borrowed(x_TM), None if residual_TM is None else borrowed(residual_TM))
     taken = None if scores.taken is None else scores.taken.mapped(borrowed)
-    return Scores(borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RU), hidden, taken)
+    index_P = None if scores.index_P is None else borrowed(scores.index_P)
+    kept = borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RU)
+    return Scores(*kept, hidden, index_P, taken)
 
 
 def borrowed(tensor: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
     done with one.
     """
     meta = torch.device("meta")
-    drafts = 0 if kernels.speculation is None else kernels.speculation.num_speculative_tokens
+    drafts = 0 if kernels.speculation is None else kernels.speculation.num_drafts
     buckets = Buckets(kernels.max_seqs, kernels.max_tokens, 1 + drafts)
     uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
     shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
@@ -140,7 +140,8 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         )
         for shape, cascade in shapes:
             inputs = runner.segments.inputs(shape, meta, cascade=cascade)
-            verified = Drafts.alike(shape.rows, shape.each, meta) if shape.each > 1 else None
+            emits = runner.segments.columns
+            verified = Drafts.alike(shape.rows, shape.each, meta, emits) if shape.each > 1 else None
             scores = runner.segments.forward(inputs, drafts=verified)
             if not kernels.spec.scores:
                 continue

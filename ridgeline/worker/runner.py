@@ -117,8 +117,9 @@ class Runner:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
-        drafts = 0 if speculation is None else speculation.num_speculative_tokens
-        columns = -(-(max_model_len + 2 * drafts) // (16 * layout.block_size)) * 16
+        drafts = 0 if speculation is None else speculation.num_drafts
+        ahead = 0 if speculation is None else max(drafts, speculation.drafted_ahead)
+        columns = -(-(max_model_len + drafts + ahead) // (16 * layout.block_size)) * 16
         self.pools = decoder.spec.pooling is not None
         vocabulary = 1 if self.pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
@@ -180,7 +181,7 @@ class Runner:
         hand the hidden states on instead."""
         self.relay.settle(plan.after)
         self.prepare(plan)
-        wanted = 0 if self.proposer is None else drafts_wanted(plan.rows, self.segments.columns - 1)
+        wanted = 0 if self.proposer is None else drafts_wanted(plan.rows, self.segments.each - 1)
         verifies = self.proposer is not None and bool((plan.rows.kinds_R == RowKind.VERIFY).any())
         if verifies and self.cut is not None:
             plan = self.cut.plan(plan)
@@ -281,7 +282,7 @@ class Runner:
         apart: dict[int, DeviceLogprobs] = {}
         if features & Feature.LOGPROBS:
             token_RK = outcome.token_RK[: len(plan.rows)].long().clamp(min=0)
-            places_Q = None if drafts is None else drafts.places_RK[: len(plan.rows)].flatten()
+            places_Q = None if drafts is None else drafts.drawn_at(outcome.path_RK)[: len(plan.rows)].flatten()
             scored_QU = reported_RU if places_Q is None else reported_RU[places_Q]
             logprobs = vocabulary.score(scored_QU, token_RK.flatten(), plan.rows.num_logprobs)
             apart = self._score_apart(plan, reported_RU, token_RK[:, 0]) if features & Feature.APART else apart

@@ -71,6 +71,7 @@ class Scores:
         that is not the last, and of a model that pools.
     hidden: the hidden state of all tokens that were run here, from which prompts are scored, which the next stage
         gets, or which is pooled.
+    index_P: where rows verify drafts, the index of the token that is drawn at each position.
     taken: what the proposer needs of the step's tokens to draft behind them.
     """
 
@@ -78,17 +79,20 @@ class Scores:
     kv_len_R: Tensor
     logits_RU: Tensor
     hidden: Hidden
+    index_P: Tensor | None = None
     taken: Taken | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The output of the sample segment, in one piece of memory that is posted: token_RK, int32 (-1: none), then
-    finish_R, int8 (`Finish` codes), and where rows verify drafts drafted_R, int8. columns: K; 1: none verifies any."""
+    finish_R, int8 (`Finish` codes), and where rows verify drafts drafted_R, int8. columns: K; 1: none verifies any.
+    path_RK: as in `step_verify`, where rows verify trees."""
 
     packed: Tensor
     num_rows: int
     columns: int
+    path_RK: Tensor | None = None
 
     @staticmethod
     def empty(num_rows: int, device: torch.device, columns: int = 1) -> Outcome:
@@ -167,7 +171,8 @@ class Segments:
         self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.proposer, self._drafts_SD = proposer, None if proposer is None else proposer.drafts_SD
-        self.columns = 1 if proposer is None else 1 + proposer.drafts_SD.shape[1]  # tokens that a row emits, at most
+        self.each = 1 if proposer is None else 1 + proposer.drafts_SD.shape[1]  # tokens of a row that verifies drafts
+        self.columns = 1 if proposer is None else 1 + proposer.depth  # tokens that a row emits, at most
         self.mailbox = Mailbox(Outcome.size(slots.dummy, self.columns), ops, parameter.device)
 
     def inputs(
@@ -196,6 +201,7 @@ class Segments:
         """
         slots = self.slots
         share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
+        trees_SN = None if drafts is None or self.proposer is None else self.proposer.tree_SN
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T, tree = self._ops.step_inputs(
             inputs.slots_R,
             inputs.start_R1,
@@ -206,6 +212,7 @@ class Segments:
             slots.block_tables_ASC,
             self._block_size,
             self._drafts_SD,
+            trees_SN,
         )
         rows = DeviceRows(
             slots_R=inputs.slots_R,
@@ -246,11 +253,13 @@ class Segments:
             self._lengthen(inputs, kv_len_R, active_R)
             x_TM = self.decoder.handed_on(hidden)
             return Scores(active_R, kv_len_R, x_TM.new_empty(0), Hidden(x_TM, None))
+        index_P = None
         if drafts is not None:
             last = hidden if drafts.scored_P is None else self._at(hidden, drafts.scored_P)
+            index_P = 1 + (positions_T if drafts.scored_P is None else positions_T[drafts.scored_P])
         else:
             last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
-        return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden, taken)
+        return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden, index_P, taken)
 
     def before(self, tokens: int) -> Tensor:
         """Return the memory for what the stage before hands on of so many tokens: always the same, once it has been
@@ -309,7 +318,7 @@ class Segments:
         guides: the guides that made `scores`, if any did.
         wanted: how many drafts the next step may verify of a row; None: as many as this one does.
         """
-        slots, columns = self.slots, 1 if drafts is None else drafts.columns
+        slots, columns, path_RK = self.slots, 1 if drafts is None else drafts.emits, None
         outcome = Outcome.empty(inputs.num_rows, inputs.slots_R.device, columns)
         advancing = (
             inputs.slots_R,
@@ -333,19 +342,24 @@ class Segments:
             self._ops.step_advance(token_R, inputs.samples_R, *advancing, outcome.token_R, outcome.finish_R)
         else:
             assert self._drafts_SD is not None
+            assert self.proposer is not None
             token_P = self._draw_behind(inputs.slots_R, scores, drafts, features & SAMPLING)
             if guides is not None:
                 token_P = torch.cat((guides.tokens(token_P[: inputs.num_rows]), token_P[inputs.num_rows :]))
-            found = outcome.token_RK, outcome.finish_R, outcome.drafted_R
-            self._ops.step_verify(token_P, drafts.places_RK, drafts.num_logits_R, self._drafts_SD, *advancing, *found)
+            if self.proposer.tree_SN is not None:
+                path_RK = torch.empty_like(outcome.token_RK)
+            places_RN, num_logits_R = drafts.places_RN, drafts.num_logits_R
+            found = outcome.token_RK, outcome.finish_R, outcome.drafted_R, self.proposer.tree_SN, path_RK
+            self._ops.step_verify(token_P, places_RN, num_logits_R, self._drafts_SD, *advancing, *found)
             come = inputs.slots_R, scores.kv_len_R, scores.active_R, drafts.num_logits_R, slots.kv_len_S
-            self.states.keep(Verified(*come, columns), slots.block_tables_ASC.unbind())
+            self.states.keep(Verified(*come, drafts.columns, path_RK), slots.block_tables_ASC.unbind())
         if self.proposer is not None:
-            wanted = columns - 1 if wanted is None else wanted
+            wanted = (0 if drafts is None else self.each - 1) if wanted is None else wanted
+            taken = scores.taken if path_RK is None or scores.taken is None else scores.taken._replace(path_RK=path_RK)
             emitted = outcome.token_RK, inputs.slots_R
-            self.proposer.note(*emitted, self.states, features & SAMPLING, wanted, scores.taken)
+            self.proposer.note(*emitted, self.states, features & SAMPLING, wanted, taken)
         self.mailbox.post(outcome.packed)
-        return outcome
+        return replace(outcome, path_RK=path_RK)
 
     def _draw_behind(self, slots_R: Tensor, scores: Scores, drafts: Drafts, features: Feature) -> Tensor:
         """Return the tokens drawn at all positions. [P]
@@ -353,8 +367,8 @@ class Segments:
         Penalties count the drafts before a position as if they had been emitted: where they are not, nobody asks for
         what was drawn behind them.
         """
-        slots_P = slots_R[drafts.row_P]
-        index_P = scores.kv_len_R[drafts.row_P] + drafts.behind_P
+        slots_P, index_P = slots_R[drafts.row_P], scores.index_P
+        assert index_P is not None
         if not features & Feature.PENALTY:
             return self.vocabulary.sample(scores.logits_RU, self.slots.sampling, slots_P, index_P, features)
         assert self._drafts_SD is not None

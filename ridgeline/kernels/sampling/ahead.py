@@ -11,6 +11,7 @@ from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
 from ridgeline.kernels.sampling.triton_logprobs import combine_kernel, score_kernel, top_kernel
 from ridgeline.kernels.sampling.triton_mask import mask_kernel
+from ridgeline.kernels.sampling.triton_noised import noised_kernel
 from ridgeline.kernels.sampling.triton_parts import best_kernel
 from ridgeline.kernels.sampling.typical import typical_kernel
 
@@ -61,6 +62,7 @@ def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
     yield _kernel(
         best_kernel, {"RANKS": 2, "TILE": 64, "RANDOM": True, "APPROX": approximate}, num_warps=1, archs=archs
     )
+    yield _kernel(noised_kernel, {"TILE": 1024, "RANDOM": True, "APPROX": approximate}, num_warps=4, archs=archs)
 
 
 PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "PENALTY": 0}

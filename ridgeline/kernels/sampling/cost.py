@@ -14,6 +14,11 @@ def sample_cost(rows: int, vocab_size: int) -> Cost:
     return Cost(rows * (4.0 * vocab_size + 8), float(rows * vocab_size))
 
 
+def noised_cost(rows: int, vocab_size: int) -> Cost:
+    """Count float32 logits as read once, and as many numbers as written."""
+    return Cost(rows * 8.0 * vocab_size, float(rows * vocab_size))
+
+
 def best_of_parts_cost(rows: int, ranks: int) -> Cost:
     """Count a token and a score of 4 bytes each of every rank as read, and an int64 token as written."""
     return Cost(rows * (8.0 * ranks + 8), float(rows * ranks))

@@ -16,7 +16,8 @@ from ridgeline.core.plan import RowKind, Rows, StepPlan
 
 
 class Cut:
-    """Cuts the rows of plans. drafts_SD: int32 [slots, drafts], -1 behind the drafts that there are."""
+    """Cuts the rows of plans. drafts_SD: int32 [slots, drafts], -1 where there are none; those of a tree come before
+    what follows them."""
 
     def __init__(self, drafts_SD: Tensor) -> None:
         self._drafts_SD = drafts_SD.numpy()
@@ -26,7 +27,8 @@ class Cut:
         """Return the plan with as many tokens in each row as there are drafts for. It must have rows that verify."""
         rows = plan.rows
         verify_R = (rows.kinds_R == RowKind.VERIFY).nonzero()[0]
-        there_R = (self._drafts_SD[rows.slots_R[verify_R]] >= 0).sum(1)
+        is_there_RD = self._drafts_SD[rows.slots_R[verify_R]] >= 0
+        there_R = (is_there_RD * np.arange(1, is_there_RD.shape[1] + 1)).max(1)
         drafts_R = np.minimum(there_R, rows.num_tokens_R[verify_R] - 1)
         if not drafts_R.any() and self._plain is not None and self._plain[0] is rows:
             return replace(plan, rows=self._plain[1])

@@ -30,12 +30,14 @@ class DraftModel:
     """A `Proposer` that runs a network."""
 
     taps: tuple[int, ...] = ()
+    tree_SN: Tensor | None = None
 
     def __init__(self, decoder: Decoder, drafts: int, slots: Slots, block_size: int, ops: Ops) -> None:
         self.decoder, self.layers, self._slots = decoder, decoder.spec.layers, slots
         self._draws = Draws(drafts, slots, Vocabulary(decoder.spec.vocab_size, decoder.tp, ops))
         self.passes = Passes(slots, block_size, ops)
         self.drafts_SD, self.assign = self._draws.drafts_SD, self._draws.assign
+        self.depth = drafts
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
         """Write the keys of the step's tokens, unless the first pass of `note` writes what is missing."""

@@ -2,7 +2,7 @@
 
 Legend:
     R  rows
-    K  tokens that a row may emit, at most
+    N  tokens of a row that are scored, at most
     P  positions that are scored
 """
 
@@ -20,51 +20,62 @@ from ridgeline.core.plan import RowKind, Rows
 class Drafts(NamedTuple):
     """The positions whose scores say which drafts are right: behind each row's last token, and behind its drafts.
 
-    places_RK: int32, the position at which a row's token k is drawn; its first one where the row has no such token.
+    places_RN: int32, the position behind a row's token n; its first one where the row has no such token.
     num_logits_R: int32, how many positions a row has that count.
     row_P: int64, the row of a position. column_P: int64, which of the row's positions it is.
-    behind_P: int64, column_P less the last column of the row: 0 behind the row's last token, -1 before it.
     scored_P: int64, the token in the step behind which a position lies; None if all tokens are scored in their order.
+    emits: how many tokens a row may emit, at most.
     """
 
-    places_RK: Tensor
+    places_RN: Tensor
     num_logits_R: Tensor
     row_P: Tensor
     column_P: Tensor
-    behind_P: Tensor
     scored_P: Tensor | None
+    emits: int
 
     @staticmethod
     def of(rows: Rows, device: torch.device) -> Drafts:
         """Return the positions of these rows. The first one of every row comes first, and then the others."""
-        num_logits_R = rows.num_logits_R.astype(np.int64)
+        num_logits_R = np.where(rows.kinds_R == RowKind.VERIFY, rows.num_tokens_R, rows.num_logits_R).astype(np.int64)
         last_R = np.maximum(num_logits_R, 1) - 1
         further = [(row, column) for row in last_R.nonzero()[0].tolist() for column in range(1, int(last_R[row]) + 1)]
         row_P = np.array([*range(len(rows)), *(row for row, _ in further)], np.int64)
         column_P = np.array([*[0] * len(rows), *(column for _, column in further)], np.int64)
         first_R = rows.num_tokens_R.cumsum() - 1 - last_R
-        places_RK = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], int(last_R.max()) + 1, axis=1)
-        places_RK[row_P, column_P] = np.arange(len(row_P))
-        parts = (places_RK, num_logits_R.astype(np.int32), row_P, column_P, column_P - last_R[row_P])
-        return Drafts(*(torch.from_numpy(part).to(device) for part in (*parts, first_R[row_P] + column_P)))
+        places_RN = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], int(last_R.max()) + 1, axis=1)
+        places_RN[row_P, column_P] = np.arange(len(row_P))
+        return Drafts(
+            places_RN=torch.from_numpy(places_RN).to(device),
+            num_logits_R=torch.from_numpy(num_logits_R.astype(np.int32)).to(device),
+            row_P=torch.from_numpy(row_P).to(device),
+            column_P=torch.from_numpy(column_P).to(device),
+            scored_P=torch.from_numpy(first_R[row_P] + column_P).to(device),
+            emits=int(rows.num_logits_R.max()),
+        )
 
     @staticmethod
-    def alike(rows: int, each: int, device: torch.device) -> Drafts:
+    def alike(rows: int, each: int, device: torch.device, emits: int) -> Drafts:
         """Return the positions of rows that verify as many drafts: all of their tokens, in their order."""
         place_P = torch.arange(rows * each, device=device)
         column_P = place_P % each
         return Drafts(
-            places_RK=place_P.view(rows, each).int(),
+            places_RN=place_P.view(rows, each).int(),
             num_logits_R=torch.full((rows,), each, dtype=torch.int32, device=device),
             row_P=place_P // each,
             column_P=column_P,
-            behind_P=column_P - (each - 1),
             scored_P=None,
+            emits=emits,
         )
+
+    def drawn_at(self, path_RK: Tensor | None) -> Tensor:
+        """Return the positions at which the tokens that rows emit are drawn: [R, K]. path_RK: the row's tokens behind
+        which that is, if not behind one after the other."""
+        return self.places_RN if path_RK is None else self.places_RN.gather(1, path_RK.clamp(min=0).long())
 
     @property
     def columns(self) -> int:
-        return self.places_RK.shape[1]
+        return self.places_RN.shape[1]
 
 
 def drafts_wanted(rows: Rows, most: int) -> int:

@@ -33,8 +33,8 @@ from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
 from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.state.states import States
-from ridgeline.worker.vocabulary import Vocabulary
 
 
 class FeatureHead:
@@ -43,12 +43,10 @@ class FeatureHead:
     feature_SM: the feature of each slot's last token that ran. known_S: whether there is one.
     """
 
-    def __init__(self, head: DraftHead, drafts: int, slots: Slots, block_size: int, ops: Ops) -> None:
+    def __init__(self, head: DraftHead, draws: Draws | TreeDraws, slots: Slots, block_size: int, ops: Ops) -> None:
         self.head, self.layers, self.taps = head, head.spec.layers, head.spec.taps
-        target = head.target
-        self._slots, self.passes = slots, Passes(slots, block_size, ops)
-        self._draws = Draws(drafts, slots, Vocabulary(target.spec.vocab_size, target.tp, ops))
-        self.drafts_SD = self._draws.drafts_SD
+        self._slots, self._draws, self.passes = slots, draws, Passes(slots, block_size, ops)
+        self.drafts_SD, self.tree_SN, self.depth = draws.drafts_SD, draws.tree_SN, draws.depth
         num_slots, device, dtype = slots.dummy + 1, slots.device, next(head.parameters()).dtype
         self.feature_SM = torch.zeros(num_slots, head.spec.width, dtype=dtype, device=device)
         self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
@@ -108,12 +106,29 @@ class FeatureHead:
         assert taken.feature_TM is not None
         rows, kv_len_R = slots_R.long(), self._slots.kv_len_S[slots_R.long()]
         last_RM = taken.feature_TM[taken.last_R(kv_len_R)]
-        feature_RM = last_RM
+        self._draft(out_token_RK, slots_R, states, features, wanted, taken, last_RM)
+        ran_R = (taken.start_R1.diff() > 0) & taken.live_T[taken.first_R]
+        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, self.feature_SM[rows])
+        self.known_S[rows] |= ran_R
+
+    def _draft(
+        self,
+        out_token_RK: Tensor,
+        slots_R: Tensor,
+        states: States,
+        features: Feature,
+        wanted: int,
+        taken: Taken,
+        feature_RM: Tensor,
+    ) -> None:
+        """Draft what follows. feature_RM: those of the slots' last tokens that ran."""
+        assert isinstance(self._draws, Draws)
+        kv_len_R = self._slots.kv_len_S[slots_R.long()]
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
             nonlocal feature_RM
             if place == 0 and not taken.caught_up:
-                hidden = self._first_pass(out_token_RK, slots_R, states, kv_len_R, runs_R, taken)
+                hidden = self._first_pass(out_token_RK, slots_R, states, runs_R, taken)
             else:
                 inputs = self.passes.begin(token_R[:, None], slots_R, states, kv_len_R + place - 1, runs_R)
                 behind = StatesBehind(states, len(self.layers))
@@ -122,19 +137,15 @@ class FeatureHead:
             return logits_RV
 
         self._draws.draw(out_token_RK, slots_R, features, wanted, scores)
-        ran_R = (taken.start_R1.diff() > 0) & taken.live_T[taken.first_R]
-        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, self.feature_SM[rows])
-        self.known_S[rows] |= ran_R
 
     def _first_pass(
-        self, out_token_RK: Tensor, slots_R: Tensor, states: States, kv_len_R: Tensor, runs_R: Tensor, taken: Taken
+        self, out_token_RK: Tensor, slots_R: Tensor, states: States, runs_R: Tensor, taken: Taken
     ) -> Hidden:
         """Run the pairs of all tokens that the rows emitted, and that of the token in front of them. Return what came
         of the last one of each row."""
         assert taken.feature_TM is not None
-        rows, first_R = slots_R.long(), taken.first_R
-        (count, columns), tokens = out_token_RK.shape, len(taken.token_ids_T)
-        at_RK = (first_R[:, None] + torch.arange(columns, device=rows.device)).clamp(max=tokens - 1)
+        rows, first_R, kv_len_R = slots_R.long(), taken.first_R, self._slots.kv_len_S[slots_R.long()]
+        (count, columns), at_RK = out_token_RK.shape, taken.kept_RK(out_token_RK.shape[1])
         ids_RN = torch.cat((taken.token_ids_T[first_R, None], out_token_RK.clamp(min=0)), 1)
         features_RNM = torch.cat((self.feature_SM[rows, None], taken.feature_TM[at_RK]), 1)
         begin_R = taken.positions_T[first_R] - 1  # below 0 for rows that do not run, which then begin nowhere

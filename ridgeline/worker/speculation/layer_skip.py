@@ -32,6 +32,7 @@ class LayerSkip:
 
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
+    tree_SN: Tensor | None = None
 
     def __init__(
         self, target: Decoder, skipped: Collection[int], drafts: int, slots: Slots, block_size: int, ops: Ops
@@ -41,6 +42,7 @@ class LayerSkip:
         self._draws = Draws(drafts, slots, Vocabulary(target.spec.vocab_size, target.tp, ops))
         self.passes = Passes(slots, block_size, ops)
         self.drafts_SD, self.assign = self._draws.drafts_SD, self._draws.assign
+        self.depth = drafts
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
         """Do nothing: the target's keys are all that there are."""

@@ -33,13 +33,15 @@ class Lookup:
 
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
+    tree_SN: Tensor | None = None
 
     def __init__(self, speculation: Speculation, slots: Slots, max_model_len: int, ops: Ops) -> None:
         self._slots, self._ops = slots, ops
         self._lengths = speculation.prompt_lookup_min, speculation.prompt_lookup_max
         num_slots, device = slots.dummy + 1, slots.device
         self.text_SN = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
-        self.drafts_SD = torch.full((num_slots, speculation.num_speculative_tokens), -1, device=device).int()
+        self.depth = speculation.num_speculative_tokens
+        self.drafts_SD = torch.full((num_slots, self.depth), -1, device=device).int()
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Take the known tokens of slots that change hands."""

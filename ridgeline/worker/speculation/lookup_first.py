@@ -27,10 +27,13 @@ class LookupFirst:
     that, and its passes run always.
     """
 
+    tree_SN: Tensor | None = None
+
     def __init__(self, lookup: Lookup, other: Proposer, slots: Slots) -> None:
         self._lookup, self._other, self._slots = lookup, other, slots
         self.layers, self.taps = other.layers, other.taps
         self.drafts_SD = torch.full_like(other.drafts_SD, -1)
+        self.depth = other.depth
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare both for requests that take slots over."""

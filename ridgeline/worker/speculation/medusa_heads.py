@@ -12,13 +12,12 @@ from torch import Tensor
 
 from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Feature
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.medusa import Medusa
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.state.states import States
-from ridgeline.worker.vocabulary import Vocabulary
 
 
 class MedusaHeads:
@@ -27,10 +26,9 @@ class MedusaHeads:
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
 
-    def __init__(self, heads: Medusa, drafts: int, slots: Slots, ops: Ops) -> None:
-        self.heads, self._slots = heads, slots
-        self._draws = Draws(drafts, slots, Vocabulary(heads.target.spec.vocab_size, heads.target.tp, ops))
-        self.drafts_SD, self.assign = self._draws.drafts_SD, self._draws.assign
+    def __init__(self, heads: Medusa, draws: Draws | TreeDraws, slots: Slots) -> None:
+        self.heads, self._slots, self._draws, self.assign = heads, slots, draws, draws.assign
+        self.drafts_SD, self.tree_SN, self.depth = draws.drafts_SD, draws.tree_SN, draws.depth
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
         """Return the step's hidden states, until it is known which of them are the newest."""
@@ -46,8 +44,12 @@ class MedusaHeads:
         wanted: int,
         taken: Taken | None,
     ) -> None:
-        """Draft what follows the slots' last tokens: one token by each head."""
+        """Draft what follows the slots' last tokens: one token by each head, or the likeliest ones in every order."""
         assert taken is not None
         assert taken.feature_TM is not None
         x_RM = taken.feature_TM[taken.last_R(self._slots.kv_len_S[slots_R.long()])]
-        self._draws.draw(out_token_RK, slots_R, features, wanted, lambda place, *_: self.heads.scores(place, x_RM))
+        emitted, heads = (out_token_RK, slots_R, features, wanted), self.heads
+        if isinstance(self._draws, TreeDraws):
+            self._draws.draw(*emitted, lambda expanded: heads.scores(expanded.depth, x_RM)[:, None])
+        else:
+            self._draws.draw(*emitted, lambda place, *_: heads.scores(place, x_RM))

@@ -19,7 +19,11 @@ from ridgeline.worker.speculation.layer_skip import LayerSkip
 from ridgeline.worker.speculation.lookup import Lookup
 from ridgeline.worker.speculation.lookup_first import LookupFirst
 from ridgeline.worker.speculation.medusa_heads import MedusaHeads
+from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.proposer import Proposer
+from ridgeline.worker.speculation.tree_head import TreeHead
+from ridgeline.worker.speculation.trees import TreeDraws
+from ridgeline.worker.vocabulary import Vocabulary
 
 Network = Decoder | DraftHead | Medusa  # that drafts
 
@@ -68,7 +72,8 @@ def proposer_of(
     """Return the proposer of the method. draft: the network that drafts, where the method needs one."""
     if speculation.method == NGRAM:
         return Lookup(speculation, slots, max_model_len, ops)
-    drafts = speculation.num_speculative_tokens
+    drafts, tree = speculation.num_speculative_tokens, speculation.tree
+    vocabulary = Vocabulary(target.spec.vocab_size, target.tp, ops)
     proposer: Proposer
     match draft:
         case None:
@@ -76,10 +81,14 @@ def proposer_of(
             proposer = LayerSkip(target, skipped, drafts, slots, block_size, ops)
         case Decoder():
             proposer = DraftModel(draft, drafts, slots, block_size, ops)
+        case DraftHead() if tree is not None:
+            proposer = TreeHead(draft, tree, slots, block_size, ops)
         case DraftHead():
-            proposer = FeatureHead(draft, drafts, slots, block_size, ops)
+            proposer = FeatureHead(draft, Draws(drafts, slots, vocabulary), slots, block_size, ops)
+        case Medusa() if tree is not None:
+            proposer = MedusaHeads(draft, TreeDraws(tree, slots, ops, shared=True), slots)
         case Medusa():
-            proposer = MedusaHeads(draft, drafts, slots, ops)
+            proposer = MedusaHeads(draft, Draws(drafts, slots, vocabulary), slots)
     if not speculation.prompt_lookup_max:
         return proposer
     return LookupFirst(Lookup(speculation, slots, max_model_len, ops), proposer, slots)

@@ -14,14 +14,14 @@ Legend:
     S  slots
     D  drafts of a slot
     K  tokens that a row emits, at most
-    N  tokens that a row runs in a pass
+    N  tokens that a row runs in a pass; nodes of a slot: D + 1
     V  vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,10 +51,12 @@ class StatesBehind:
 
 
 class Draws:
-    """Draws drafts into a table by slot. drafts: of a slot, at most."""
+    """Draws drafts into a table by slot. drafts: of a slot, at most. depth, tree_SN: as in `Proposer`."""
+
+    tree_SN: Tensor | None = None
 
     def __init__(self, drafts: int, slots: Slots, vocabulary: Vocabulary) -> None:
-        self._slots, self._vocabulary = slots, vocabulary
+        self._slots, self._vocabulary, self.depth = slots, vocabulary, drafts
         self.drafts_SD = torch.full((slots.dummy + 1, drafts), -1, dtype=torch.int32, device=slots.device)
 
     def assign(self, deltas: Sequence[Delta]) -> None:
@@ -102,9 +104,14 @@ class Passes:
 
     def begin(self, ids_RN: Tensor, slots_R: Tensor, states: States, kv_len_R: Tensor, runs_R: Tensor) -> StepInputs:
         """Prepare for a pass in which the rows that run have these tokens behind their first kv_len_R ones."""
-        (count, each), device = ids_RN.shape, slots_R.device
-        start_R1 = torch.arange(0, (count + 1) * each, each, dtype=torch.int32, device=device)
-        return self.begin_ragged(ids_RN.flatten(), start_R1, slots_R, states, kv_len_R, runs_R, each)
+        start_R1 = _alike(len(ids_RN), ids_RN.shape[1], slots_R.device)
+        return self.begin_ragged(ids_RN.flatten(), start_R1, slots_R, states, kv_len_R, runs_R, ids_RN.shape[1])
+
+    def begin_nodes(self, nodes: Nodes, each: int, slots_R: Tensor, states: States, runs_R: Tensor) -> StepInputs:
+        """Prepare for a pass in which the rows that run have the same number of nodes of their trees."""
+        start_R1 = _alike(len(slots_R), each, slots_R.device)
+        none_T = torch.full((len(slots_R) * each,), -1, dtype=torch.int32, device=slots_R.device)
+        return self.begin_ragged(none_T, start_R1, slots_R, states, nodes.first_R, runs_R, each, nodes)
 
     def begin_ragged(
         self,
@@ -115,8 +122,10 @@ class Passes:
         kv_len_R: Tensor,
         runs_R: Tensor,
         each: int = 0,
+        nodes: Nodes | None = None,
     ) -> StepInputs:
-        """Prepare for a pass of rows that begin at start_R1. each: how many tokens they all have; 0: they differ."""
+        """Prepare for a pass of rows that begin at start_R1. each: how many tokens they all have; 0: they differ.
+        nodes: those that the tokens without an id are."""
         rows = slots_R.long()
         self._kv_len_S[rows], self._stopped_S[rows] = kv_len_R, (~runs_R).int()
         tables_ASC = self._slots.block_tables_ASC
@@ -129,7 +138,7 @@ class Passes:
             self._stopped_S,
             tables_ASC,
             self._block_size,
-            None,
+            *((None,) if nodes is None else (nodes.token_SD, nodes.sight_SN, nodes.base_S)),
         )
         running = DeviceRows(
             slots_R=slots_R,
@@ -138,6 +147,26 @@ class Passes:
             last_R=inputs.last_R,
             num_tokens=len(ids_T),
             tokens_each=each,
+            tree=inputs.tree,
         )
         states.begin(running, tables_ASC.unbind(), inputs.places_AT.unbind(), inputs.live_T)
         return inputs
+
+
+class Nodes(NamedTuple):
+    """Nodes of trees, as `step_inputs` takes them.
+
+    token_SD: int32, the tokens of each slot's nodes but the first. sight_SN: int64, the bits of all.
+    base_S: int64, the place of the first one.
+    first_R: the place of the first one of a pass.
+    """
+
+    token_SD: Tensor
+    sight_SN: Tensor
+    base_S: Tensor
+    first_R: Tensor
+
+
+def _alike(rows: int, each: int, device: torch.device) -> Tensor:
+    """Return where rows of as many tokens begin, and where the last one ends."""
+    return torch.arange(0, (rows + 1) * each, each, dtype=torch.int32, device=device)

@@ -6,6 +6,7 @@ Legend:
     T  tokens of the step
     M  model width
     D  drafts of a slot
+    N  nodes of a tree: D + 1
     K  tokens that a row emits, at most
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ridgeline.core.model_spec import LayerSpec
@@ -45,6 +47,8 @@ class Taken(NamedTuple):
 
     feature_TM: what a head reads of the target's hidden states.
     caught_up: the proposer has run over all of these tokens.
+    path_RK: int32, behind which of a row's tokens each of those was drawn that it emitted, then -1; None: behind one
+        after the other.
     """
 
     token_ids_T: Tensor
@@ -53,6 +57,7 @@ class Taken(NamedTuple):
     live_T: Tensor
     feature_TM: Tensor | None
     caught_up: bool
+    path_RK: Tensor | None = None
 
     @property
     def first_R(self) -> Tensor:
@@ -62,7 +67,18 @@ class Taken(NamedTuple):
     def last_R(self, kv_len_R: Tensor) -> Tensor:
         """Return the place of the last token that each slot has kept, of which it now has kv_len_R."""
         first_R = self.first_R
-        return (first_R + kv_len_R - 1 - self.positions_T[first_R]).clamp(0, len(self.token_ids_T) - 1)
+        index_R = kv_len_R - 1 - self.positions_T[first_R]
+        if self.path_RK is not None:
+            index_R = self.path_RK.gather(1, index_R.clamp(0, self.path_RK.shape[1] - 1)[:, None])[:, 0].long()
+        return (first_R + index_R).clamp(0, len(self.token_ids_T) - 1)
+
+    def kept_RK(self, columns: int) -> Tensor:
+        """Return the places of the tokens behind which the first tokens that a row emitted were drawn, as many as there
+        are columns."""
+        index_RK = self.path_RK
+        if index_RK is None:
+            index_RK = torch.arange(columns, device=self.token_ids_T.device)[None]
+        return (self.first_R[:, None] + index_RK).clamp(0, len(self.token_ids_T) - 1)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Taken:
         """Return the same with other tensors."""
@@ -73,18 +89,22 @@ class Taken(NamedTuple):
             change(self.live_T),
             None if self.feature_TM is None else change(self.feature_TM),
             self.caught_up,
-        )
+        )  # the path is not known yet
 
 
 class Proposer(Protocol):
     """A maker of drafts, which lie on the device in a table by slot that the next step reads.
 
     drafts_SD: int32; drafts that there are not are -1.
+    tree_SN: int64, the bits of the nodes of each slot's tree (kernels/tree.py); None if drafts are chains.
+    depth: how many drafts of a slot can be right, at most.
     layers: those of its own whose states lie behind the target's (`core.model_spec.with_draft`).
     taps: the target's layers whose outputs it reads.
     """
 
     drafts_SD: Tensor
+    tree_SN: Tensor | None
+    depth: int
     layers: tuple[LayerSpec, ...]
     taps: tuple[int, ...]
 

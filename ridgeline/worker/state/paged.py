@@ -193,7 +193,7 @@ class PagedLayer:
         scale, window, softcap = spec.scale, spec.window, spec.softcap
         sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
         scales = self._scales if heads.kv_scales_G2 is None else heads.kv_scales_of(self._k)
-        if batch.tokens_each == 1:
+        if batch.tokens_each == 1 and batch.tree is None:
             out_THD = ops.decode_attention(
                 *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
                 v_norm=spec.v_norm, scales=scales, room=room,

@@ -81,8 +81,8 @@ class DeviceRows:
 class Verified(NamedTuple):
     """Rows whose drafts are verified, and how far they have come.
 
-    kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens a row may have emitted. kv_len_S: the slots'
-    lengths now. columns: tokens that a row may emit, at most. path_RK: the nodes of a tree that stay, then -1
+    kv_len_R, active_R: as of `step_inputs`. num_logits_R: how many tokens of a row were scored. kv_len_S: the slots'
+    lengths now. columns: tokens of a row that were scored, at most. path_RK: the nodes of a tree that stay, then -1
     (`step_verify`); None: drafts were chains.
     """
 
