@@ -42,6 +42,11 @@ class Speculation:
     prompt_lookup_max: int = 0
     skip_layers: tuple[int, ...] | None = None
 
+    @property
+    def looked_up(self) -> tuple[int, int]:
+        """The tokens that must have stood there at least, and are compared at most."""
+        return self.prompt_lookup_min, self.prompt_lookup_max
+
     def skipped(self, layers: int) -> tuple[int, ...]:
         """Return the layers that are left out of so many. Raise InvalidConfig if some of them are not there, or if none
         would be left."""

@@ -49,6 +49,19 @@ def is_empty(bits_W: np.ndarray) -> bool:
     return not bits_W.view(np.bool_).any()
 
 
+def has(bits_W: np.ndarray, token: int) -> bool:
+    """Return True if the token is in the set."""
+    return bool(int(bits_W[token // WORD]) >> token % WORD & 1)
+
+
+def only(bits_W: np.ndarray) -> int | None:
+    """Return the token of a set that has one, or None."""
+    words = bits_W.nonzero()[0]
+    if len(words) != 1 or (word := int(bits_W[words[0]])) & (word - 1):
+        return None
+    return WORD * int(words[0]) + word.bit_length() - 1
+
+
 class Few:
     """A few tokens that are to be removed from many sets."""
 

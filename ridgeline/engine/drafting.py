@@ -9,7 +9,9 @@ All three are learned while requests run: a for each request, beginning with tha
 steps without prompts.
 
 A step that verifies may cost more besides, whatever it verifies. So for about as many rows the rates with drafts and
-without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is.
+without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is. Where
+rows have token masks a step takes as long as its result is behind the one before: drafts of such rows keep the device
+waiting for the host, which its own clock does not see.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from statistics import median
 
 import numpy as np
 
-from ridgeline.core.plan import RowKind, StepResult
+from ridgeline.core.plan import Feature, RowKind, StepResult
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.sequence import Sequence
 
@@ -110,12 +112,12 @@ class Drafting:
         self._most, self._even = most, even
         self._times = StepTimes()
         self._right, self._tried = HOPE, 1.0
-        self._ways: dict[int, Way] = {}  # by the bits of a number of rows
+        self._ways: dict[tuple[int, bool], Way] = {}  # by the bits of a number of rows, and whether some have masks
         self.saved = 0.0  # seconds
 
-    def pays(self, rows: int) -> bool:
-        """Return whether steps of so many rows should verify drafts at all."""
-        way = self._ways.get(rows.bit_length())
+    def pays(self, rows: int, *, masked: bool) -> bool:
+        """Return whether steps of so many rows should verify drafts at all. masked: some of them have token masks."""
+        way = self._ways.get((rows.bit_length(), masked))
         return way is None or way.drafts
 
     def share(self, seq: Sequence) -> float:
@@ -132,18 +134,21 @@ class Drafting:
             return 0
         return self._most if share >= 1 else min(self._most, int(log(price) / log(share)))
 
-    def note(self, record: InFlight, result: StepResult) -> bool:
-        """Learn from a step. Return True if some request has another number of drafts now (`Sequence.drafts`)."""
+    def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
+        """Learn from a step, whose result came so many seconds behind the one before. Return True if some request has
+        another number of drafts now (`Sequence.drafts`)."""
         drafted_R, rows = result.drafted_R, record.plan.rows
         turned, tokens = False, len(rows) + (0 if drafted_R is None else int(drafted_R.sum()))
         if result.elapsed > 0 and not (rows.kinds_R == RowKind.CHUNK).any():
             emitted = int(result.emitted_R.sum())
             self._times.note(tokens, emitted, result.elapsed)
-            way = self._ways.setdefault(len(rows).bit_length(), Way())
+            masked = bool(rows.features & Feature.MASK)
+            way, seconds = self._ways.setdefault((len(rows).bit_length(), masked), Way()), max(seconds, result.elapsed)
+            seconds = seconds if masked else result.elapsed
             before = way.drafts
             if record.verifies:
-                self.saved += way.saved(emitted, result.elapsed)
-            way.note(record.verifies, emitted, result.elapsed)
+                self.saved += way.saved(emitted, seconds)
+            way.note(record.verifies, emitted, seconds)
             turned = before is not way.drafts
         if self._even:
             return turned

@@ -21,6 +21,7 @@ from ridgeline.core.plan import (
     Assign,
     Feature,
     Finish,
+    MaskedDrafts,
     Release,
     RowKind,
     SetBlocks,
@@ -158,8 +159,12 @@ class IdealWorker:
         if not self.lazy:
             self._catch_up()
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         step = next(step for step in self._steps if step.plan.id == plan_id)
+        if (drafts is not None) is not bool(step.plan.rows.features & Feature.GIVEN):
+            raise Violation("drafts came that no row waits for, or did not come")
         if step.masks is not None or step is not self._steps[0]:
             raise Violation("masks came twice, or before all earlier tokens were known")
         step.masks = masks

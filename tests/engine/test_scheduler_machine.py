@@ -60,11 +60,11 @@ class Fickle:
         self._turn += 1
         return self._turn * 7 % 5 % (self._most + 1) if seq.guessable else 0
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, *, masked: bool) -> bool:
         self._turn += 1
         return self._turn % 3 > 0
 
-    def note(self, record: InFlight, result: StepResult) -> bool:
+    def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
         for seq in record.seqs:
             seq.drafts = self.wanted(seq)
         return True

@@ -25,6 +25,7 @@ class Drafts(NamedTuple):
     row_P: int64, the row of a position. column_P: int64, which of the row's positions it is.
     behind_P: int64, column_P less the last column of the row: 0 behind the row's last token, -1 before it.
     scored_P: int64, the token in the step behind which a position lies; None if all tokens are scored in their order.
+    known_RK: places_RK on the host.
     """
 
     places_RK: Tensor
@@ -33,6 +34,7 @@ class Drafts(NamedTuple):
     column_P: Tensor
     behind_P: Tensor
     scored_P: Tensor | None
+    known_RK: np.ndarray
 
     @staticmethod
     def of(rows: Rows, device: torch.device) -> Drafts:
@@ -45,8 +47,19 @@ class Drafts(NamedTuple):
         first_R = rows.num_tokens_R.cumsum() - 1 - last_R
         places_RK = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], int(last_R.max()) + 1, axis=1)
         places_RK[row_P, column_P] = np.arange(len(row_P))
-        parts = (places_RK, num_logits_R.astype(np.int32), row_P, column_P, column_P - last_R[row_P])
-        return Drafts(*(torch.from_numpy(part).to(device) for part in (*parts, first_R[row_P] + column_P)))
+
+        def sent(part: np.ndarray) -> Tensor:
+            return torch.from_numpy(part).to(device)
+
+        return Drafts(
+            places_RK=sent(places_RK),
+            num_logits_R=sent(num_logits_R.astype(np.int32)),
+            row_P=sent(row_P),
+            column_P=sent(column_P),
+            behind_P=sent(column_P - last_R[row_P]),
+            scored_P=sent(first_R[row_P] + column_P),
+            known_RK=places_RK,
+        )
 
     @staticmethod
     def alike(rows: int, each: int, device: torch.device) -> Drafts:
@@ -60,6 +73,7 @@ class Drafts(NamedTuple):
             column_P=column_P,
             behind_P=column_P - (each - 1),
             scored_P=None,
+            known_RK=np.arange(rows * each, dtype=np.int32).reshape(rows, each),
         )
 
     @property
