@@ -56,10 +56,11 @@ def has(bits_W: np.ndarray, token: int) -> bool:
 
 def only(bits_W: np.ndarray) -> int | None:
     """Return the token of a set that has one, or None."""
-    words = bits_W.nonzero()[0]
-    if len(words) != 1 or (word := int(bits_W[words[0]])) & (word - 1):
+    if np.count_nonzero(bits_W) != 1:
         return None
-    return WORD * int(words[0]) + word.bit_length() - 1
+    at = int(bits_W.argmax())
+    word = int(bits_W[at])
+    return None if word & (word - 1) else WORD * at + word.bit_length() - 1
 
 
 class Few:
