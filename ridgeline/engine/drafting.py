@@ -31,8 +31,9 @@ TRIALS_KEPT = 0.9  # of the weight of a request's trials after another row of it
 PRIOR = 2.0  # trials that those of all requests count for in one's share
 HOPE = 0.8  # the share of right drafts before any was tried
 SHORT = 6  # steps that go the slower way, to see if it still is
+BURSTS = 24  # of them with drafts where rows have masks: what grammars force comes in bursts, which a few steps miss
 LONG, LONGEST = 64, 512  # steps that go the faster one before; so many more each time that it stays the faster one
-NEWEST = 12  # steps that a rate is taken of
+NEWEST = 12  # steps that a rate is taken of: the last two trials
 PROBE = 64  # tokens after which a request without drafts tries them again
 UNKNOWN = 0.5  # the price of a draft before steps of unlike numbers of tokens were seen
 CHEAPEST = 0.05  # a draft costs something, even where the times of few steps say that it does not
@@ -67,13 +68,15 @@ class Way:
     """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
 
     A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine
-    with other work to do makes single steps long.
+    with other work to do makes single steps long. trial: how many steps try drafts.
     """
 
-    def __init__(self) -> None:
-        self.drafts = True
-        self._steps = {False: deque[tuple[int, float]](maxlen=NEWEST), True: deque[tuple[int, float]](maxlen=NEWEST)}
-        self._left, self._tries, self._long = SHORT, False, LONG
+    def __init__(self, trial: int = SHORT) -> None:
+        self.drafts, self._trial = True, {False: SHORT, True: trial}
+        self._steps = {
+            way: deque[tuple[int, float]](maxlen=steps * NEWEST // SHORT) for way, steps in self._trial.items()
+        }
+        self._left, self._tries, self._long = trial, False, LONG
         self._plain_rate = 0.0
 
     def saved(self, emitted: int, seconds: float) -> float:
@@ -90,7 +93,7 @@ class Way:
         if self._left > 0:
             return
         if not self._tries:
-            self.drafts, self._left, self._tries = not self.drafts, SHORT, True
+            self.drafts, self._left, self._tries = not self.drafts, self._trial[not self.drafts], True
             return
         before = not self.drafts
         self.drafts = self._rate(True) >= self._rate(False)
@@ -143,8 +146,9 @@ class Drafting:
             emitted = int(result.emitted_R.sum())
             self._times.note(tokens, emitted, result.elapsed)
             masked = bool(rows.features & Feature.MASK)
-            way, seconds = self._ways.setdefault((len(rows).bit_length(), masked), Way()), max(seconds, result.elapsed)
-            seconds = seconds if masked else result.elapsed
+            key = len(rows).bit_length(), masked
+            way = self._ways.setdefault(key, Way(BURSTS if masked else SHORT))
+            seconds = max(seconds, result.elapsed) if masked else result.elapsed
             before = way.drafts
             if record.verifies:
                 self.saved += way.saved(emitted, seconds)

@@ -18,6 +18,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -124,7 +125,8 @@ def drafted(
     for row, (seq, most) in wanted.items():
         if row in masks and (mask := drafting(seq.request.token_mask)) is not None:
             masks[row] = masks[row].copy()
-            walks[row] = Walk(seq, mask, masks[row], most, lookup)
+            begun = guarded(partial(Walk, seq, mask, masks[row], most, lookup), seq, fail)
+            walks |= {} if begun is None else {row: begun}
     going: Iterable[Walk] = walks.values()
     while going := [walk for walk in going if walk.advances()]:
         prepare(walk.mask for walk in going)
