@@ -5,7 +5,8 @@
 Columns, in milliseconds a step (medians):
 
     grammar   llguidance finds what is allowed, for all masked rows in one call, in its threads ("-": not installed)
-    due       `engine.masks.due` around it, for requests with a mask alone
+    drafts    four drafts of each masked row and the masks behind them, by what its grammar forces and by lookup
+    due       `engine.masks.due` around grammar, for requests with a mask alone
     rules     the same for requests that have bad words and min_tokens too
     pack      the masks are written to page-locked memory and their upload is queued
     upload    the bytes cross to the device
@@ -35,6 +36,7 @@ import torch
 from ridgeline.core.plan import Feature
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.core.token_bits import num_words, packed
+from ridgeline.engine import masked_drafts
 from ridgeline.engine import masks as engine_masks
 from ridgeline.engine.sequence import Sequence
 from ridgeline.kernels.op import Platform
@@ -53,6 +55,9 @@ SCHEMA = {
     "required": ["name", "tags", "age"],
     "additionalProperties": False,
 }
+
+
+TEXT = b'{"name":"anna","tags":["red"],"age":5} '  # of which grammars' masks have seen a part
 
 
 class Fixed:
@@ -99,10 +104,10 @@ def grammar_masks(count: int, vocab: int) -> list[Any]:
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
     made = []
     for n in range(count):
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        for byte in b'{"name":"anna'[: n % 14]:
-            assert matcher.consume_token(byte), matcher.get_error()
-        made.append(GrammarMask(matcher, vocab, executor))
+        mask = GrammarMask(LLMatcher(tokenizer, grammar, log_level=0), vocab, executor)
+        for byte in TEXT[: n % 14]:
+            mask.accept(byte)
+        made.append(mask)
     return made
 
 
@@ -157,6 +162,7 @@ class Bench:
         found: dict[str, float | None] = {"grammar": self.grammar(masked)}
         found["due"] = self.host_time(lambda: self.due(seqs)) if masked else 0.0
         found["rules"] = self.host_time(lambda: self.due(ruled)) if masked else 0.0
+        found["drafts"] = self.drafts(masked)
         masks = self.due(seqs)
         found |= dict.fromkeys(("pack", "upload", "mask"), 0.0)
         if masked:
@@ -183,10 +189,10 @@ class Bench:
         Masks.of(masks, self.vocab, self.device)
 
     def due(self, seqs: Mapping[int, Sequence]) -> dict[int, np.ndarray]:
-        def fail(seq: Sequence, error: str) -> None:
-            raise RuntimeError(error)
+        return engine_masks.due(seqs, self.fail)
 
-        return engine_masks.due(seqs, fail)
+    def fail(self, seq: Sequence, error: str) -> None:
+        raise RuntimeError(error)
 
     def sequence(self, row: int, **rules: Any) -> Sequence:
         params = SamplingParams(temperature=0, max_tokens=9, **rules)
@@ -200,6 +206,30 @@ class Bench:
             token_mask=Fixed(self.vocab, row),
         )
         return Sequence(engine_masks.constrained(request, self.vocab), 1)
+
+    def drafts(self, masked: int) -> float | None:
+        """Return the time in which drafts are made for requests whose prompts hold the text of their grammar."""
+        if not self.grammars:
+            return None
+        seqs = {}
+        for row, mask in enumerate(self.grammars[:masked]):
+            prompt = (*TEXT * 20, *TEXT[: row % 14])
+            params = SamplingParams(temperature=0, max_tokens=99)
+            request = Request(
+                id=str(row), prompt_token_ids=prompt, params=params, seed=0, max_total_tokens=1000, token_mask=mask
+            )
+            seqs[row] = Sequence(request, 1)
+        masks = self.due(seqs)
+        asked = {row: (seq, 4) for row, seq in seqs.items()}
+
+        def drafted() -> int:
+            found = masked_drafts.drafted(asked, dict(masks), (1, 3), self.fail)
+            return sum(len(token_ids_D) for token_ids_D, _ in found.values())
+
+        if not masked:
+            return 0.0
+        assert drafted() > 3 * masked
+        return self.host_time(drafted)
 
     def grammar(self, masked: int) -> float | None:
         if not self.grammars:
@@ -226,7 +256,7 @@ def main() -> None:
     bits = 4 * num_words(options.vocab)
     with torch.inference_mode():
         bench = Bench(options.rows, options.vocab, options.steps, device)
-        names = ("grammar", "due", "rules", "pack", "upload", "mask", "sample", "before")
+        names = ("grammar", "drafts", "due", "rules", "pack", "upload", "mask", "sample", "before")
         print("masked " + "".join(f"{name:>10}" for name in names) + f"{'least upload':>14}{'least mask':>12}")
         for masked in sorted({0, 1, options.rows}):
             times = bench.case(masked)

@@ -63,10 +63,10 @@ class Always:
     def wanted(self, seq: Any) -> int:
         return self.most if seq.guessable else 0
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, *, masked: bool) -> bool:
         return True
 
-    def note(self, record: object, result: object) -> bool:
+    def note(self, record: object, result: object, seconds: float) -> bool:
         return False
 
 
@@ -79,7 +79,7 @@ class Fickle(Always):
     def wanted(self, seq: Any) -> int:
         return self._draw.choice([0, min(1, self.most), self.most]) if seq.guessable else 0
 
-    def note(self, record: Any, result: object) -> bool:
+    def note(self, record: Any, result: object, seconds: float) -> bool:
         for seq in record.seqs:
             seq.drafts = self.wanted(seq)
         return True
@@ -91,7 +91,7 @@ class Turning(Always):
     def __init__(self) -> None:
         self._draw = random.Random(0)
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, *, masked: bool) -> bool:
         return self._draw.random() < 0.6
 
 

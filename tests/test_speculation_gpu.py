@@ -26,6 +26,7 @@ ASKED = [
     SamplingParams(temperature=1.0, top_p=0.8, top_k=40, seed=5, **COMMON),
     SamplingParams(temperature=0, repetition_penalty=1.2, logprobs=1, **COMMON),
     SamplingParams(temperature=0, min_tokens=20, stop=["\n\n"], max_tokens=80),
+    SamplingParams(temperature=0, bad_words=["three"], **COMMON),
 ]
 
 

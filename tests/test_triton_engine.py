@@ -66,6 +66,7 @@ def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) 
         ask("a", [5, 6, 7, 8] * 4, max_tokens=12),
         ask("b", [9, 10, 11] * 3, max_tokens=9, temperature=0.8, top_p=0.9, seed=5),
         ask("c", [12, 13] * 5, max_tokens=10, repetition_penalty=1.2, logprobs=1),
+        ask("d", [14, 15] * 5, max_tokens=10, allowed_token_ids=(14, 15, 16), lookahead=1),
     ]
     with rig(folder) as own:
         want = own.run(*asked)

@@ -365,6 +365,8 @@ class EngineConfig:
         they form a chain.
     drafted_ahead: at how many positions behind those of a plan the worker may write, because a model drafts there.
     even_drafts: all rows of a step verify as many drafts, or none does: a captured graph has one shape.
+    lookup: how many tokens prompt lookup compares at least and at most in the texts of requests with token masks; 0, 0:
+        nothing is looked up there.
     """
 
     max_model_len: int
@@ -382,6 +384,7 @@ class EngineConfig:
     draft_depth: int | None = None
     drafted_ahead: int = 0
     even_drafts: bool = False
+    lookup: tuple[int, int] = (0, 0)
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

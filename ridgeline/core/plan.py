@@ -14,6 +14,8 @@ every plan with `dropped` until a plan has `reset`; then it forgets all slots, a
 
 Legend:
     R  rows of the plan
+    D  drafts of a row
+    W  words of 32 tokens
     K  tokens that some row of it may emit, at most
     L  likeliest tokens reported
 """
@@ -51,6 +53,7 @@ class Feature(IntFlag):
     TYPICAL = 256  # typical-p among the filters
     GUIDANCE = 512  # some rows' scores are computed from those of two rows (`Rows.guided`)
     APART = 1024  # some rows have logprobs of their own: of tokens that the request names, or of very many
+    GIVEN = 2048  # some masked rows verify drafts, which come with their masks: the whole step waits for these
 
 
 class RowKind(IntEnum):
@@ -272,17 +275,33 @@ class StepResult:
     dropped: bool = False
 
 
+class MaskedDrafts(NamedTuple):
+    """Drafts of a row that has a mask. The host makes them, since it knows the tokens from which the mask follows.
+
+    token_ids_D: int32.
+    bits_DW: the mask behind each of them, uint32 [drafts, words].
+    """
+
+    token_ids_D: np.ndarray
+    bits_DW: np.ndarray
+
+
 class Worker(Protocol):
     """One device (or a group of devices that acts as one). Calls return at once; only `collect` waits."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Launch the plan's forward segment, and its sample segment unless a row waits for a mask."""
+        """Launch the plan's forward segment unless drafts come with its masks, and its sample segment unless a row
+        waits for a mask."""
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
-        """Launch the sample segment of a plan that waits for masks.
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
+        """Launch the sample segment of a plan that waits for masks, and its forward segment if that waits for drafts.
 
         masks: row → the tokens that may be drawn, as packed bits, uint32 [words] (`core.token_bits`). A row without a
             mask may draw any token. The arrays must stay as they are until the plan is collected.
+        drafts: of all rows with masks that verify drafts, however few there are; None unless a plan has such rows
+            (`Feature.GIVEN`). The mask of such a row is that of its first token.
         """
 
     def collect(self) -> StepResult:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
@@ -339,6 +339,31 @@ class TokenMask(Protocol):
         of the class that are about to be asked, so that it can do at once what they have in common. It must not fail
         because of a single mask.
         """
+
+
+class DraftingMask(TokenMask, Protocol):
+    """A mask that can be led along drafts, tokens of which nobody knows yet if they will come, and back.
+
+    walks: it really can; a mask that holds another one depends on that.
+    """
+
+    @property
+    def walks(self) -> bool: ...
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that should come next, because every text that is allowed goes on with theirs. They are a
+        guess: the same text may be made of other tokens."""
+
+    def save(self) -> object:
+        """Return the state that the mask is in, for `restore`."""
+
+    def restore(self, state: object) -> None:
+        """Go back to a saved state, over `MOST_DRAFTS` tokens at most and even if the mask has failed since."""
+
+
+def drafting(mask: TokenMask | None) -> DraftingMask | None:
+    """Return the mask if it can be led along drafts, else None."""
+    return cast("DraftingMask", mask) if getattr(mask, "walks", False) else None
 
 
 @dataclass(frozen=True, kw_only=True)

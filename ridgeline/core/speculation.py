@@ -63,6 +63,11 @@ class Speculation:
             return 0
         return self.num_speculative_tokens if self.tree is None else self.tree.expanded
 
+    @property
+    def looked_up(self) -> tuple[int, int]:
+        """The tokens that must have stood there at least, and are compared at most."""
+        return self.prompt_lookup_min, self.prompt_lookup_max
+
     def skipped(self, layers: int) -> tuple[int, ...]:
         """Return the layers that are left out of so many. Raise InvalidConfig if some of them are not there, or if none
         would be left."""

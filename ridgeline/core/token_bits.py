@@ -49,6 +49,20 @@ def is_empty(bits_W: np.ndarray) -> bool:
     return not bits_W.view(np.bool_).any()
 
 
+def has(bits_W: np.ndarray, token: int) -> bool:
+    """Return True if the token is in the set."""
+    return bool(int(bits_W[token // WORD]) >> token % WORD & 1)
+
+
+def only(bits_W: np.ndarray) -> int | None:
+    """Return the token of a set that has one, or None."""
+    if np.count_nonzero(bits_W) != 1:
+        return None
+    at = int(bits_W.argmax())
+    word = int(bits_W[at])
+    return None if word & (word - 1) else WORD * at + word.bit_length() - 1
+
+
 class Few:
     """A few tokens that are to be removed from many sets."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import reduce
 from itertools import chain
@@ -31,6 +32,10 @@ def build_rows(
         chunks = (kinds_R == RowKind.CHUNK).nonzero()[0].tolist()
         if not any(seqs[row].features & Feature.PROMPT_LOGPROBS for row in chunks):
             features &= ~Feature.PROMPT_LOGPROBS
+    if features & Feature.MASK:
+        verify = (kinds_R == RowKind.VERIFY).nonzero()[0].tolist()
+        if any(seqs[row].features & Feature.MASK for row in verify):
+            features |= Feature.GIVEN
     return Rows(
         slots_R=np.array([seq.slot for seq in seqs], np.int32),
         generations_R=np.array([seq.generation for seq in seqs], np.int32),
@@ -164,13 +169,15 @@ def _concatenate(a: Rows, b: Rows) -> Rows:
 
 class InFlight:
     """A submitted plan and what the scheduler needs when its result comes. departures: how many had left their slots
-    when it was made. verifies: some of its rows verify drafts. ends_R: the plan's kv_bound_R, less what results since
-    then took back; exact for a row that does not verify, once all results before are in."""
+    when it was made. verifies: some of its rows verify drafts. made: the moment, on the monotonic clock. ends_R: the
+    plan's kv_bound_R, less what results since then took back; exact for a row that does not verify, once all results
+    before are in."""
 
-    __slots__ = ("departures", "ends_R", "masks_given", "plan", "published", "seqs", "verifies")
+    __slots__ = ("departures", "ends_R", "made", "masks_given", "plan", "published", "seqs", "verifies")
 
     def __init__(self, plan: StepPlan, seqs: list[Sequence], published: list[bytes], departures: int = 0) -> None:
         self.departures = departures
+        self.made = time.monotonic()
         self.plan = plan
         self.seqs = seqs
         self.published = published

@@ -11,7 +11,9 @@ All three are learned while requests run: a for each request, beginning with tha
 steps without prompts.
 
 A step that verifies may cost more besides, whatever it verifies. So for about as many rows the rates with drafts and
-without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is.
+without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is. Where
+rows have token masks a step takes as long as its result is behind the one before: drafts of such rows keep the device
+waiting for the host, which its own clock does not see.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-from ridgeline.core.plan import RowKind, StepResult
+from ridgeline.core.plan import Feature, RowKind, StepResult
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.sequence import Sequence
 
@@ -31,8 +33,9 @@ TRIALS_KEPT = 0.9  # of the weight of a request's trials after another row of it
 PRIOR = 2.0  # trials that those of all requests count for in one's share
 HOPE = 0.8  # the share of right drafts before any was tried
 SHORT = 6  # steps that go the slower way, to see if it still is
+BURSTS = 24  # of them with drafts where rows have masks: what grammars force comes in bursts, which a few steps miss
 LONG, LONGEST = 64, 512  # steps that go the faster one before; so many more each time that it stays the faster one
-NEWEST = 12  # steps that a rate is taken of
+NEWEST = 12  # steps that a rate is taken of: the last two trials
 PROBE = 64  # tokens after which a request without drafts tries them again
 UNKNOWN = 0.5  # the price of a draft before steps of unlike numbers of tokens were seen
 CHEAPEST = 0.05  # a draft costs something, even where the times of few steps say that it does not
@@ -72,13 +75,15 @@ class Way:
     """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
 
     A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine
-    with other work to do makes single steps long.
+    with other work to do makes single steps long. trial: how many steps try drafts.
     """
 
-    def __init__(self) -> None:
-        self.drafts = True
-        self._steps = {False: deque[tuple[int, float]](maxlen=NEWEST), True: deque[tuple[int, float]](maxlen=NEWEST)}
-        self._left, self._tries, self._long = SHORT, False, LONG
+    def __init__(self, trial: int = SHORT) -> None:
+        self.drafts, self._trial = True, {False: SHORT, True: trial}
+        self._steps = {
+            way: deque[tuple[int, float]](maxlen=steps * NEWEST // SHORT) for way, steps in self._trial.items()
+        }
+        self._left, self._tries, self._long = trial, False, LONG
         self._plain_rate = 0.0
 
     def saved(self, emitted: int, seconds: float) -> float:
@@ -95,7 +100,7 @@ class Way:
         if self._left > 0:
             return
         if not self._tries:
-            self.drafts, self._left, self._tries = not self.drafts, SHORT, True
+            self.drafts, self._left, self._tries = not self.drafts, self._trial[not self.drafts], True
             return
         before = not self.drafts
         self.drafts = self._rate(True) >= self._rate(False)
@@ -117,12 +122,12 @@ class Drafting:
         self._most, self._even, self._depth = most, even, depth
         self._times = StepTimes()
         self._right, self._tried = HOPE, 1.0
-        self._ways: dict[int, Way] = {}  # by the bits of a number of rows
+        self._ways: dict[tuple[int, bool], Way] = {}  # by the bits of a number of rows, and whether some have masks
         self.saved = 0.0  # seconds
 
-    def pays(self, rows: int) -> bool:
-        """Return whether steps of so many rows should verify drafts at all."""
-        way = self._ways.get(rows.bit_length())
+    def pays(self, rows: int, *, masked: bool) -> bool:
+        """Return whether steps of so many rows should verify drafts at all. masked: some of them have token masks."""
+        way = self._ways.get((rows.bit_length(), masked))
         return way is None or way.drafts
 
     def share(self, seq: Sequence) -> float:
@@ -142,18 +147,22 @@ class Drafting:
             return 0
         return self._most if share >= 1 else min(self._most, int(log(price) / log(share)))
 
-    def note(self, record: InFlight, result: StepResult) -> bool:
-        """Learn from a step. Return True if some request has another number of drafts now (`Sequence.drafts`)."""
+    def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
+        """Learn from a step, whose result came so many seconds behind the one before. Return True if some request has
+        another number of drafts now (`Sequence.drafts`)."""
         drafted_R, rows = result.drafted_R, record.plan.rows
         turned, tokens = False, len(rows) + (0 if drafted_R is None else int(drafted_R.sum()))
         if result.elapsed > 0 and not (rows.kinds_R == RowKind.CHUNK).any():
             emitted = int(result.emitted_R.sum())
             self._times.note(tokens, emitted, result.elapsed)
-            way = self._ways.setdefault(len(rows).bit_length(), Way())
+            masked = bool(rows.features & Feature.MASK)
+            key = len(rows).bit_length(), masked
+            way = self._ways.setdefault(key, Way(BURSTS if masked else SHORT))
+            seconds = max(seconds, result.elapsed) if masked else result.elapsed
             before = way.drafts
             if record.verifies:
-                self.saved += way.saved(emitted, result.elapsed)
-            way.note(record.verifies, emitted, result.elapsed)
+                self.saved += way.saved(emitted, seconds)
+            way.note(record.verifies, emitted, seconds)
             turned = before is not way.drafts
         if self._even:
             return turned

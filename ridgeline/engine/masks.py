@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ridgeline.core import token_bits
 from ridgeline.core.errors import ContractViolation, InvalidRequest
-from ridgeline.core.request import MASK_FAILED, Request, TokenMask
+from ridgeline.core.request import MASK_FAILED, Request, TokenMask, drafting
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.thinking import ThinkingMask
 
@@ -79,6 +79,24 @@ class TokenRules:
                 self._stops.restore(self._found_W, before)
         return self._found_W
 
+    @property
+    def walks(self) -> bool:
+        return self._inner is None or drafting(self._inner) is not None
+
+    def forced(self) -> Iterable[int]:
+        inner = drafting(self._inner)
+        return () if inner is None else inner.forced()
+
+    def save(self) -> object:
+        inner = drafting(self._inner)
+        return self._recent.copy(), self._owed, None if inner is None else inner.save()
+
+    def restore(self, state: object) -> None:
+        recent, self._owed, saved = cast("tuple[deque[int], int, object]", state)
+        self._recent = recent.copy()
+        if (inner := drafting(self._inner)) is not None:
+            inner.restore(saved)
+
     def _ended_words(self) -> list[int]:
         """Return the tokens that would end a bad word now."""
         if not self._longer:
@@ -127,7 +145,7 @@ def due(seqs: Mapping[int, Sequence], fail: Fail) -> dict[int, np.ndarray]:
         if seq.request.token_mask is not None and seq.status is not Status.FINISHED
     }
     prepare(mask for _, mask in masks.values())
-    found = {row: _guarded(partial(_allowed, mask), seq, fail) for row, (seq, mask) in masks.items()}
+    found = {row: guarded(partial(_allowed, mask), seq, fail) for row, (seq, mask) in masks.items()}
     return {row: bits_W for row, bits_W in found.items() if bits_W is not None}
 
 
@@ -142,10 +160,11 @@ def accept(seq: Sequence, token: int, fail: Fail) -> None:
     """Advance the request's mask, if it has one, over an emitted token."""
     mask = seq.request.token_mask
     if mask is not None and token >= 0 and seq.status is not Status.FINISHED:
-        _guarded(lambda: mask.accept(token), seq, fail)
+        guarded(lambda: mask.accept(token), seq, fail)
 
 
-def _guarded(action: Callable[[], T], seq: Sequence, fail: Fail) -> T | None:
+def guarded(action: Callable[[], T], seq: Sequence, fail: Fail) -> T | None:
+    """Do what a request's mask is asked for; `fail` ends the request if it cannot."""
     try:
         return action()
     except Exception as error:  # a grammar may fail in any way

@@ -57,6 +57,7 @@ class Running:
         self._even, self._max_model_len = config.even_drafts, config.max_model_len
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
+        self._last_result = 0.0  # when it came, on the monotonic clock
         self.departures = 0  # how often somebody has left
 
     @property
@@ -108,7 +109,11 @@ class Running:
 
     def learn(self, record: InFlight, result: StepResult) -> None:
         """Let the next rows verify as many drafts as pays, by how those of a step turned out."""
-        if self.drafting is not None and self.drafting.note(record, result):
+        if self.drafting is None:
+            return
+        now = time.monotonic()
+        since, self._last_result = max(record.made, self._last_result), now
+        if self.drafting.note(record, result, now - since):
             self._standing = None
 
     def end_decoding(self, seq: Sequence) -> None:
@@ -168,7 +173,8 @@ class Running:
     def _drafts_pay(self) -> bool:
         """Return whether the rows that decode should verify drafts. Those of even steps do so if all of them can."""
         rows = len(self.decoding)
-        if self.drafting is None or not self.drafting.pays(rows):
+        masked = any(seq.request.token_mask is not None for seq in self.decoding)
+        if self.drafting is None or not self.drafting.pays(rows, masked=masked):
             return False
         return not self._even or (rows * self.each <= MOST_VERIFIED and all(seq.guessable for seq in self.decoding))
 

@@ -25,13 +25,14 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel
 from ridgeline.core.errors import ContractViolation, InvalidConfig
-from ridgeline.core.plan import Feature, RowKind, StepPlan, StepResult
+from ridgeline.core.plan import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
 from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
 from ridgeline.core.state_spec import WINDOW_CHUNK
 from ridgeline.engine import masks
 from ridgeline.engine.draft import Draft, InFlight
 from ridgeline.engine.figures import Figures
 from ridgeline.engine.itl import ItlBound
+from ridgeline.engine.masked_drafts import drafted
 from ridgeline.engine.pace import Pace
 from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.recovery import Recovery
@@ -91,8 +92,8 @@ class Scheduler:
         if request.id in self._by_id:
             raise ContractViolation(f"request id {request.id!r} is already in use.")
         seq = Sequence(request, len(self.cache.specs))
-        if self.config.draft_depth is not None and seq.features & Feature.PENALTY:
-            seq.guessable = False  # its draws depend on the tokens before, which differ along a tree
+        if self.config.draft_depth is not None and seq.features & (Feature.PENALTY | Feature.MASK):
+            seq.guessable = False  # what it may draw depends on the tokens before, which differ along a tree
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
         self._by_id[request.id] = seq
@@ -412,14 +413,19 @@ class Scheduler:
         self._results.unsent.clear()
         return events
 
-    def masks_due(self) -> tuple[int, dict[int, np.ndarray]] | None:
-        """Masks for the oldest plan in flight if it waits for them: (plan id, row → packed bits)."""
+    def masks_due(self) -> tuple[int, dict[int, np.ndarray], dict[int, MaskedDrafts] | None] | None:
+        """Masks and drafts for the oldest plan in flight if it waits for them, as `Worker.provide_masks` takes them."""
         record = self.in_flight[0] if self.in_flight else None
         if record is None or record.masks_given:
             return None
         record.masks_given = True
-        sampled = np.flatnonzero(record.plan.rows.num_logits_R).tolist()
-        return record.plan.id, masks.due({row: record.seqs[row] for row in sampled}, self._results.fail)
+        seqs, rows, fail = record.seqs, record.plan.rows, self._results.fail
+        found = masks.due({row: seqs[row] for row in np.flatnonzero(rows.num_logits_R).tolist()}, fail)
+        if not rows.features & Feature.GIVEN:
+            return record.plan.id, found, None
+        verify = (rows.kinds_R == RowKind.VERIFY).nonzero()[0].tolist()
+        wanted = {row: (seqs[row], int(rows.num_tokens_R[row]) - 1) for row in verify}
+        return record.plan.id, found, drafted(wanted, found, self.config.lookup, fail)
 
     # ---- leaving ----------------------------------------------------------------------------------------------
 

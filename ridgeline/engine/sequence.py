@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
 from enum import Enum
 
 from ridgeline.core.plan import features_of, reports_apart
-from ridgeline.core.request import Preemption, Request, RequestStats
+from ridgeline.core.request import Preemption, Request, RequestStats, drafting
 from ridgeline.engine.cache.checkpoints import Checkpoint
 
 
@@ -32,7 +33,8 @@ class Sequence:
     since it has no drafts. checkpoint: the last state on its way that the cache keeps. keeps_at: after so many tokens
     it left a state that is published when these are known. has_waited: it let a plan pass for a state that the plan
     leaves behind. last_plan: newest plan that may name it, kept when it leaves a slot: it may not be planned again
-    before that plan has retired, since a late token may still arrive. companion: of a guided request, the sequence
+    before that plan has retired, since a late token may still arrive. text: its tokens up to when they were last looked
+    through. companion: of a guided request, the sequence
     with which its scores are compared; it runs in the same plans and takes the same tokens. Only its leader is known
     as a request, whose status, order and times stand for both.
     """
@@ -69,6 +71,7 @@ class Sequence:
         "slot",
         "source",
         "status",
+        "text",
         "tokens",
         "trials",
         "undrafted",
@@ -108,9 +111,11 @@ class Sequence:
         negative = request.companion()
         self.companion = None if negative is None else Sequence(negative, num_groups, leader=self)
         self.drafts, self.undrafted, self.trials = 0, 0, (0.0, 0.0)
-        # A mask follows from tokens that the host does not know along a draft, and so do guided draws; vectors say
-        # nothing of what comes next; logprobs that are reported apart are of one token
-        known = request.token_mask is None and request.embeds is None and not apart
+        self.text = array("i")
+        # Vectors say nothing of what comes next; logprobs that are reported apart are of one token, and so are guided
+        # draws
+        masked = request.token_mask is not None
+        known = (not masked or drafting(request.token_mask) is not None) and request.embeds is None and not apart
         self.guessable = known and leader is None and negative is None
 
     @property

@@ -7,11 +7,12 @@ Legend: W words of packed bits (`core.token_bits`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
 
 from ridgeline.core import token_bits
-from ridgeline.core.request import Request, Thinking, TokenMask
+from ridgeline.core.request import Request, Thinking, TokenMask, drafting
 
 
 class ThinkingMask:
@@ -87,6 +88,26 @@ class ThinkingMask:
         if self._recent:  # what has come of a beginning is not the mask's own, so nothing else may follow
             return found_W
         return np.bitwise_or(self._inner.allowed(), found_W, out=found_W)
+
+    @property
+    def walks(self) -> bool:
+        return self._inner is None or drafting(self._inner) is not None
+
+    def forced(self) -> Sequence[int]:
+        inner = drafting(self._inner) if self._behind else None
+        return self._forced if inner is None else inner.forced()
+
+    def save(self) -> object:
+        own = self._within, self._behind, self._forced.copy(), self._recent, self._spent, self._closing
+        inner = drafting(self._inner)
+        return own, None if inner is None else inner.save()
+
+    def restore(self, state: object) -> None:
+        own, saved = cast("tuple[tuple, object]", state)
+        self._within, self._behind, forced, self._recent, self._spent, self._closing = own
+        self._forced = forced.copy()
+        if (inner := drafting(self._inner)) is not None:
+            inner.restore(saved)
 
     def _begun(self) -> list[int]:
         """Return the tokens that would go on with a beginning of the reasoning."""

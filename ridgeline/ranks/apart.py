@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.member import Progress
 from ridgeline.ranks.messages import PlanSender, Round, decode_as, sent_masks
@@ -34,8 +34,10 @@ class Seat:
     def submit(self, plan: StepPlan) -> None:
         self.group.put(self.rank, plan)
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
-        self.group.mask(self.rank, plan_id, masks)
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
+        self.group.mask(self.rank, plan_id, masks, drafts)
 
     def collect(self) -> StepResult:
         return self.group.collect_of(self.rank)
@@ -64,9 +66,12 @@ class Apart(Group):
         while self._waiting and all(self._waiting[0]):
             self._send(self._waiting.popleft())
 
-    def mask(self, rank: int, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def mask(
+        self, rank: int, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None
+    ) -> None:
+        """Give a rank the masks of its plan, and drafts."""
         self._send_all()
-        self._tell_one(rank, sent_masks(plan_id, masks))
+        self._tell_one(rank, sent_masks(plan_id, masks, drafts))
         self._moved = time.monotonic()
 
     def collect_of(self, rank: int) -> StepResult:

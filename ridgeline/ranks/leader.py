@@ -25,7 +25,7 @@ import numpy as np
 from ridgeline.core import errors
 from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import Member, Progress
@@ -44,7 +44,7 @@ from ridgeline.ranks.messages import (
     encode,
     sent_masks,
 )
-from ridgeline.ranks.parts import Dealer, Part, masks_of
+from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.ranks.waits import Clocks, Waits
 
 logger = logging.getLogger(__name__)
@@ -143,10 +143,13 @@ class Group:
         for number, part in enumerate(parts):
             self._tell(self._plans.message(part.plan, number))
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         submitted = next(each for each in self._pending if each.plan.id == plan_id)
         for part in submitted.parts:
-            self._tell(sent_masks(part.plan.id, masks_of(part, masks)))
+            own = None if drafts is None else given_to(part, drafts)
+            self._tell(sent_masks(part.plan.id, given_to(part, masks), own))
         self._moved = time.monotonic()
 
     def collect(self) -> StepResult:

@@ -17,6 +17,7 @@ from ridgeline.core.plan import (
     Delta,
     Feature,
     Guided,
+    MaskedDrafts,
     PrefixGroup,
     Release,
     Rows,
@@ -103,6 +104,7 @@ class Round(Message, frozen=True, tag="round"):
 class SentMasks(Message, frozen=True, tag="masks"):
     plan_id: int
     masks: dict[int, np.ndarray]
+    drafts: dict[int, MaskedDrafts] | None
 
 
 class Ask(Message, frozen=True, tag="ask"):
@@ -289,5 +291,7 @@ def _sent_delta(delta: Delta) -> Assigned | BlocksSet | Released:
     return BlocksSet(delta) if isinstance(delta, SetBlocks) else Released(delta)
 
 
-def sent_masks(plan_id: int, masks: Mapping[int, np.ndarray]) -> SentMasks:
-    return SentMasks(plan_id, dict(masks))
+def sent_masks(
+    plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+) -> SentMasks:
+    return SentMasks(plan_id, dict(masks), None if drafts is None else dict(drafts))

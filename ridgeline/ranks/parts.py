@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from ridgeline.core.plan import Assign, Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
+
+T = TypeVar("T")
 
 LEAST_PIECE = 128  # tokens: with fewer, reading the weights once more takes longer than a stage waits
 # Prompts of a step make it more parts than there are stages, if each gets so many tokens, which a GPU computes as fast
@@ -242,6 +245,6 @@ def _expected_of(plan: StepPlan, cut: Cut) -> Mapping[int, Assign] | None:
     return {slot: plan.expected[slot] for slot in slots if slot in plan.expected}
 
 
-def masks_of(part: Part, masks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Return the masks of a part's rows, by its own numbers of them."""
-    return {own: masks[row] for own, row in enumerate(part.rows_R.tolist()) if row in masks}
+def given_to(part: Part, given: Mapping[int, T]) -> dict[int, T]:
+    """Return what is given for a part's rows, by its own numbers of them."""
+    return {own: given[row] for own, row in enumerate(part.rows_R.tolist()) if row in given}

@@ -135,7 +135,7 @@ class Rank:
                     lent.add_done_callback(_end_if_failed)
             case SentMasks():
                 masks = {row: np.array(bits) for row, bits in message.masks.items()}  # writable, as torch wants them
-                self._worker.provide_masks(message.plan_id, masks)
+                self._worker.provide_masks(message.plan_id, masks, message.drafts)
                 self._masked.pop(message.plan_id).set()
             case Settle(plan_id):
                 self._worker.settle(plan_id)

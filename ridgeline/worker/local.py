@@ -23,7 +23,7 @@ import torch
 from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import Feature, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan import Feature, MaskedDrafts, StepLogprobs, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.kernels.fp8_gemm.saturation import total_saturations
@@ -49,6 +49,7 @@ class Ticket:
     """A submitted plan on its way.
 
     waits: its tokens are drawn here, once masks have come.
+    given: it begins then, since drafts come with the masks.
     launched: resolves once the thread has run the plan; None where there is no thread.
     tallies: copies of the experts' tallies in front of the plan and behind it, where it was its turn to bring them.
     """
@@ -56,6 +57,7 @@ class Ticket:
     plan: StepPlan
     watch: Stopwatch
     waits: bool
+    given: bool = False
     forwarded: Forwarded | None = None
     outcome: Expected | ExpectedVectors | HandedOn | None = None
     error: str | None = None
@@ -148,17 +150,23 @@ class LocalWorker:
 
     def submit(self, plan: StepPlan) -> None:
         waits = bool(plan.rows.features & Feature.MASK) and self._runner.draws
-        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps), waits)
+        given = waits and bool(plan.rows.features & Feature.GIVEN)
+        ticket = Ticket(plan, Stopwatch(self._runner.device, self._stamps), waits, given)
         self._pending.append(ticket)
         if waits:
             self._waiting_for_masks[plan.id] = ticket
-        ticket.launched = self._run(self._start, ticket)
+        if not given:
+            ticket.launched = self._run(self._start, ticket)
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         if not self._runner.draws:
             return
         ticket = self._waiting_for_masks.pop(plan_id)
-        ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks)
+        if ticket.given:
+            self._run(self._start, ticket, drafts or {})
+        ticket.launched = self._run(self._guard, ticket, self._sample, ticket, masks, drafts or {})
 
     def settle(self, plan_id: int) -> None:
         """Let a stage of a pipeline take the tokens of all plans up to this one, which is done, into its slots."""
@@ -289,10 +297,13 @@ class LocalWorker:
             gc.collect()  # graphs and what they captured refer to one another
             torch.cuda.empty_cache()  # whoever comes next on this GPU finds the memory free
 
-    def _start(self, ticket: Ticket) -> None:
+    def _start(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None = None) -> None:
         if ticket.plan.reset:
             self._failed_plan = None
-        self._guard(ticket, self._forward if ticket.waits else self._both, ticket)
+        if ticket.waits:
+            self._guard(ticket, self._forward, ticket, drafts)
+        else:
+            self._guard(ticket, self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
         self._look(ticket)
@@ -306,10 +317,10 @@ class LocalWorker:
             return
         ticket.outcome = HandedOn(ticket.plan, self._runner.device) if sampled is None else Expected(sampled)
 
-    def _forward(self, ticket: Ticket) -> None:
+    def _forward(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None) -> None:
         self._look(ticket)
         with ticket.watch:
-            forwarded = self._runner.forward(ticket.plan)
+            forwarded = self._runner.forward(ticket.plan, drafts)
             ticket.forwarded = forwarded if self._runner.pipe.size == 1 else forwarded.kept()  # others may come first
         self._look(ticket)
 
@@ -323,10 +334,10 @@ class LocalWorker:
             self._tallies_due = now + self._tallies_period
         ticket.tallies.append(self._runner.tallies.copy())
 
-    def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray]) -> None:
+    def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts]) -> None:
         assert ticket.forwarded is not None
         with ticket.watch:
-            sampled = self._runner.sample(ticket.forwarded, masks)
+            sampled = self._runner.sample(ticket.forwarded, masks, drafts)
         ticket.outcome = Expected(sampled)
         ticket.forwarded = None
 

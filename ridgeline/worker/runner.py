@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Feature, RowKind, Rows, StepPlan, reports_apart
+from ridgeline.core.plan import Feature, MaskedDrafts, RowKind, Rows, StepPlan, reports_apart
 from ridgeline.core.sleep import KINDS, Kind
 from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
@@ -176,11 +176,13 @@ class Runner:
         return not self._asleep
 
     @torch.inference_mode()
-    def forward(self, plan: StepPlan) -> Forwarded:
+    def forward(self, plan: StepPlan, given_drafts: Mapping[int, MaskedDrafts] | None = None) -> Forwarded:
         """Apply the plan's deltas, run the network, and score the rows. On a stage of a pipeline that is not the last,
-        hand the hidden states on instead."""
+        hand the hidden states on instead. given_drafts: those of rows with masks."""
         self.relay.settle(plan.after)
         self.prepare(plan)
+        if given_drafts:
+            self._take_drafts(plan.rows, given_drafts)
         wanted = 0 if self.proposer is None else drafts_wanted(plan.rows, self.segments.each - 1)
         verifies = self.proposer is not None and bool((plan.rows.kinds_R == RowKind.VERIFY).any())
         if verifies and self.cut is not None:
@@ -202,7 +204,8 @@ class Runner:
             lengths = HostLengths(
                 plan.rows.num_tokens_R, plan.kv_bound_R, whole, plan.rows.kinds_R == RowKind.VERIFY
             )  # fmt: skip
-            continues = wanted > 0 and not (plan.rows.kinds_R == RowKind.CHUNK).any()
+            # Drafts that are given are not those whose keys a draft model has written
+            continues = wanted > 0 and not given_drafts and not (plan.rows.kinds_R == RowKind.CHUNK).any()
             scores = self.segments.forward(inputs, lengths, given, drafts, continues)
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden), drafts, wanted)
@@ -212,6 +215,16 @@ class Runner:
         self.pipe.send(x_TM if graph is None else x_TM.clone())
         self.relay.expect(plan, forwarded.rows)
         return forwarded
+
+    def _take_drafts(self, rows: Rows, given: Mapping[int, MaskedDrafts]) -> None:
+        """Let rows verify the drafts that are given, in the place of those that were made on the device."""
+        assert self.proposer is not None
+        table_SD = self.proposer.drafts_SD
+        packed = np.full((len(given), 1 + table_SD.shape[1]), -1, np.int32)  # slot, drafts
+        for own, (row, (token_ids_D, _)) in zip(packed, given.items(), strict=True):
+            own[0], own[1 : 1 + len(token_ids_D)] = rows.slots_R[row], token_ids_D
+        sent = upload(packed, self.device)
+        table_SD.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
 
     def pool(self, forwarded: Forwarded) -> Vectors:
         """Return the vectors of the rows whose prompts are complete."""
@@ -257,8 +270,13 @@ class Runner:
         return self._inputs
 
     @torch.inference_mode()
-    def sample(self, forwarded: Forwarded, masks: Mapping[int, np.ndarray]) -> Sampled:
-        """Draw a token for every sampling row and advance the slots."""
+    def sample(
+        self,
+        forwarded: Forwarded,
+        masks: Mapping[int, np.ndarray],
+        given_drafts: Mapping[int, MaskedDrafts] | None = None,
+    ) -> Sampled:
+        """Draw a token for every sampling row, or behind each of its drafts, and advance the slots."""
         plan, features, scores = forwarded.plan, forwarded.plan.rows.features, forwarded.scores
         drafts = forwarded.drafts
         vocabulary = self.segments.vocabulary
@@ -271,7 +289,8 @@ class Runner:
         if masks:
             if features & Feature.LOGPROBS:
                 reported_RU = reported_RU.clone()
-            self.segments.mask(scores, Masks.of(vocabulary.own_bits(masks), vocabulary.each, self.device))
+            by_place = masks if drafts is None else _by_place(masks, given_drafts or {}, drafts.known_RN)
+            self.segments.mask(scores, Masks.of(vocabulary.own_bits(by_place), vocabulary.each, self.device))
         outcome = forwarded.graph.sample(features) if forwarded.graph is not None and guides is None else None
         if outcome is None:
             outcome = self.segments.sample(forwarded.inputs, scores, features, guides, drafts, forwarded.wanted)
@@ -342,3 +361,13 @@ class Runner:
             token_T = upload(np.array(ids, np.int64), self.device)
             pieces.append(self.segments.vocabulary.score(logits_TU, token_T, form.params.prompt_logprobs))
         return DeviceLogprobs.joined(pieces)
+
+
+def _by_place(
+    masks: Mapping[int, np.ndarray], given: Mapping[int, MaskedDrafts], places_RN: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Return the masks by the position that each is for: behind a row's last token, and behind its drafts."""
+    found = {int(places_RN[row, 0]): bits_W for row, bits_W in masks.items()}
+    for row, (_, bits_DW) in given.items():
+        found |= zip(places_RN[row, 1 : 1 + len(bits_DW)].tolist(), bits_DW, strict=True)
+    return found

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.ranks.merging import merged
-from ridgeline.ranks.parts import Dealer, Part, masks_of
+from ridgeline.ranks.parts import Dealer, Part, given_to
 from tests.engine.ideal_worker import IdealWorker, Step
 
 
@@ -86,11 +86,13 @@ class IdealPipeline(Stage):
         if not self.lazy:
             self._catch_up()
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         plan, parts = self._plans[0]
         assert plan.id == plan_id
         for part in parts:
-            next(step for step in self._steps if step.plan is part.plan).masks = masks_of(part, masks)
+            next(step for step in self._steps if step.plan is part.plan).masks = given_to(part, masks)
 
     def collect(self) -> StepResult:
         plan, parts = self._plans.pop(0)

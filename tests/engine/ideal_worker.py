@@ -21,6 +21,7 @@ from ridgeline.core.plan import (
     Assign,
     Feature,
     Finish,
+    MaskedDrafts,
     Release,
     RowKind,
     SetBlocks,
@@ -108,10 +109,10 @@ class Slot:
 
 @dataclass
 class Step:
-    """A submitted plan. masks: None while it waits for them. chances: by row, for each token that it may emit, the
-    digests seen and kv_len then. unsure: slots whose lengths the engine did not know, since rows of plans
-    in flight verified drafts. behind: by row that verifies drafts, its positions, and what exact blocks would hold
-    behind each of them, by group."""
+    """A submitted plan. masks: None while it waits for them. drafts: that came with them. chances: by row, for each
+    token that it may emit, the digests seen and kv_len then. unsure: slots whose lengths the engine did not know, since
+    rows of plans in flight verified drafts. behind: by row that verifies drafts, its positions, and what exact blocks
+    would hold behind each of them, by group."""
 
     plan: StepPlan
     masks: Mapping[int, np.ndarray] | None
@@ -119,6 +120,14 @@ class Step:
     chances: dict[int, list[tuple[list[int], int]]] = field(default_factory=dict)
     behind: dict[int, dict[tuple[int, int], tuple[int, int, int]]] = field(default_factory=dict)
     result: StepResult | None = None
+    drafts: Mapping[int, MaskedDrafts] = field(default_factory=dict)
+
+    def allowed(self, row: int, place: int) -> np.ndarray | None:
+        """The mask behind a row's draft, or behind its last token (0)."""
+        if place and row in self.drafts:
+            bits_W: np.ndarray = self.drafts[row].bits_DW[place - 1]
+            return bits_W
+        return (self.masks or {}).get(row)
 
 
 class IdealWorker:
@@ -158,11 +167,15 @@ class IdealWorker:
         if not self.lazy:
             self._catch_up()
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         step = next(step for step in self._steps if step.plan.id == plan_id)
+        if (drafts is not None) is not bool(step.plan.rows.features & Feature.GIVEN):
+            raise Violation("drafts came that no row waits for, or did not come")
         if step.masks is not None or step is not self._steps[0]:
             raise Violation("masks came twice, or before all earlier tokens were known")
-        step.masks = masks
+        step.masks, step.drafts = masks, drafts or {}
 
     def collect(self) -> StepResult:
         self._catch_up()
@@ -402,6 +415,9 @@ class IdealWorker:
         self._turns[form.seed] += 1
         if any(row in pair[:2] for pair in step.plan.rows.guided) or row in (step.masks or {}):
             count = 1  # a pair must agree, and a mask is that of one token
+        given = step.drafts[row].token_ids_D.tolist() if row in step.drafts else []
+        if len(given) >= bound:
+            raise Violation(f"row {row} has {len(given)} drafts, and may emit {bound} tokens")
         token = slot.last_token
         for i, position in enumerate(positions):
             self._write(row, slot, position, False, token, broken, written, states)
@@ -412,7 +428,9 @@ class IdealWorker:
                 continue
             seen = self._visible(row, slot, position, states)
             yield seen, position + 1
-            right = choose(seen, form.seed, None) if NAN not in seen else 0
+            right = choose(seen, form.seed, step.allowed(row, i)) if NAN not in seen else 0
+            if given[i : i + 1] == [right]:
+                count = i + 2
             token = right if i + 1 < count else (right + 1) % VOCAB
 
     def _check_apart(self, row: int, slot: Slot, positions: range, written: Mapping[Cell, int]) -> None:
@@ -498,7 +516,7 @@ class IdealWorker:
                     finish_R[row], slot.stopped = Finish.NAN, True
                     self.told_nan[slot.form.seed] += 1
                     break
-                token = choose(seen, slot.form.seed, (step.masks or {}).get(row))
+                token = choose(seen, slot.form.seed, step.allowed(row, k))
                 slot.last_token = tokens_RK[row, k] = token
                 emitted_R[row] += 1
                 full = kv_len + 1 >= slot.form.max_total_tokens

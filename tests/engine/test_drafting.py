@@ -41,7 +41,7 @@ class Device:
 
     def _step(self, number: int) -> None:
         seqs = list(self.shares)
-        rows = Standing.of(seqs, self.slots, drafts=self.drafting.pays(len(seqs))).rows
+        rows = Standing.of(seqs, self.slots, drafts=self.drafting.pays(len(seqs), masked=False)).rows
         drafted_R = rows.num_tokens_R - 1
         emitted_R = np.array([1 + self._right(seq, int(k)) for seq, k in zip(seqs, drafted_R, strict=True)], np.int32)
         base, each, extra = self._times
@@ -50,7 +50,7 @@ class Device:
         plan = StepPlan(id=number, rows=rows, kv_bound_R=np.ones(len(seqs), np.int32))
         noise = 1 + 0.05 * self._draw.random()
         result = StepResult(number, emitted_R=emitted_R, drafted_R=drafted_R, elapsed=elapsed * noise)
-        self.drafting.note(InFlight(plan, seqs, []), result)
+        self.drafting.note(InFlight(plan, seqs, []), result, 0.0)
 
     def _right(self, seq: Sequence, drafts: int) -> int:
         right = 0

@@ -50,6 +50,22 @@ class Alternating:
         return packed((np.arange(VOCAB) % 2 == self.count % 2) & (not nothing))
 
 
+class Returning(Alternating):
+    """The same, along drafts and back."""
+
+    walks = True
+
+    def forced(self) -> list[int]:
+        return [self.count * 5 % VOCAB]  # some of which are allowed, and some right
+
+    def save(self) -> object:
+        return self.count
+
+    def restore(self, state: object) -> None:
+        assert isinstance(state, int)
+        self.count = state
+
+
 class Fickle:
     """Rows verify now so many drafts and now none."""
 
@@ -60,11 +76,11 @@ class Fickle:
         self._turn += 1
         return self._turn * 7 % 5 % (self._most + 1) if seq.guessable else 0
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, *, masked: bool) -> bool:
         self._turn += 1
         return self._turn % 3 > 0
 
-    def note(self, record: InFlight, result: StepResult) -> bool:
+    def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
         for seq in record.seqs:
             seq.drafts = self.wanted(seq)
         return True
@@ -144,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(1, 2), min_size=1, max_size=4) | st.sampled_from(PREFIXES),
         max_tokens=st.sampled_from([1, 4, 10, 10]),
         lookahead=st.sampled_from([2, 2, 1, 0]),
-        masked=st.sampled_from([False, False, True]),
+        masked=st.sampled_from([None, None, Alternating, Returning, Returning]),
         fault=st.sampled_from([None, None, None, "accept", "allowed", "nothing"]),
         faulty_at=st.integers(0, 3),
         salt=st.sampled_from(["", "", "a"]),
@@ -191,12 +207,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_salt=salt,
             priority=priority,
             lookahead=lookahead,
-            token_mask=Alternating(fault, faulty_at) if masked else None,
+            token_mask=masked(fault, faulty_at) if masked else None,
         )
         tokens = alone(request, self.layout, Alternating() if masked else None)
         if poison:
             self.worker.poison.add(request.seed)
-        self.expected[request.id] = Expected(request, tokens, may_fail=poison or (masked and fault is not None))
+        self.expected[request.id] = Expected(
+            request, tokens, may_fail=poison or (masked is not None and fault is not None)
+        )
         self.scheduler.add(request)
 
     def _holds(self, *lengths: int) -> bool:
@@ -214,7 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = known[: data.draw(st.integers(1, len(known)))] + rest
         salt, plain = earlier.request.cache_salt, {"fault": None, "faulty_at": 0, "scored": None, "poison": False}
         plain |= {"scale": earlier.request.params.guidance_scale, "negative": earlier.request.params.negative_prompt}
-        self.add(prompt, max_tokens, 2, masked=False, salt=salt, priority=0, ignore_eos=True, **plain)
+        self.add(prompt, max_tokens, 2, masked=None, salt=salt, priority=0, ignore_eos=True, **plain)
 
     @precondition(lambda self: any(e.ended is None for e in self.expected.values()))
     @rule(data=st.data())

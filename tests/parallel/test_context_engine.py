@@ -16,7 +16,7 @@ from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.config import LLMConfig
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.request import Request
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.worker.local import LocalWorker
@@ -43,9 +43,11 @@ class Threads:
         for worker in self.workers:
             worker.submit(plan)
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         for worker in self.workers:
-            worker.provide_masks(plan_id, masks)
+            worker.provide_masks(plan_id, masks, drafts)
 
     def collect(self) -> StepResult:
         first, *others = [worker.collect() for worker in self.workers]

@@ -19,10 +19,10 @@ from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.ranks.merging import merged, of_stages
-from ridgeline.ranks.parts import Dealer, Part, masks_of
+from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.worker.local import LocalWorker
 from tests.driving import Rig
 
@@ -74,11 +74,13 @@ class Stages:
             for worker in self.workers:
                 worker.submit(part.plan)
 
-    def provide_masks(self, plan_id: int, masks: Mapping[int, np.ndarray]) -> None:
+    def provide_masks(
+        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
+    ) -> None:
         [parts] = [parts for plan, parts in self._pending if plan.id == plan_id]
         for part in parts:
             for worker in self.workers:
-                worker.provide_masks(part.plan.id, masks_of(part, masks))
+                worker.provide_masks(part.plan.id, given_to(part, masks), drafts)
 
     def collect(self) -> StepResult:
         plan, parts = self._pending.popleft()

@@ -12,17 +12,16 @@ Legend:
     K  tokens that a row may emit, at most
     N  tokens of the longest text
     D  drafts of a slot
-    X  places that match
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.core.lookup import continued
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 
@@ -61,23 +60,6 @@ def lookup_drafts(
     if text_SN.device.type != "cpu":
         text_SN.copy_(torch.from_numpy(texts))
         drafts_SD.copy_(torch.from_numpy(drafts))
-
-
-def continued(known_N: np.ndarray, count: int, shortest: int, longest: int) -> np.ndarray:
-    """Return `count` drafts of what follows a text, or none."""
-    end = len(known_N)
-    at_X = np.flatnonzero(known_N[: end - 1] == known_N[-1]) + 1 if end > 1 and count else np.empty(0, np.intp)
-    shared = min(1, len(at_X))
-    for length in range(2, longest + 1):
-        longer_X = at_X[at_X >= length]
-        longer_X = longer_X[known_N[longer_X - length] == known_N[end - length]]
-        if not len(longer_X):
-            break
-        at_X, shared = longer_X, length
-    if shared < shortest:
-        return known_N[:0]
-    start = int(at_X[-1])
-    return known_N[start + np.arange(count) % (end - start)]
 
 
 @dataclass(frozen=True, kw_only=True)

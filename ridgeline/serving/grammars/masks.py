@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -37,15 +37,19 @@ class Busy(Exception):
 
 
 class GrammarMask:
-    """The `TokenMask` of a request: the tokens that keep its text within the grammar.
+    """The `DraftingMask` of a request: the tokens that keep its text within the grammar.
 
     The library finds these tokens and may take milliseconds for it, so `prepare` finds them for many requests at once,
-    in the threads of `executor`.
+    in the threads of `executor`. grammar: a matcher that has seen no token, of which this one has a copy.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, executor: LLExecutor) -> None:
-        self._matcher, self._vocab_size, self._executor = matcher, vocab_size, executor
+    walks = True
+
+    def __init__(self, grammar: LLMatcher, vocab_size: int, executor: LLExecutor) -> None:
+        self._grammar, self._matcher = grammar, grammar.deep_copy()
+        self._vocab_size, self._executor = vocab_size, executor
         self._allowed_W: np.ndarray | None = None  # None until they are found
+        self._taken: list[int] = []  # tokens that the matcher has seen
 
     @staticmethod
     def prepare(masks: Iterable[GrammarMask]) -> None:
@@ -65,8 +69,11 @@ class GrammarMask:
 
     def accept(self, token_id: int) -> None:
         self._allowed_W = None
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token_id):
+        if self._matcher.is_stopped():
+            return
+        if not self._matcher.consume_token(token_id):
             raise wrong(self._matcher.get_error() or f"token {token_id} does not follow it")
+        self._taken.append(token_id)
 
     def allowed(self) -> np.ndarray:
         self.prepare([self])
@@ -74,6 +81,22 @@ class GrammarMask:
             raise wrong(self._matcher.get_error())
         assert self._allowed_W is not None
         return self._allowed_W
+
+    def forced(self) -> list[int]:
+        """Return the tokens in which a tokenizer would write the text that must come next."""
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found
+
+    def save(self) -> tuple[int, np.ndarray | None]:
+        return len(self._taken), self._allowed_W
+
+    def restore(self, state: object) -> None:
+        taken, self._allowed_W = cast("tuple[int, np.ndarray | None]", state)
+        back = len(self._taken) - taken
+        del self._taken[taken:]
+        if self._matcher.is_error() or not self._matcher.rollback(back):  # the library never leaves that state
+            self._matcher = self._grammar.deep_copy()
+            self._matcher.consume_tokens(self._taken)
 
 
 class Waiting(NamedTuple):
@@ -159,7 +182,7 @@ class Grammars:
             self._kept[grammar] = matcher
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return GrammarMask(matcher.deep_copy(), self._vocab_size, self._executor)
+        return GrammarMask(matcher, self._vocab_size, self._executor)
 
     def _drop_unwanted(self) -> None:
         """Forget jobs that nobody waits for. Those that have not begun never will."""

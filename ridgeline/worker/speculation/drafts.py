@@ -25,6 +25,7 @@ class Drafts(NamedTuple):
     row_P: int64, the row of a position. column_P: int64, which of the row's positions it is.
     scored_P: int64, the token in the step behind which a position lies; None if all tokens are scored in their order.
     emits: how many tokens a row may emit, at most.
+    known_RN: places_RN on the host.
     """
 
     places_RN: Tensor
@@ -33,6 +34,7 @@ class Drafts(NamedTuple):
     column_P: Tensor
     scored_P: Tensor | None
     emits: int
+    known_RN: np.ndarray
 
     @staticmethod
     def of(rows: Rows, device: torch.device) -> Drafts:
@@ -45,13 +47,18 @@ class Drafts(NamedTuple):
         first_R = rows.num_tokens_R.cumsum() - 1 - last_R
         places_RN = np.repeat(np.arange(len(rows), dtype=np.int32)[:, None], int(last_R.max()) + 1, axis=1)
         places_RN[row_P, column_P] = np.arange(len(row_P))
+
+        def sent(part: np.ndarray) -> Tensor:
+            return torch.from_numpy(part).to(device)
+
         return Drafts(
-            places_RN=torch.from_numpy(places_RN).to(device),
-            num_logits_R=torch.from_numpy(num_logits_R.astype(np.int32)).to(device),
-            row_P=torch.from_numpy(row_P).to(device),
-            column_P=torch.from_numpy(column_P).to(device),
-            scored_P=torch.from_numpy(first_R[row_P] + column_P).to(device),
+            places_RN=sent(places_RN),
+            num_logits_R=sent(num_logits_R.astype(np.int32)),
+            row_P=sent(row_P),
+            column_P=sent(column_P),
+            scored_P=sent(first_R[row_P] + column_P),
             emits=int(rows.num_logits_R.max()),
+            known_RN=places_RN,
         )
 
     @staticmethod
@@ -66,6 +73,7 @@ class Drafts(NamedTuple):
             column_P=column_P,
             scored_P=None,
             emits=emits,
+            known_RN=np.arange(rows * each, dtype=np.int32).reshape(rows, each),
         )
 
     def drawn_at(self, path_RK: Tensor | None) -> Tensor:

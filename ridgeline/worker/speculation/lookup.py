@@ -37,7 +37,7 @@ class Lookup:
 
     def __init__(self, speculation: Speculation, slots: Slots, max_model_len: int, ops: Ops) -> None:
         self._slots, self._ops = slots, ops
-        self._lengths = speculation.prompt_lookup_min, speculation.prompt_lookup_max
+        self._lengths = speculation.looked_up
         num_slots, device = slots.dummy + 1, slots.device
         self.text_SN = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
         self.depth = speculation.num_speculative_tokens

@@ -47,8 +47,10 @@ def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer
     for _ in range(4):
         prepare(masks)
         seen |= {tuple(allowed(mask)) for mask in masks}
-        for mask in masks:
-            mask.accept(draw.choice(allowed(mask)))
+        for mask, matcher in zip(masks, matchers, strict=True):
+            token = draw.choice(allowed(mask))
+            mask.accept(token)
+            assert matcher.consume_token(token)
     for chosen in {0, together - 1}:
         assert allowed(masks[chosen]) == taken(matchers[chosen])
     assert len(seen) > 3, "the texts never were in different places"
