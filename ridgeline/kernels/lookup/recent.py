@@ -67,36 +67,48 @@ def recent_drafts(
     salt_S: int64, hashes themselves. Slots with unlike salts find nothing of each other.
     next_H: int64, the table.
     """
-    device = text_SN.device
     tables = (out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN, shared_S, salt_S)
     emitted_RK, slots, lengths, most, ended, texts, shared, salts = (x.cpu().numpy() for x in tables)
     entries_H, drafts = next_H.cpu().numpy(), drafts_SD.cpu().numpy()
-    row_E, column_E = (emitted_RK >= 0).nonzero()
-    place_E = (lengths[slots] + 1 - (emitted_RK >= 0).sum(1))[row_E] + column_E
-    slot_E, place_E = slots[row_E][place_E >= length], place_E[place_E >= length]
-    at_EG = place_E[:, None] + np.arange(-length, 0)
-    key_E = keys(texts[slot_E[:, None], at_EG], salts[slot_E])
-    where_E = _places(key_E, len(entries_H))
-    entries_H[where_E] = NOTHING
-    np.maximum.at(entries_H, where_E, _checks(key_E) | texts[slot_E, place_E])
+    known_R, emits_RK = lengths[slots] + 1, emitted_RK >= 0
 
-    known_R = lengths[slots] + 1
+    row_E, column_E = emits_RK.nonzero()
+    place_E = (known_R - emits_RK.sum(1))[row_E] + column_E
+    slot_E, place_E = slots[row_E][place_E >= length], place_E[place_E >= length]
+    gram_EG = texts[slot_E[:, None], place_E[:, None] + np.arange(-length, 0)]
+    note(entries_H, gram_EG, salts[slot_E], texts[slot_E, place_E])
+
     room_R = np.where(ended[slots] != 0, 0, np.minimum(most[slots] - known_R - 1, drafts.shape[1]))
-    asks_R = (emitted_RK[:, 0] >= 0) & (shared[slots] < length) & (known_R >= length) & (room_R > 0)
+    asks_R = emits_RK[:, 0] & (shared[slots] < length) & (known_R >= length) & (room_R > 0)
     slots, known_R, room_R = slots[asks_R], known_R[asks_R], room_R[asks_R]
     gram_RG = texts[slots[:, None], known_R[:, None] + np.arange(-length, 0)]
     for draft in range(int(room_R.max(initial=0))):
-        key_R = keys(gram_RG, salts[slots])
-        entry_R = entries_H[_places(key_R, len(entries_H))]
-        found_R = (entry_R >= 0) & ((entry_R >> 32 << 32) == _checks(key_R)) & (room_R > draft)
-        slots, room_R, token_R = slots[found_R], room_R[found_R], (entry_R & 0x7FFFFFFF)[found_R]
+        token_R = followed(entries_H, gram_RG, salts[slots])
+        found_R = (token_R >= 0) & (room_R > draft)
+        slots, room_R, token_R = slots[found_R], room_R[found_R], token_R[found_R]
         if draft == 0:
             drafts[slots] = -1
         drafts[slots, draft] = token_R
-        gram_RG = np.concatenate((gram_RG[found_R, 1:], token_R[:, None].astype(np.int32)), 1)
-    if device.type != "cpu":
+        gram_RG = np.concatenate((gram_RG[found_R, 1:], token_R[:, None]), 1)
+    if text_SN.device.type != "cpu":
         next_H.copy_(torch.from_numpy(entries_H))
         drafts_SD.copy_(torch.from_numpy(drafts))
+
+
+def note(entries_H: np.ndarray, gram_EG: np.ndarray, salt_E: np.ndarray, token_E: np.ndarray) -> None:
+    """Write which tokens follow n-grams to the table, in place."""
+    key_E = keys(gram_EG, salt_E)
+    place_E = _places(key_E, len(entries_H))
+    entries_H[place_E] = NOTHING
+    np.maximum.at(entries_H, place_E, _checks(key_E) | token_E)
+
+
+def followed(entries_H: np.ndarray, gram_RG: np.ndarray, salt_R: np.ndarray) -> np.ndarray:
+    """Return the token that followed each n-gram, or -1, as int32."""
+    key_R = keys(gram_RG, salt_R)
+    entry_R = entries_H[_places(key_R, len(entries_H))]
+    known_R = (entry_R >= 0) & ((entry_R >> 32 << 32) == _checks(key_R))
+    return np.where(known_R, entry_R & 0x7FFFFFFF, -1).astype(np.int32)
 
 
 def keys(gram_EG: np.ndarray, salt_E: np.ndarray) -> np.ndarray:
@@ -137,12 +149,10 @@ class Case(LookupCase):
         shared_S = torch.randint(0, self.length + 1, (len(text_SN),), generator=generator, dtype=torch.int32)
         salt_S = torch.arange(len(text_SN)) % 3 // 2 * -0x123456789ABCDEF
         next_H = torch.full((self.places,), NOTHING)
-        # What the texts hold was noted before, as far as it is followed by something
-        for slot, text in enumerate(text_SN.numpy()):
+        for slot, text in enumerate(text_SN.numpy()):  # what the texts hold was noted before
             if len(text) > self.length:
                 grams = np.lib.stride_tricks.sliding_window_view(text[:-1], self.length)
-                key_E = keys(grams, np.full(len(grams), int(salt_S[slot]), np.int64))
-                next_H[_places(key_E, self.places)] = torch.from_numpy(_checks(key_E) | text[self.length :])
+                note(next_H.numpy(), grams, np.full(len(grams), int(salt_S[slot]), np.int64), text[self.length :])
         tensors = (emitted_RK, slots_R, *lengths, text_SN, shared_S, salt_S, next_H, drafts_SD)
         return [*(x.to(device) for x in tensors), self.length]
 

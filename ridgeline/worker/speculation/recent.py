@@ -1,4 +1,4 @@
-"""What requests have written lately, as a table that finds drafts for others (`kernels/lookup/recent.py`).
+"""A table of what requests have written lately, which finds drafts for others (`kernels/lookup/recent.py`).
 
 The table lies on the device beside the texts, and a captured step notes and finds in it without the host. It lives as
 long as the engine: sleep and new weights leave it as it is, since drafts that are not right cost no more than time and
