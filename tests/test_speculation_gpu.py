@@ -47,6 +47,7 @@ def written(**settings: Any) -> tuple[list[list[int]], dict[str, int]]:
 
 METHODS: dict[str, dict[str, Any]] = {
     "lookup": LOOKUP,
+    "recent": {**LOOKUP, "lookup_recent_tokens": 4096},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
     "layer_skip": {"method": "layer_skip", "num_speculative_tokens": 3},
     "cascade": {**LOOKUP, "method": "draft_model"},
@@ -87,3 +88,18 @@ def test_steps_that_verify_replay_graphs() -> None:
     verified = [shape for shape in replayed if shape.each == 5]
     assert len(verified) > 10
     assert {shape.rows for shape in verified} <= {1, 2, 4}
+
+
+def test_what_others_wrote_is_found() -> None:
+    """A second run of the same prompts and parameters finds all of its text."""
+    limits: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 256, "kv_cache_memory": 1 << 27}
+    config = {**LOOKUP, "prompt_lookup_min": 3, "lookup_recent_tokens": 65_536}
+    settings = {"dtype": "float32", "deterministic": True, "speculative_config": config}
+    with LLM(device="cuda", **limits, **settings) as llm:
+        texts, right = [], [0]
+        for _ in range(2):
+            answers = llm.generate(PROMPTS, ASKED[1], use_tqdm=False)
+            texts.append([list(each.outputs[0].token_ids) for each in answers])
+            right.append(dict(llm.assembly.engine.scheduler.figures().drafts or {})["accepted_tokens"])
+    assert texts[0] == texts[1]
+    assert right[2] - right[1] > max(100, 1.5 * right[1])

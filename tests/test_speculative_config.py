@@ -107,6 +107,18 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
             "prompt_lookup_max of speculative_config is 65",
         ),
         ({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": "2"}, "prompt_lookup_min of specul"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "lookup_recent_tokens": 1 << 25},
+            "lookup_recent_tokens of speculative_config is 33554432; give a whole number from 0 to 16777216",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 3, "lookup_recent_tokens": -1},
+            "is -1; give a whole number from 0",
+        ),
+        (
+            {"method": "layer_skip", "num_speculative_tokens": 3, "lookup_recent_tokens": 4096},
+            "lookup_recent_tokens of speculative_config is 4096, and the method layer_skip looks nothing up; set",
+        ),
     ],
 )
 def test_what_is_no_speculation_is_refused_in_one_sentence(given: Any, sentence: str) -> None:
@@ -120,3 +132,10 @@ def test_what_is_no_speculation_is_refused_in_one_sentence(given: Any, sentence:
 def test_ranks_that_divide_steps_verify_nothing(axis: str) -> None:
     with pytest.raises(InvalidConfig, match="drafts are verified by ranks that have all tokens yet"):
         LLMConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 3}, **{axis: 2})
+
+
+@pytest.mark.parametrize(("tokens", "places"), [(0, 0), (1, 4), (1000, 4096), (1024, 4096), (1025, 8192)])
+def test_the_table_of_recent_outputs_has_four_places_a_token(tokens: int, places: int) -> None:
+    speculation = speculation_of({"method": "ngram", "num_speculative_tokens": 3, "lookup_recent_tokens": tokens})
+    assert speculation is not None
+    assert (speculation.lookup_recent_tokens, speculation.recent_places) == (tokens, places)

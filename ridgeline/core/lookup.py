@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 
-def continued(known_N: np.ndarray, count: int, shortest: int, longest: int) -> np.ndarray:
-    """Return `count` drafts of what follows a text, or none."""
+def continued(known_N: np.ndarray, count: int, shortest: int, longest: int) -> tuple[np.ndarray, int]:
+    """Return `count` drafts of what follows a text, or none, and how many tokens their match shares."""
     end = len(known_N)
     at_X = np.flatnonzero(known_N[: end - 1] == known_N[-1]) + 1 if end > 1 and count else np.empty(0, np.intp)
     shared = min(1, len(at_X))
@@ -22,6 +22,6 @@ def continued(known_N: np.ndarray, count: int, shortest: int, longest: int) -> n
             break
         at_X, shared = longer_X, length
     if shared < shortest:
-        return known_N[:0]
+        return known_N[:0], 0
     start = int(at_X[-1])
-    return known_N[start + np.arange(count) % (end - start)]
+    return known_N[start + np.arange(count) % (end - start)], shared

@@ -19,6 +19,7 @@ MOST_DRAFTS = 16
 MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
 LOOKUP = 5  # tokens that prompt lookup compares, unless the user says otherwise
 LONGEST_LOOKUP = 64
+MOST_RECENT = 1 << 24  # tokens of recent outputs, which take up to 64 bytes each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class Speculation:
     prompt_lookup_min, prompt_lookup_max: how many of the last tokens must have stood there at least, and are compared
         at most. 0: nothing is looked up. With another method than ngram lookup comes first, and the method where that
         finds nothing.
+    lookup_recent_tokens: of how many tokens that were emitted lately, by all requests, lookup knows what followed them.
+        0: it reads a request's own text alone.
     skip_layers: the layers that layer_skip leaves out; None: every other one between the first and the last.
     tree: the form of the drafts, if they are more than one chain.
     """
@@ -43,6 +46,7 @@ class Speculation:
     model: str | None = None
     prompt_lookup_min: int = 0
     prompt_lookup_max: int = 0
+    lookup_recent_tokens: int = 0
     skip_layers: tuple[int, ...] | None = None
     tree: DraftTree | None = None
 
@@ -67,6 +71,12 @@ class Speculation:
     def looked_up(self) -> tuple[int, int]:
         """The tokens that must have stood there at least, and are compared at most."""
         return self.prompt_lookup_min, self.prompt_lookup_max
+
+    @property
+    def recent_places(self) -> int:
+        """The places of the table of recent outputs: a power of two, four for each token or more, so that a token's
+        entry outlives as many others with a probability of 0.78 at least."""
+        return 1 << (4 * self.lookup_recent_tokens - 1).bit_length() if self.lookup_recent_tokens else 0
 
     def skipped(self, layers: int) -> tuple[int, ...]:
         """Return the layers that are left out of so many. Raise InvalidConfig if some of them are not there, or if none
@@ -117,12 +127,19 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     if skipped is not None and method != LAYER_SKIP:
         raise InvalidConfig(f"skip_layers of speculative_config is for the method {LAYER_SKIP}; leave it out.")
     shortest, longest = _lookup(given, method)
+    recent = _whole(given, "lookup_recent_tokens", MOST_RECENT, least=0, default=0)
+    if recent and not longest:
+        raise InvalidConfig(
+            f"lookup_recent_tokens of speculative_config is {recent}, and the method {method} looks nothing up; set "
+            "prompt_lookup_max too, or leave it out."
+        )
     return Speculation(
         method=method,
         num_speculative_tokens=drafts,
         model=None if model is None else str(model),
         prompt_lookup_min=shortest,
         prompt_lookup_max=longest,
+        lookup_recent_tokens=recent,
         skip_layers=None if skipped is None else _layers(skipped),
         tree=tree,
     )
@@ -183,9 +200,9 @@ def _layers(given: object) -> tuple[int, ...]:
     return tuple(sorted(given))
 
 
-def _whole(given: Mapping[str, object], name: str, most: int) -> int:
-    value = given.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _whole(given: Mapping[str, object], name: str, most: int, *, least: int = 1, default: int | None = None) -> int:
+    value = default if given.get(name) is None else given[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         said = "is missing" if value is None else f"is {value!r}"
-        raise InvalidConfig(f"{name} of speculative_config {said}; give a whole number from 1 to {most}.")
+        raise InvalidConfig(f"{name} of speculative_config {said}; give a whole number from {least} to {most}.")
     return value

@@ -106,11 +106,10 @@ class Walk:
         text.extend(self._seq.tokens[len(text) :])
         known = len(text)
         text.extend(self._tokens)
-        found: list[int] = continued(
-            np.frombuffer(text, np.int32), self._most - len(self._tokens), *self._lookup
-        ).tolist()
-        del text[known:]
-        return found
+        found_D, _ = continued(np.frombuffer(text, np.int32), self._most - len(self._tokens), *self._lookup)
+        guesses: list[int] = found_D.tolist()
+        del found_D, text[known:]
+        return guesses
 
 
 def drafted(

@@ -208,6 +208,7 @@ class Running:
             output=tuple(seq.output),
             task=request.task,
             embedded=request.embeds is not None,
+            salt=request.cache_salt,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

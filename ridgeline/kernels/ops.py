@@ -24,6 +24,7 @@ from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
 from ridgeline.kernels.long_convolution.op import LONG_CONVOLUTION
 from ridgeline.kernels.lookup.op import LOOKUP_DRAFTS
+from ridgeline.kernels.lookup.recent import RECENT_DRAFTS
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
 from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
 from ridgeline.kernels.output_gate.op import OUTPUT_GATE
@@ -102,6 +103,7 @@ class Ops:
     step_compact = STEP_COMPACT
     step_post = STEP_POST
     lookup_drafts = LOOKUP_DRAFTS
+    recent_drafts = RECENT_DRAFTS
 
     def __init__(self, platform: Platform, overrides: Overrides | None = None) -> None:
         wanted = overrides or {}

@@ -222,6 +222,8 @@ def plan_memory(
     )
     if drafts:
         activations += 4 * (max_seqs + 1) * (longest + drafts)  # texts and drafts of all slots
+    if config.speculation is not None:
+        activations += 8 * config.speculation.recent_places
     scratch = scratch_states(device.type, max_seqs, drafts)
     activations += _scratch_bytes(_layout(groups, block_size, dtype, 2, token_ranks, scratch))
     if token_ranks > 1 and device.type == "cuda":

@@ -71,6 +71,7 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "step_compact",
         "step_post",
         "lookup_drafts",
+        "recent_drafts",
         "attention_schedule",
     }, "an op without cases here is never measured"
 

@@ -21,21 +21,21 @@ LONG = (  # longer than what a program looks at together
 )
 
 
-def by_hand(known: list[int], shortest: int, longest: int, count: int) -> list[int]:
+def by_hand(known: list[int], shortest: int, longest: int, count: int) -> tuple[list[int], int]:
     """Return what follows the best of all earlier places, and goes on as the text does between that place and its
-    end."""
+    end; and how many tokens that place shares."""
     best = (0, 0)
     for place in range(1, len(known)):
         shared = 0
         while shared < min(longest, place) and known[place - 1 - shared] == known[-1 - shared]:
             shared += 1
         best = max(best, (shared, place))
-    if best[0] < shortest:
-        return []
+    if best[0] < shortest or not count:
+        return [], 0
     text = list(known)
     for _ in range(count):
         text.append(text[best[1] + len(text) - len(known)])
-    return text[len(known) :]
+    return text[len(known) :], best[0]
 
 
 @given(
@@ -45,14 +45,14 @@ def by_hand(known: list[int], shortest: int, longest: int, count: int) -> list[i
     count=st.integers(1, 9),
 )
 def test_drafts_are_what_followed_the_longest_match(known: list[int], shortest: int, more: int, count: int) -> None:
-    found = continued(np.array(known, np.int32), count, shortest, shortest + more)
-    assert found.tolist() == by_hand(known, shortest, shortest + more, count)
+    found, shared = continued(np.array(known, np.int32), count, shortest, shortest + more)
+    assert (found.tolist(), shared) == by_hand(known, shortest, shortest + more, count)
 
 
 def test_a_text_that_repeats_itself_goes_on_beyond_what_is_known() -> None:
     known = np.array([9, 1, 2, 1, 2], np.int32)
-    assert continued(known, 5, 2, 2).tolist() == [1, 2, 1, 2, 1]
-    assert continued(known, 5, 3, 3).tolist() == []
+    assert continued(known, 5, 2, 2)[0].tolist() == [1, 2, 1, 2, 1]
+    assert continued(known, 5, 3, 3)[0].tolist() == []
 
 
 def check(case: Case, name: str, device: str, seed: int = 0) -> int:
@@ -61,10 +61,10 @@ def check(case: Case, name: str, device: str, seed: int = 0) -> int:
         pytest.importorskip("triton")
     search = LOOKUP_DRAFTS.choose(Platform.of(torch.device(device)), name)
     arguments = case.inputs(torch.device(device), seed)
-    tables = [x.cpu().clone() for x in arguments[:7]]
+    tables = [x.cpu().clone() for x in arguments[:8]]
     search(*arguments)
-    text_SN, drafts_SD = (x.cpu() for x in arguments[5:7])
-    emitted_RK, slots_R, kv_len_S, max_len_S, stopped_S, texts, drafts = tables
+    text_SN, drafts_SD, shared_S = (x.cpu() for x in arguments[5:8])
+    emitted_RK, slots_R, kv_len_S, max_len_S, stopped_S, texts, drafts, shared = tables
     drafted = 0
     for row, slot in enumerate(slots_R.tolist()):
         emitted = [token for token in emitted_RK[row].tolist() if token >= 0]
@@ -73,11 +73,12 @@ def check(case: Case, name: str, device: str, seed: int = 0) -> int:
         known = int(kv_len_S[slot]) + 1
         texts[slot, known - len(emitted) : known] = torch.tensor(emitted)
         room = 0 if stopped_S[slot] else max(0, min(case.drafts, int(max_len_S[slot]) - known - 1))
-        want = by_hand(texts[slot, :known].tolist(), case.shortest, case.longest, room)
+        want, shared[slot] = by_hand(texts[slot, :known].tolist(), case.shortest, case.longest, room)
         drafts[slot] = torch.tensor(want + [-1] * (case.drafts - len(want)))
         drafted += len(want)
     assert torch.equal(text_SN, texts)
     assert drafts_SD.tolist() == drafts.tolist()
+    assert shared_S.tolist() == shared.tolist()
     return drafted
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.driving import ask, rig
+from tests.test_recent_drafts import accepted, again, named
 from tests.test_speculation import LOOKUP, Always, check_same, requests
 
 
@@ -48,3 +49,16 @@ def test_masks_along_drafts_reach_both_ranks(tiny_model: Callable[[str], Path]) 
         own.worker.provide_masks = noting  # type: ignore[method-assign]
         check_same(own.run(*asked), want)
     assert sum(map(len, given)) > 20
+
+
+def test_ranks_find_the_same_in_what_others_wrote(tiny_model: Callable[[str], Path]) -> None:
+    folder, settings = tiny_model("llama"), {"tensor_parallel_size": 2, "debug_checks": False}
+    with rig(folder) as own:
+        vocabulary = own.runner.decoder.spec.vocab_size
+        want = own.run(*requests(vocabulary))
+    with rig(folder, speculative_config={**LOOKUP, "lookup_recent_tokens": 64}, **settings) as own:
+        own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+        check_same(own.run(*requests(vocabulary)), want)
+        for turn in (2, 3):
+            check_same(named(own.run(*again(requests(vocabulary), turn)), turn), want)
+        assert accepted(own) > 0

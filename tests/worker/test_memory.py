@@ -82,6 +82,18 @@ def test_a_cpu_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         plan(LLMConfig(), "cpu")
 
 
+def test_the_table_of_recent_outputs_is_counted() -> None:
+    def activations(tokens: int) -> int:
+        config = {"method": "ngram", "num_speculative_tokens": 4, "lookup_recent_tokens": tokens}
+        return memory.plan_memory(
+            SPEC, LLMConfig(speculative_config=config), torch.device("cpu"), dtype="float32", weights=0, loaded=True,
+            longest=64, max_seqs=2, max_chunk=16,
+        ).activations  # fmt: skip
+
+    assert activations(65_536) - activations(0) == 2 << 20  # 262,144 places of 8 bytes
+    assert activations(65_537) - activations(0) == 4 << 20
+
+
 @pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])
 def test_what_an_api_server_refuses_is_what_could_never_run(windows: tuple[int | None, int | None]) -> None:
     """A window's layers do not keep every token, so the cache serves longer requests than it could hold whole."""

@@ -33,6 +33,7 @@ def lookup_drafts(
     stopped_S: Tensor,
     text_SN: Tensor,
     drafts_SD: Tensor,
+    shared_S: Tensor,
     shortest: int,
     longest: int,
 ) -> None:
@@ -46,6 +47,7 @@ def lookup_drafts(
         `shortest` tokens (1 at least) stand nowhere else in the text, and none behind the last token that it may emit
         (max_len_S). Of the places where they stand, the one wins that shares most of the tokens before it, up to
         `longest`, and of these the latest.
+    shared_S: int32. A slot gets how many tokens that is, or 0 if it gets no drafts.
     """
     texts, drafts, emitted_RK = text_SN.cpu().numpy(), drafts_SD.cpu().numpy(), out_token_RK.cpu().numpy()
     slots, ended = slots_R.tolist(), stopped_S.cpu().numpy()
@@ -55,7 +57,7 @@ def lookup_drafts(
         known = int(lengths[slot]) + 1
         texts[slot, known - count : known] = emitted_RK[row, :count]
         wanted = 0 if ended[slot] else max(0, min(drafts.shape[1], int(most[slot]) - known - 1))
-        found = continued(texts[slot, :known], wanted, shortest, longest)
+        found, shared_S[slot] = continued(texts[slot, :known], wanted, shortest, longest)
         drafts[slot, : len(found)], drafts[slot, len(found) :] = found, -1
     if text_SN.device.type != "cpu":
         text_SN.copy_(torch.from_numpy(texts))
@@ -91,7 +93,8 @@ class Case:
         stopped_S = torch.zeros(rows + 1, dtype=torch.int32)
         stopped_S[slots_R[-1]] = int(rows > 1)
         drafts = torch.randint(0, 9, (rows + 1, self.drafts), generator=generator, dtype=torch.int32)
-        tensors = (emitted, slots_R.int(), kv_len_S, max_len_S, stopped_S, texts, drafts)
+        shared_S = torch.full((rows + 1,), 9, dtype=torch.int32)
+        tensors = (emitted, slots_R.int(), kv_len_S, max_len_S, stopped_S, texts, drafts, shared_S)
         return [*(x.to(device) for x in tensors), self.shortest, self.longest]
 
 

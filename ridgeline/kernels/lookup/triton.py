@@ -27,7 +27,7 @@ WARPS = 8
     do_not_specialize_on_alignment=["out_token_ptr", "slots_ptr"],
 )
 def _lookup_drafts(
-    out_token_ptr, slots_ptr, kv_len_ptr, max_len_ptr, stopped_ptr, text_ptr, drafts_ptr,
+    out_token_ptr, slots_ptr, kv_len_ptr, max_len_ptr, stopped_ptr, text_ptr, drafts_ptr, shared_ptr,
     stride_out, stride_text, stride_drafts, shortest, longest,
     K: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -74,6 +74,7 @@ def _lookup_drafts(
             matches = matches & (tl.load(text_ptr + place - length, mask=matches, other=-1) == before)
             latest = tl.max(tl.where(matches, place, -1), 0)
 
+    tl.store(shared_ptr + slot, tl.where(found > 0, best, 0))
     draft = tl.arange(0, DRAFTS)
     drafted = draft < tl.where(found > 0, wanted, 0)
     following = tl.load(text_ptr + found + draft % (known - found), mask=drafted, other=-1)
@@ -88,13 +89,14 @@ def lookup_drafts(
     stopped_S: Tensor,
     text_SN: Tensor,
     drafts_SD: Tensor,
+    shared_S: Tensor,
     shortest: int,
     longest: int,
 ) -> None:
     """Compute `op.lookup_drafts`. The rows of all tables are contiguous."""
     (rows, columns), drafts = out_token_RK.shape, drafts_SD.shape[1]
     _lookup_drafts[(rows,)](
-        out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN, drafts_SD,
+        out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN, drafts_SD, shared_S,
         out_token_RK.stride(0), text_SN.stride(0), drafts_SD.stride(0), shortest, longest,
         K=columns, COLUMNS=triton.next_power_of_2(columns), D=drafts, DRAFTS=triton.next_power_of_2(drafts),
         BLOCK=BLOCK, num_warps=WARPS, **launch_options(slots_R.device),
@@ -104,8 +106,8 @@ def lookup_drafts(
 def _aot(columns: int) -> AotKernel:
     kinds = {
         "out_token_ptr": "*i32", "slots_ptr": "*i32", "kv_len_ptr": "*i64", "max_len_ptr": "*i64",
-        "stopped_ptr": "*i32", "text_ptr": "*i32", "drafts_ptr": "*i32", "stride_out": "i32",
-        "stride_text": "i32:16", "stride_drafts": "i32", "shortest": "i32", "longest": "i32",
+        "stopped_ptr": "*i32", "text_ptr": "*i32", "drafts_ptr": "*i32", "shared_ptr": "*i32",
+        "stride_out": "i32", "stride_text": "i32:16", "stride_drafts": "i32", "shortest": "i32", "longest": "i32",
     }  # fmt: skip
     constants = {"K": columns, "COLUMNS": triton.next_power_of_2(columns), "BLOCK": BLOCK}
     constants |= {"D": columns - 1, "DRAFTS": triton.next_power_of_2(columns - 1)}

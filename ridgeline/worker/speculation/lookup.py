@@ -24,12 +24,13 @@ from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.recent import Recent
 from ridgeline.worker.state.states import States
 from ridgeline.worker.upload import upload
 
 
 class Lookup:
-    """A `Proposer` that needs no model. text_SN: int32."""
+    """A `Proposer` that needs no model. text_SN: int32. recent: what others wrote, if it is looked up too."""
 
     layers: tuple[LayerSpec, ...] = ()
     taps: tuple[int, ...] = ()
@@ -42,6 +43,8 @@ class Lookup:
         self.text_SN = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
         self.depth = speculation.num_speculative_tokens
         self.drafts_SD = torch.full((num_slots, self.depth), -1, device=device).int()
+        self._shared_S = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.recent = Recent(speculation, slots) if speculation.lookup_recent_tokens else None
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Take the known tokens of slots that change hands."""
@@ -50,6 +53,8 @@ class Lookup:
                 known = np.array((*delta.prompt, *delta.output), np.int32)
                 self.text_SN[delta.slot, : len(known)] = upload(known, self._slots.device)
                 self.drafts_SD[delta.slot].fill_(-1)
+        if self.recent is not None:
+            self.recent.assign(deltas)
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
         """Do nothing: tokens are noted as they are emitted."""
@@ -66,13 +71,8 @@ class Lookup:
         """Take the tokens that rows emitted, and look for drafts of what follows them, however many are wanted: the
         text must be noted anyway."""
         slots = self._slots
-        self._ops.lookup_drafts(
-            out_token_RK,
-            slots_R,
-            slots.kv_len_S,
-            slots.max_len_S,
-            slots.stopped_S,
-            self.text_SN,
-            self.drafts_SD,
-            *self._lengths,
-        )
+        rows = out_token_RK, slots_R, slots.kv_len_S, slots.max_len_S, slots.stopped_S, self.text_SN
+        self._ops.lookup_drafts(*rows, self.drafts_SD, self._shared_S, *self._lengths)
+        if self.recent is not None:
+            found = self._shared_S, self.recent.salt_S, self.recent.next_H, self.drafts_SD
+            self._ops.recent_drafts(*rows, *found, self.recent.length)

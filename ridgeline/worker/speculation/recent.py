@@ -1,0 +1,45 @@
+"""A table of what requests have written lately, which finds drafts for others (`kernels/lookup/recent.py`).
+
+The table lies on the device beside the texts, and a captured step notes and finds in it without the host. It lives as
+long as the engine: sleep and new weights leave it as it is, since drafts that are not right cost no more than time and
+are soon overwritten.
+
+Legend:
+    S  slots
+    H  places of the table
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from ridgeline.core.plan import Assign, Delta
+from ridgeline.core.speculation import Speculation
+from ridgeline.kernels.lookup.recent import NOTHING
+from ridgeline.worker.slots import Slots
+
+
+class Recent:
+    """The table, and the salts of slots, by which requests find only outputs of their own tenant.
+
+    length: the tokens of an n-gram.
+    """
+
+    def __init__(self, speculation: Speculation, slots: Slots) -> None:
+        self.length = speculation.prompt_lookup_max
+        places, device = speculation.recent_places, slots.device
+        self.next_H = torch.full((places,), NOTHING, dtype=torch.int64, device=device)
+        self.salt_S = torch.zeros(slots.dummy + 1, dtype=torch.int64, device=device)
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Take the salts of slots that change hands."""
+        for delta in deltas:
+            if isinstance(delta, Assign):
+                self.salt_S[delta.slot].fill_(_hashed(delta.salt))
+
+
+def _hashed(salt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little", signed=True)
