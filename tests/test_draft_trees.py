@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ridgeline.core.draft_tree import MOST_NODES, dynamic_tree_of, static_tree_of
@@ -28,7 +28,7 @@ from ridgeline.worker.speculation.trees import TreeDraws, words_of
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import tiny_models
 from tests.driving import Outcome, Rig, ask, rig
-from tests.head_oracle import Eagle, Eagle3, Head, Medusa, NarrowEagle3, Target
+from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
 from tests.test_speculation import FAMILIES, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
@@ -345,6 +345,48 @@ def test_even_steps_draft_as_the_paper_does(
         check_same(got, want)
         assert not own.errors
     assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 60
+
+
+@pytest.mark.gpu
+@by_form
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
+def test_on_a_gpu_trees_are_those_of_the_paper(
+    eager: bool, kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    settings = {"device": "cuda", "deterministic": True, "enforce_eager": eager, "enable_prefix_caching": False}
+    settings |= {"block_size": 16, "kv_cache_memory": 1 << 26}
+    with rig(model, **settings) as own:
+        want = own.run(*GREEDY)
+    with rig(model, **settings, **drafting(head, files, dynamic=dynamic)) as own:
+        trees(own, Turning)
+        record = Record(own)
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    count = record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got))
+    assert count > (60 if eager else 0)  # in graphs `note` is recorded once
+
+
+def test_the_layer_for_multi_token_prediction_drafts_trees(tmp_path: Path) -> None:
+    """The layer of a GLM-4.5, a mixture of experts."""
+    folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=3)
+    head = Mtp(tiny_models.build("glm4_moe", num_hidden_layers=3))
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = load_file(folder / "model.safetensors")
+    stored |= {f"model.layers.2.{name}": tensor for name, tensor in head.tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    with rig(folder, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_batched_tokens": 64}
+    with rig(folder, speculative_config={"method": "glm4_moe_mtp", **DYNAMIC}, **settings) as own:
+        record = Record(trees(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    assert record.check(oracle_of(head, dynamic=True), texts_of(GREEDY, got)) > 150
 
 
 @by_form
