@@ -13,6 +13,7 @@ speedup is the median of the rounds' ratios to plain decoding.
     draft      a draft model: that of the embedded model, or the one that is named
     eagle3, medusa    heads, if they are named
     skip       the model itself without every other layer
+    lookahead  lookahead decoding, with its default sizes: --drafts means nothing to it
     cascade    prompt lookup, and the draft model where that finds nothing
     right P    drafts of the known continuation, each of which is spoiled with probability 1 - P. Only a proposer that
                runs no model can know it, so this is what a free proposer of that quality would bring
@@ -152,6 +153,7 @@ def main() -> None:
     names |= {method: {"method": method, "model": folder} for method, folder in heads.items() if folder}
     for name, config in names.items():
         known[name] = {**settings, "speculative_config": {**config, "num_speculative_tokens": asked.drafts}}, None
+    known["lookahead"] = {**settings, "speculative_config": {"method": "lookahead"}}, None
     known |= {name: (drafts, share) for name, share in shares.items()}
     ways = {"plain": Way(settings, asked.threads, None)}
     ways |= {name: Way(known[name][0], asked.threads, known[name][1]) for name in asked.ways or known}

@@ -288,7 +288,7 @@ def test_models_that_cannot_draft_are_refused_in_one_sentence(tiny_model: TinyMo
     assert "set max_model_len to 32" in refused(folder, {"model": shorter})
     assert "recurrent layers" in refused(folder, {"model": tiny_model("mamba2")})
     assert "neither an existing folder" in refused(folder, {"model": str(tmp_path / "nowhere")})
-    with pytest.raises(InvalidConfig, match="draft models and heads run on one device yet"):
+    with pytest.raises(InvalidConfig, match="drafts of the method draft_model are made on one device yet"):
         LLMConfig(tensor_parallel_size=2, **drafting(folder))
 
 

@@ -16,6 +16,7 @@ from ridgeline.engine.drafting import Drafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
 from tests import test_draft_trees as draft_trees
+from tests import test_lookahead_decoding as lookahead_decoding
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Target
@@ -149,6 +150,27 @@ def test_trees_are_what_they_are_with_the_plain_ops(
         assert counts["accepted_tokens"] > 3
     else:
         assert record.check(draft_trees.oracle_of(head, dynamic=dynamic), texts_of(asked, got)) > 20
+
+
+def test_lookahead_drafts_what_it_drafts_with_the_plain_ops(tiny_model: Callable[[str], Path]) -> None:
+    folder, sizes, oracle = tiny_model("llama"), (3, 3, 2), tiny_models.build("llama")
+
+    @torch.no_grad()
+    def draw(text: tuple[int, ...]) -> int:
+        return int(oracle(input_ids=torch.tensor([text])).logits[0, -1].argmax())
+
+    asked = [ask("a", prompt(17, 1), max_tokens=9), ask("b", prompt(5, 2), max_tokens=8)]
+    with rig(folder, kernels=TRITON, **lookahead_decoding.looking(sizes)) as own:
+        evenly(own)
+        checked = lookahead_decoding.Checked(draft_trees.trees(own), draw, sizes)
+        got = own.run(*asked)
+        assert not own.errors
+    for each in asked:
+        text = tuple(each.prompt_token_ids)
+        for token in got[each.id].tokens:
+            assert token == draw(text)
+            text = (*text, token)
+    assert checked.drafts > 40
 
 
 MIXED = ((range(5, 22), 2), ((7, 8, 9), 4), ((3,), 3))  # prompts, and how many tokens to generate

@@ -14,7 +14,7 @@ from ridgeline.core.draft_head import HeadConfig, HeadSpec, MedusaSpec, size_of
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import DRAFT_MODEL, HEADS, LAYER_SKIP, MTP, NGRAM, Speculation
+from ridgeline.core.speculation import BARE, DRAFT_MODEL, HEADS, MTP, Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
@@ -112,7 +112,7 @@ def choose_draft(
     longest: the tokens that a request may have.
     """
     speculation = config.speculation
-    if speculation is None or speculation.method in (NGRAM, LAYER_SKIP):
+    if speculation is None or speculation.method in BARE:
         return None
     folder, files = draft_folder(speculation, config, target), config.load_format != "dummy"
     if speculation.method in HEADS:

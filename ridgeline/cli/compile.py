@@ -15,7 +15,7 @@ from ridgeline.cli.options import json_object
 from ridgeline.cli.sizes import config_path, read_config
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import LAYER_SKIP, NGRAM
+from ridgeline.core.speculation import BARE
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -71,7 +71,7 @@ def compile(
     draft, speculation = None, asked.speculation
     if speculation is not None:
         check_speculation(config.spec, speculation)
-    if speculation is not None and speculation.method not in (NGRAM, LAYER_SKIP):
+    if speculation is not None and speculation.method not in BARE:
         target = config_path(model).parent
         if not any(draft_folder(speculation, asked, target).glob("*.safetensors")):
             asked = replace(asked, load_format="dummy")  # so that no weights are asked for

@@ -223,8 +223,8 @@ class LLMConfig:
         check_together({name: value for name, value in given.items() if name not in unset})
         if self.speculation is not None and self.speculation.method != NGRAM and self.ranks > 1:
             raise InvalidConfig(
-                f"draft models and heads run on one device yet; leave {' and '.join(self.divided_by)} out, or take the "
-                "method ngram."
+                f"drafts of the method {self.speculation.method} are made on one device yet; leave "
+                f"{' and '.join(self.divided_by)} out, or take the method ngram."
             )
 
     @property

@@ -94,6 +94,45 @@ class DynamicTree(DraftTree):
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class LookaheadTree(DraftTree):
+    """A window of guesses that every step makes better, and n-grams that they became before, which are verified (Fu et
+    al., arXiv 2402.02057).
+
+    window: the guesses of a level, one behind the other.
+    ngram: the tokens of an n-gram. The window has one level less.
+    guesses: the n-grams that are kept for one first token, and verified where that is a row's last token.
+    """
+
+    window: int
+    ngram: int
+    guesses: int
+
+    @property
+    def levels(self) -> int:
+        return self.ngram - 1
+
+
+def lookahead_tree_of(window: int, ngram: int, guesses: int) -> LookaheadTree:
+    """Return the tree of the three sizes. Raise InvalidConfig if it has too many nodes."""
+    nodes = (window + guesses) * (ngram - 1)
+    if nodes > MOST_NODES:
+        raise InvalidConfig(
+            f"window_size {window}, ngram_size {ngram} and verification_set_size {guesses} of speculative_config make "
+            f"(window_size + verification_set_size) * (ngram_size - 1) = {nodes} drafts, and a row has at most "
+            f"{MOST_NODES}; lower one of them."
+        )
+    return LookaheadTree(
+        nodes=nodes,
+        depth=window + ngram - 2,
+        width=guesses + 1,
+        expanded=0,
+        window=window,
+        ngram=ngram,
+        guesses=guesses,
+    )
+
+
 def static_tree_of(given: object, deepest: int) -> StaticTree:
     """Return the tree of a list of paths, or of such a list as text. Raise InvalidConfig."""
     name, paths = "speculative_token_tree of speculative_config", given

@@ -7,14 +7,16 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from ridgeline.core.draft_tree import MOST_NODES, DraftTree, dynamic_tree_of, static_tree_of
+from ridgeline.core.draft_tree import MOST_NODES, DraftTree, dynamic_tree_of, lookahead_tree_of, static_tree_of
 from ridgeline.core.errors import InvalidConfig
 
 NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA = "ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa"
 HEADS = (EAGLE, EAGLE3, MTP, MEDUSA)  # they read the hidden states of the model that they draft for
-LAYER_SKIP = "layer_skip"
-METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP)
+LAYER_SKIP, LOOKAHEAD = "layer_skip", "lookahead"
+BARE = (NGRAM, LAYER_SKIP, LOOKAHEAD)  # they need no network beside the model
+METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP, LOOKAHEAD)
 TREE_KEYS = ("speculative_token_tree", "eagle_topk", "num_draft_tokens")
+LOOKAHEAD_SIZES = {"window_size": 7, "ngram_size": 5, "verification_set_size": 7}  # the paper's for a model of 34B
 MOST_DRAFTS = 16
 MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
 LOOKUP = 5  # tokens that prompt lookup compares, unless the user says otherwise
@@ -30,6 +32,7 @@ class Speculation:
         smaller model with the same vocabulary goes on. "eagle", "eagle3": a head of a layer goes on from the model's
         hidden states. "mtp": the layer for multi-token prediction, which the checkpoint itself holds, does. "medusa":
         heads guess one token each. "layer_skip": the model itself goes on without some of its layers.
+        "lookahead": the model makes a window of guesses better in every step, and what they became is drafted.
     num_speculative_tokens: the most drafts that a step verifies of a request.
     model: the folder or hub id of the draft model or head; None: the one that ships with the embedded model.
     prompt_lookup_min, prompt_lookup_max: how many of the last tokens must have stood there at least, and are compared
@@ -63,7 +66,7 @@ class Speculation:
     @property
     def drafted_ahead(self) -> int:
         """The positions behind a step's tokens at which a draft model or a head writes keys of its drafts."""
-        if self.method in (NGRAM, MEDUSA):
+        if self.method in (NGRAM, MEDUSA, LOOKAHEAD):
             return 0
         return self.num_speculative_tokens if self.tree is None else self.tree.expanded
 
@@ -99,7 +102,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
             'speculative_config must be an object, as {"method": "ngram", "num_speculative_tokens": 4}, '
             f"got {given!r}."
         )
-    names = [field.name for field in fields(Speculation) if field.name != "tree"] + list(TREE_KEYS)
+    names = [field.name for field in fields(Speculation) if field.name != "tree"] + [*TREE_KEYS, *LOOKAHEAD_SIZES]
     for name, value in given.items():
         if name == "draft_tensor_parallel_size" and value == 1:  # common in scripts, and it asks for nothing
             continue
@@ -119,7 +122,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     method = method.strip("[]")
     tree = _tree(given, method)
     drafts = tree.depth if tree is not None else _whole(given, "num_speculative_tokens", MOST_DRAFTS)
-    if method in (NGRAM, MTP, LAYER_SKIP) and model is not None:
+    if method in (*BARE, MTP) and model is not None:
         raise InvalidConfig(f'speculative_config has a "model", and the method {method} needs none; leave it out.')
     if model is not None and not (isinstance(model, str | Path) and str(model)):
         raise InvalidConfig(f"model of speculative_config is {model!r}; give the folder or hub id of what is to draft.")
@@ -160,9 +163,12 @@ def _lookup(given: Mapping[str, object], method: str) -> tuple[int, int]:
 
 def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
     """Return the tree that drafts are to form, or None if they are a chain."""
+    sizes = [name for name in LOOKAHEAD_SIZES if given.get(name) is not None]
+    if sizes and method != LOOKAHEAD:
+        raise InvalidConfig(f"{sizes[0]} of speculative_config is for the method {LOOKAHEAD}; leave it out.")
     named = [name for name in TREE_KEYS if given.get(name) is not None]
     if not named:
-        return None
+        return _lookahead(given) if method == LOOKAHEAD else None
     if method not in HEADS:
         raise InvalidConfig(f"{named[0]} of speculative_config is for the methods {', '.join(HEADS)}; leave it out.")
     if any(given.get(name) is not None for name in ("prompt_lookup_min", "prompt_lookup_max")):
@@ -189,6 +195,23 @@ def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
     return dynamic_tree_of(
         depth, _whole(given, "eagle_topk", MOST_NODES), _whole(given, "num_draft_tokens", 1 + MOST_NODES)
     )
+
+
+def _lookahead(given: Mapping[str, object]) -> DraftTree:
+    """Return the tree of lookahead decoding."""
+    if any(given.get(name) is not None for name in ("prompt_lookup_min", "prompt_lookup_max")):
+        raise InvalidConfig(f"{LOOKAHEAD} drafting does not go with prompt lookup yet; leave prompt_lookup_* out.")
+    sizes = LOOKAHEAD_SIZES | {name: given[name] for name in LOOKAHEAD_SIZES if given.get(name) is not None}
+    window, ngram, guesses = (_whole(sizes, name, 1 + MOST_NODES) for name in LOOKAHEAD_SIZES)
+    if ngram < 2:
+        raise InvalidConfig("ngram_size of speculative_config is 1; give at least 2, a token and what follows it.")
+    tree, count = lookahead_tree_of(window, ngram, guesses), given.get("num_speculative_tokens")
+    if count is not None and count != tree.nodes:
+        raise InvalidConfig(
+            f"num_speculative_tokens of speculative_config is {count!r}, and the sizes of lookahead decoding make "
+            f"{tree.nodes}; leave it out."
+        )
+    return tree
 
 
 def _layers(given: object) -> tuple[int, ...]:

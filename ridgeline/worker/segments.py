@@ -355,7 +355,9 @@ class Segments:
             self.states.keep(Verified(*come, drafts.columns, path_RK), slots.block_tables_ASC.unbind())
         if self.proposer is not None:
             wanted = (0 if drafts is None else self.each - 1) if wanted is None else wanted
-            taken = scores.taken if path_RK is None or scores.taken is None else scores.taken._replace(path_RK=path_RK)
+            taken = scores.taken
+            if drafts is not None and path_RK is not None and taken is not None:
+                taken = taken._replace(path_RK=path_RK, drawn_RN=drafts.drawn(token_P))
             emitted = outcome.token_RK, inputs.slots_R
             self.proposer.note(*emitted, self.states, features & SAMPLING, wanted, taken)
         self.mailbox.post(outcome.packed)

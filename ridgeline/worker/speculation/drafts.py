@@ -81,6 +81,11 @@ class Drafts(NamedTuple):
         which that is, if not behind one after the other."""
         return self.places_RN if path_RK is None else self.places_RN.gather(1, path_RK.clamp(min=0).long())
 
+    def drawn(self, token_P: Tensor) -> Tensor:
+        """Return the tokens drawn behind all tokens of a row: [R, N], and -1 behind those that it has not."""
+        column_N = torch.arange(self.columns, device=token_P.device)
+        return torch.where(column_N < self.num_logits_R[:, None], token_P[self.places_RN.long()], -1)
+
     @property
     def columns(self) -> int:
         return self.places_RN.shape[1]

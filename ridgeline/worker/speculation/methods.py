@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.speculation import NGRAM, Speculation
 from ridgeline.kernels.ops import Ops
@@ -16,6 +17,7 @@ from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from ridgeline.worker.speculation.layer_skip import LayerSkip
+from ridgeline.worker.speculation.lookahead import Lookahead
 from ridgeline.worker.speculation.lookup import Lookup
 from ridgeline.worker.speculation.lookup_first import LookupFirst
 from ridgeline.worker.speculation.medusa_heads import MedusaHeads
@@ -73,6 +75,8 @@ def proposer_of(
     if speculation.method == NGRAM:
         return Lookup(speculation, slots, max_model_len, ops)
     drafts, tree = speculation.num_speculative_tokens, speculation.tree
+    if isinstance(tree, LookaheadTree):
+        return Lookahead(tree, slots, max_model_len)
     vocabulary = Vocabulary(target.spec.vocab_size, target.tp, ops)
     proposer: Proposer
     match draft:

@@ -6,7 +6,7 @@ Legend:
     T  tokens of the step
     M  model width
     D  drafts of a slot
-    N  nodes of a tree: D + 1
+    N  nodes of a tree: D + 1; fewer in a step whose rows were cut
     K  tokens that a row emits, at most
 """
 
@@ -49,6 +49,7 @@ class Taken(NamedTuple):
     caught_up: the proposer has run over all of these tokens.
     path_RK: int32, behind which of a row's tokens each of those was drawn that it emitted, then -1; None: behind one
         after the other.
+    drawn_RN: where rows verify trees, the tokens drawn at all of their nodes; -1 at those that a row did not run.
     """
 
     token_ids_T: Tensor
@@ -58,6 +59,7 @@ class Taken(NamedTuple):
     feature_TM: Tensor | None
     caught_up: bool
     path_RK: Tensor | None = None
+    drawn_RN: Tensor | None = None
 
     @property
     def first_R(self) -> Tensor:
@@ -89,7 +91,7 @@ class Taken(NamedTuple):
             change(self.live_T),
             None if self.feature_TM is None else change(self.feature_TM),
             self.caught_up,
-        )  # the path is not known yet
+        )  # the path and what is drawn are not known yet
 
 
 class Proposer(Protocol):
