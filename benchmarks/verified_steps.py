@@ -5,13 +5,14 @@
 
 "shares" decides by a hash of the position whether a draft is right, and lets the device draw what makes it so; so it
 measures the machinery with a proposer that is free and as good as one likes, whatever the weights. Of each share the
-time of a token is shown beside the least that arithmetic allows: the step's time, measured at share 0, where every step
-brings one token, over the expected tokens 1 + a + … + a^k. With no drafts the same requests are decoded plainly.
+time of a token is shown beside the least that arithmetic allows: the step's time over the expected tokens
+1 + a + … + a^k. A step is timed at the first share, which must be 0, so that it brings one token. With no drafts the
+same requests are decoded plainly.
 
 "lookup" continues prompts that repeat themselves, greedily, with and without drafts. Both engines should read the same
 files (`benchmarks/random_model.py` writes some): what a model with random weights writes soon repeats itself, too.
 
-Each setting has a process of its own. Requests have 1,024 tokens of context, or --context.
+Each number of drafts has a process of its own. Requests have 1,024 tokens of context, or --context.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,14 @@ from torch import Tensor
 VOCABULARY = 4_000  # token ids below this are drawn
 
 
-def force(share: float) -> None:
-    """Let drafts of engines that are built from now on be right with this probability, and always be there."""
+def force() -> Callable[[float], None]:
+    """Let drafts of engines that are built from now on always be there, and be right with a probability. Return what
+    sets that probability, also for captured graphs."""
     from ridgeline.worker.segments import Segments
     from ridgeline.worker.speculation.lookup import Lookup
 
     note, draw = Lookup.note, Segments._draw_behind
+    right = torch.zeros((), dtype=torch.int64, device="cuda" if torch.cuda.is_available() else "cpu")  # of 1,000
 
     def noted(self: Lookup, *given: Any) -> None:
         note(self, *given)
@@ -55,11 +59,16 @@ def force(share: float) -> None:
         next_P = drafts_SD[slots_P, drafts.column_P.clamp(max=width - 1)].long()
         index_P = scores.kv_len_R[drafts.row_P] + drafts.behind_P
         coin_P = ((index_P * 2_654_435_761 + slots_P * 40_503) >> 7) % 1000
-        right_P = (coin_P < round(1000 * share)) & (drafts.column_P < width)
+        right_P = (coin_P < right) & (drafts.column_P < width)
         wrong_P = torch.where(next_P == 11, 12, 11)
         return torch.where(right_P, next_P, torch.where(drafts.column_P < width, wrong_P, token_P))
 
-    Lookup.note, Segments._draw_behind = noted, drawn  # type: ignore[method-assign]
+    Lookup.note, Segments._draw_behind = noted, drawn  # type: ignore[assignment, method-assign]
+
+    def set_share(share: float) -> None:
+        right.fill_(round(1000 * share))
+
+    return set_share
 
 
 def prompts_of(batch: int, context: int, *, repeats: bool) -> list[dict[str, list[int]]]:
@@ -91,41 +100,45 @@ def engine_of(asked: argparse.Namespace, drafts: int) -> tuple[Any, Any]:
     return ridgeline.LLM(**given), ridgeline.SamplingParams
 
 
-def run(asked: argparse.Namespace, drafts: int, share: float | None, pipe: Any) -> None:
-    """Send, for every batch, the seconds of a token, the steps of a token, and the tokens of a row that verifies."""
-    if share is not None and drafts:
-        force(share)
+def run(asked: argparse.Namespace, drafts: int, pipe: Any) -> None:
+    """Send, for every share and batch, the milliseconds of a token and the tokens of a row that verifies."""
+    shares: list[float | None] = [None]
+    if drafts and asked.what == "shares":
+        set_share, shares = force(), list(asked.shares)
     llm, sampling = engine_of(asked, drafts)
     own = asked.engine == "ridgeline"
-    if own and drafts and share is not None:
+    if own and drafts and asked.what == "shares":
         llm.assembly.engine.scheduler.running.drafting.pays = lambda rows: True
     greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
     for batch in asked.batches:
-        prompts = prompts_of(batch, asked.context, repeats=share is None)
-        times: dict[int, list[float]] = {1: [], asked.tokens: []}
-        llm.generate(prompts, sampling(max_tokens=4, **greedy), use_tqdm=False)  # into the prefix cache
-        before = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
-        for _ in range(asked.rounds):
-            for tokens, taken in times.items():
-                began = time.perf_counter()
-                llm.generate(prompts, sampling(max_tokens=tokens, **greedy), use_tqdm=False)
-                taken.append(time.perf_counter() - began)
-        after = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
-        counts = {name: value - before.get(name, 0) for name, value in after.items()}
-        length = 1 + counts["accepted_tokens"] / counts["drafts"] if counts.get("drafts") else 1.0
-        step = (statistics.median(times[asked.tokens]) - statistics.median(times[1])) / (asked.tokens - 1)
-        pipe.send((batch, 1e3 * step, length))
+        prompts = prompts_of(batch, asked.context, repeats=asked.what == "lookup")
+        for share in shares:
+            if share is not None:
+                set_share(share)
+            times: dict[int, list[float]] = {1: [], asked.tokens: []}
+            llm.generate(prompts, sampling(max_tokens=4, **greedy), use_tqdm=False)  # into the prefix cache
+            before = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
+            for _ in range(asked.rounds):
+                for tokens, taken in times.items():
+                    began = time.perf_counter()
+                    llm.generate(prompts, sampling(max_tokens=tokens, **greedy), use_tqdm=False)
+                    taken.append(time.perf_counter() - began)
+            after = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
+            counts = {name: value - before.get(name, 0) for name, value in after.items()}
+            length = 1 + counts["accepted_tokens"] / counts["drafts"] if counts.get("drafts") else 1.0
+            step = (statistics.median(times[asked.tokens]) - statistics.median(times[1])) / (asked.tokens - 1)
+            pipe.send((share, batch, 1e3 * step, length))
     pipe.send(None)
 
 
-def measured(asked: argparse.Namespace, drafts: int, share: float | None) -> dict[int, tuple[float, float]]:
-    """Return batch → (milliseconds of a token of every request, tokens of a row that verifies)."""
+def measured(asked: argparse.Namespace, drafts: int) -> dict[tuple[float | None, int], tuple[float, float]]:
+    """Return (share, batch) → (milliseconds of a token of every request, tokens of a row that verifies)."""
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    process = context.Process(target=run, args=(asked, drafts, share, other))
+    process = context.Process(target=run, args=(asked, drafts, other))
     process.start()
     other.close()
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[tuple[float | None, int], tuple[float, float]] = {}
     while True:
         try:
             line = pipe.recv()
@@ -133,8 +146,8 @@ def measured(asked: argparse.Namespace, drafts: int, share: float | None) -> dic
             raise SystemExit(f"{asked.engine} ended early; its standard error says why") from None
         if line is None:
             break
-        found[line[0]] = line[1:]
-        print(asked.engine, drafts, "drafts", share, line, flush=True)
+        found[line[:2]] = line[2:]
+        print(asked.engine, drafts, "drafts", line, flush=True)
     process.join()
     return found
 
@@ -154,32 +167,31 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help="JSON of further arguments of the engine's LLM")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    plain = measured(asked, 0, None if asked.what == "lookup" else 0.0)
+    plain = measured(asked, 0)
     table = Table("drafts", "share", "batch", "ms a token", "plain", "speedup", "tokens a row", "least ms", "over it")
     for drafts in asked.drafts:
-        alone: dict[int, tuple[float, float]] = {}
-        for share in asked.shares if asked.what == "shares" else [None]:
-            found = measured(asked, drafts, share)
-            alone = alone or found
-            for batch, (ms, length) in found.items():
-                least = alone[batch][0] / sum(share**k for k in range(drafts + 1)) if share is not None else 0.0
-                line = {
-                    "workload": f"verified steps: {asked.what}", "engine": asked.engine,
-                    "model": Path(asked.model).name or "embedded",
-                    "drafts": drafts, "share": share, "batch": batch, "ms": ms, "plain_ms": plain[batch][0],
-                    "tokens_of_a_row": length, "least_ms": least, "context": asked.context,
-                    "date": time.strftime("%Y-%m-%d"),
-                }  # fmt: skip
-                table.add_row(
-                    str(drafts), str(share), str(batch), f"{ms:.3f}", f"{plain[batch][0]:.3f}",
-                    f"{plain[batch][0] / ms:.2f}", f"{length:.2f}", f"{least:.3f}",
-                    f"{100 * (ms / least - 1):+.1f} %" if least else "",
-                )  # fmt: skip
-                if asked.output is not None:
-                    from ridgeline.bench.results import host
+        found = measured(asked, drafts)
+        for (share, batch), (ms, length) in found.items():
+            least, before = 0.0, plain[None, batch][0]
+            if share is not None:
+                least = found[asked.shares[0], batch][0] / sum(share**k for k in range(drafts + 1))
+            line = {
+                "workload": f"verified steps: {asked.what}", "engine": asked.engine,
+                "model": Path(asked.model).name or "embedded",
+                "drafts": drafts, "share": share, "batch": batch, "ms": ms, "plain_ms": before,
+                "tokens_of_a_row": length, "least_ms": least, "context": asked.context,
+                "date": time.strftime("%Y-%m-%d"),
+            }  # fmt: skip
+            table.add_row(
+                str(drafts), str(share), str(batch), f"{ms:.3f}", f"{before:.3f}",
+                f"{before / ms:.2f}", f"{length:.2f}", f"{least:.3f}",
+                f"{100 * (ms / least - 1):+.1f} %" if least else "",
+            )  # fmt: skip
+            if asked.output is not None:
+                from ridgeline.bench.results import host
 
-                    with asked.output.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line | asdict(host())) + "\n")
+                with asked.output.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line | asdict(host())) + "\n")
     Console(width=140).print(table)
 
 

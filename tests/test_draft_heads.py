@@ -179,7 +179,7 @@ def test_on_a_gpu_drafts_are_those_of_the_paper(
         got = own.run(*GREEDY)
         check_same(got, want)
         assert not own.errors
-    assert record.check(head, texts_of(GREEDY, got)) > (60 if eager else 0)  # in graphs `note` is recorded once
+    assert record.check(head, texts_of(GREEDY, got)) > 60 or not eager  # graphs replay `note`, which records nothing
 
 
 def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan import Assign, SetBlocks
 from ridgeline.core.request import Preemption
-from ridgeline.weights.folder import EMBEDDED_DRAFT
+from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_DRAFTS
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
@@ -227,14 +227,15 @@ def test_a_request_that_fills_the_cache_alone_comes_to_its_end(tiny_model: TinyM
         assert own.engine.scheduler.preemptions.total() > 0
 
 
-def test_the_embedded_model_brings_its_own_draft() -> None:
+@pytest.mark.parametrize("method", EMBEDDED_DRAFTS)
+def test_the_embedded_model_brings_its_own_drafts(method: str) -> None:
     text = Path(__file__).read_text(encoding="utf-8")[:1500]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024, "max_num_seqs": 2}
     with LLM(**settings) as llm:
         weights = llm.assembly.memory.weights
         want = llm.generate([text], params, use_tqdm=False)[0].outputs[0].token_ids
-    asked = {"method": "draft_model", "num_speculative_tokens": 4}
+    asked = {"method": method, "num_speculative_tokens": 4}
     with LLM(**settings, speculative_config=asked) as llm:
         llm.assembly.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
         assert llm.generate([text], params, use_tqdm=False)[0].outputs[0].token_ids == want

@@ -30,6 +30,7 @@ FAMILIES = (
     "qwen3_next", "qwen3_5", "mamba", "mamba2", "falcon_mamba", "bamba", "jamba", "falcon_h1", "nemotron_h",
     "granite_hybrid", "zamba2", "lfm2", "rwkv",
 )  # fmt: skip
+KINDS = ("qwen3_5", "mamba2", "jamba", "zamba2", "lfm2", "rwkv")  # one family for each kind of state, and two hybrids
 HEAVY = ("qwen3_5", "mamba2", "lfm2")
 SETTINGS: dict[str, dict[str, Any]] = {
     "small chunks": {"enable_prefix_caching": False, "max_num_batched_tokens": 16},
@@ -37,6 +38,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "many checkpoints": {"block_size": 2, "state_checkpoint_interval": 4},
     "little memory": {"kv_cache_memory": 1 << 17},
 }
+
+
+def rarely(*case: Any, always: bool) -> Any:
+    """Return a case that is run with the thorough ones only, unless `always`."""
+    return pytest.param(*case, marks=() if always else pytest.mark.thorough)
 
 
 def some(left_out: tuple[str, ...] = ()) -> list[Request]:
@@ -56,7 +62,7 @@ def unlike(folder: Path, asked: list[Request], share: float, **settings: Any) ->
         return want, own.engine.scheduler.figures().drafts
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [rarely(family, always=family in KINDS) for family in FAMILIES])
 def test_drafts_change_no_token(family: str, tiny_model: TinyModel) -> None:
     folder = tiny_model(family)
     _, counts = unlike(folder, some(("guided", "shares too", "short")), 0.7)
@@ -89,10 +95,16 @@ def plain_of(folder: Path, asked: list[Request], **settings: Any) -> dict[str, O
         return own.run(*asked)
 
 
-@pytest.mark.parametrize("family", HEAVY)
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_model: TinyModel) -> None:
-    unlike(tiny_model(family), some(), 0.8, **settings)
+@pytest.mark.parametrize(
+    ("settings", "family"),
+    [
+        rarely(settings, family, always=HEAVY[place % len(HEAVY)] == family)
+        for place, settings in enumerate(SETTINGS)
+        for family in HEAVY
+    ],
+)
+def test_settings_change_no_token(settings: str, family: str, tiny_model: TinyModel) -> None:
+    unlike(tiny_model(family), some(), 0.8, **SETTINGS[settings])
 
 
 @pytest.mark.parametrize(("family", "seed"), [("qwen3_5", 0), ("mamba2", 1), ("falcon_h1", 2)])

@@ -15,9 +15,10 @@ from ridgeline.core.plan import StepPlan
 from ridgeline.engine.drafting import Drafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
+from tests import test_draft_trees as draft_trees
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
-from tests.head_oracle import Eagle, Eagle3, Head, Target
+from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Target
 from tests.test_draft_heads import Record, texts_of
 from tests.test_speculation import Always, evenly, prompt
 
@@ -117,6 +118,36 @@ def test_networks_draft_what_they_draft_with_the_plain_ops(
         assert counts["accepted_tokens"] > 0.5 * counts["draft_tokens"]
     else:
         assert record.check(head, texts_of(asked, got)) > 10
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+def test_trees_are_what_they_are_with_the_plain_ops(
+    tiny_model: Callable[[str], Path], method: str, tmp_path: Path
+) -> None:
+    """Trees of any form with the right tokens in any branch; trees of heads that stay, and others."""
+    folder, dynamic = tiny_model("llama"), method == "eagle3"
+    head = {"medusa": Medusa, "eagle": Eagle, "eagle3": Eagle3}[method](Target(tiny_models.build("llama")), taps=(0,))
+    files = head.save(tmp_path / "head")
+    asked = [ask("a", prompt(17, 1), max_tokens=9), ask("b", prompt(5, 2), max_tokens=8)]
+    with rig(folder) as own:
+        want = own.run(*asked)
+    with rig(folder, kernels=TRITON, **draft_trees.drafting(head, files, dynamic=dynamic)) as own:
+        evenly(own)
+        draft_trees.trees(own)
+        record = None
+        if method == "medusa":
+            draft_trees.Told(own, texts_of(asked, want))
+        else:
+            record = draft_trees.Record(own)
+        got = own.run(*asked)
+        counts = own.engine.scheduler.figures().drafts
+        assert not own.errors
+    assert {name: outcome.tokens for name, outcome in got.items()} == {name: o.tokens for name, o in want.items()}
+    assert counts is not None
+    if record is None:
+        assert counts["accepted_tokens"] > 3
+    else:
+        assert record.check(draft_trees.oracle_of(head, dynamic=dynamic), texts_of(asked, got)) > 20
 
 
 MIXED = ((range(5, 22), 2), ((7, 8, 9), 4), ((3,), 3))  # prompts, and how many tokens to generate

@@ -27,7 +27,7 @@ from ridgeline.training.head_loop import HeadTraining, Trained, train_head
 from ridgeline.training.heads import EagleHead, EagleShape, MedusaHeads
 from ridgeline.training.learners import DraftModel, Eagle, Learner, Medusa
 from ridgeline.training.prepare import Prepared, prepare
-from ridgeline.training.recipe import Report
+from ridgeline.training.recipe import Report, device_name
 from ridgeline.training.target import read_target
 from ridgeline.training.traces import TextConfig, Traces, make_traces
 from ridgeline.weights.folder import fingerprint
@@ -243,7 +243,7 @@ def _facts(name: str, config: HeadConfig, learner: Learner, traces: Traces) -> R
         "training": {
             "command": config.command,
             "commit": config.commit,
-            "device": config.device.type,
+            "device": device_name(config.device),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "lr": training.lr,

@@ -284,7 +284,7 @@ def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, train
             "command": config.command,
             "commit": config.commit or git_commit(),
             "seed": config.seed,
-            "device": _device_name(config.device),
+            "device": device_name(config.device),
             "torch": torch.__version__,
             "lr": train.lr,
             "betas": train.betas,
@@ -306,7 +306,8 @@ def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, train
     }
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Return what the device is called in cards."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

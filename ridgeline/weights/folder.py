@@ -13,7 +13,8 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
 EMBEDDED_DRAFT = ASSETS / "embedded-draft"
-EMBEDDED_DRAFTS = {"draft_model": EMBEDDED_DRAFT}  # by the method of speculation
+EMBEDDED_EAGLE = ASSETS / "embedded-eagle"
+EMBEDDED_DRAFTS = {"draft_model": EMBEDDED_DRAFT, "eagle3": EMBEDDED_EAGLE}  # by the method of speculation
 
 GENERATION_FILE = "generation_config.json"
 NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from ridgeline.core.request import SamplingParams
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.sampling import op, torch_ops, triton_logprobs
 from ridgeline.kernels.sampling import triton as gpu
+from ridgeline.kernels.sampling.noised import NOISED, noised
 from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.scoring import score
 from tests.engine.profiles import quick_settings
@@ -87,6 +88,24 @@ def test_a_row_draws_the_same_token_whatever_its_neighbours_ask(name: str, batch
     together = choose(name)(logits, *sampling_of(batch, V))
     alone = [choose(name)(logits[n : n + 1], *sampling_of([row], V)).item() for n, row in enumerate(batch)]
     assert together.tolist() == alone
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@quick_settings(20)
+@given(batch=st.lists(rows, min_size=1, max_size=4), seed=st.integers(0, 2**30), masked=st.booleans())
+def test_noised_logits_are_those_whose_largest_is_drawn(device: str, batch, seed: int, masked: bool) -> None:
+    """In plain torch and in the kernel: the draw of a row without filters is the largest number, and that without this
+    token the next one."""
+    plain = [row._replace(params=replace(row.params, top_k=0, top_p=1, min_p=0, typical_p=1)) for row in batch]
+    logits = 3 * torch.randn(len(batch), V, generator=torch.Generator().manual_seed(seed))
+    if masked:
+        logits[:, 1::3] = -torch.inf
+    want = noised(logits, *sampling_of(plain, V))
+    got = NOISED.choose(Platform.of(torch.device(device)), "triton")(logits.to(device), *sampling_of(plain, V, device))
+    assert torch.allclose(got.cpu(), want, atol=2e-5, rtol=1e-5)
+    for place, token_R in enumerate(want.topk(3).indices.T):
+        assert token_R.tolist() == op.sample_reference(logits, *sampling_of(plain, V)).tolist(), place
+        logits.scatter_(1, token_R[:, None], -torch.inf)
 
 
 # ---- filters and penalties against transformers ---------------------------------------------------------------------

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ridgeline.kernels import kv_cache
 from ridgeline.kernels.attention.op import PAGED_ATTENTION, Case, RaggedBatch, make_case, options_of
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION, DecodeCase
+from ridgeline.kernels.kv_cache import LEVELS, KVScales
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.tree import NODES, Tree, parent, popcount
 from tests.kernels.trees import bits_of, drawn_parents, signed
@@ -230,6 +232,45 @@ def test_a_schedule_says_whether_it_knows_trees(device: str) -> None:
     schedule = schedule_of(batch, case, len(q_THD), trees=True)
     for _ in range(2):  # a schedule is as good as new after a layer has used it
         assert torch.equal(attend(q_THD, *caches, replace(batch, schedule=schedule), **options), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", [{}, {"window": 20, "alibi": True}], ids=str)
+@pytest.mark.parametrize("step", [0, 2, 4])
+@pytest.mark.parametrize("levels", [None, *LEVELS], ids=str)
+@pytest.mark.parametrize("name", ["triton", "sdpa"])
+def test_trees_are_attended_to_in_16_bits_and_in_levels(
+    name: str, levels: torch.dtype | None, step: int, way: dict, device: str
+) -> None:
+    rows = STEPS[step]
+    case = case_of(rows, num_heads=4, head_dim=32, **way)
+    q_THD, *caches, batch = batch_of(rows, case, device)
+    options, scales = options_of(case, torch.float16, torch.device(device)), None
+    given_ = numbers_ = [x.half() for x in caches]
+    if levels is not None:
+        each = [kv_cache.row_scales(cache, levels) for cache in caches]
+        scales = KVScales(pairs_NGP2=torch.stack(each, -1))
+        given_ = [kv_cache.levels(cache, scale, levels) for cache, scale in zip(caches, each, strict=True)]
+        numbers_ = [kv_cache.numbers(x, scale, torch.float32) for x, scale in zip(given_, each, strict=True)]
+    attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
+    out = attend(q_THD.half(), *given_, batch, **options, scales=scales)
+    expected, _ = by_paths(rows, case, q_THD.half(), numbers_, batch)
+    assert (out.cpu().double() - expected).abs().max().item() <= 8 * torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_with_trees_do_not_read_shared_blocks_together(device: str) -> None:
+    """Nor does the kernel for Hopper take their long rows: it knows neither."""
+    rows = (tree(0, 64, 1, 300), tree(1, 64, 1, 300))
+    case = case_of(rows, block_size=64, head_dim=128)
+    q_THD, k_cache, _, batch = batch_of(rows, case, device)
+    prefix_4R = torch.tensor([[0, 1], [0, 0], [2, 2], [256, 256]], dtype=torch.int32, device=device)
+    assert schedule_of(batch, case, len(q_THD), prefix_4R=prefix_4R).cascade is not None
+    assert schedule_of(batch, case, len(q_THD), prefix_4R=prefix_4R, trees=True).cascade is None
+    long = replace(batch, tokens_each=0)
+    made = schedule_of(long, case, 2048, cache_NGPD=k_cache.bfloat16(), trees=True)
+    assert made.hopper is None
+    assert made.trees
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -141,7 +141,7 @@ class Step:
         drafts = [[draw.randrange(-1, VOCABULARY) for _ in range(nodes - 1)] for _ in range(slots)]
         for row, slot in enumerate(slots_R):
             for node in range(1, nodes):  # mostly what was drawn at the parent
-                if draw.random() < 0.6:
+                if draw.random() < 0.85:
                     drafts[slot][node - 1] = token_P[places_RN[row, parents[slot][node]]]
         before = [draw.randrange(30) for _ in range(rows)]
         lengths = [length + count if on else 1 for length, count, on in zip(before, counts, active, strict=True)]

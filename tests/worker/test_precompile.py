@@ -181,15 +181,27 @@ NETWORKS: dict[str, ModelSpec | HeadSpec] = {
 }
 
 
+TREES: dict[str, dict[str, Any]] = {
+    "eagle3": {"num_speculative_tokens": 3, "eagle_topk": 2, "num_draft_tokens": 8},
+    "medusa": {"speculative_token_tree": "[(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]"},
+}
+
+
+@pytest.mark.parametrize("form", ["chain", "tree"])
 @pytest.mark.parametrize("method", NETWORKS)
-def test_kernels_of_networks_that_draft_are_known_beforehand(kernels: KernelSet, method: str) -> None:
+def test_kernels_of_networks_that_draft_are_known_beforehand(kernels: KernelSet, method: str, form: str) -> None:
     """Nothing is compiled: steps with drafts run on tensors that hold nothing, so no shape of theirs depends on data,
     and nothing is read from the device."""
-    speculation = Speculation(method=method, num_speculative_tokens=3)
+    speculation, trees = Speculation(method=method, num_speculative_tokens=3), TREES.get(method)
+    if form == "tree":
+        if trees is None:
+            pytest.skip("drafts chains alone")
+        speculation = speculation_of({"method": method, "model": "head", **trees})
     changed = replace(kernels, speculation=speculation, draft=NETWORKS[method])
     run = subprocess.run([sys.executable, "-c", NAMES], input=pickle.dumps(changed), capture_output=True, check=True)
     assert b"attention" in run.stdout
     assert b"step" in run.stdout
+    assert (b"compact" in run.stdout) == (b"noised" in run.stdout) == (form == "tree")
 
 
 @pytest.mark.parametrize("name", ["TRITON_INTERPRET", "TRITON_ALWAYS_COMPILE"])

@@ -24,6 +24,7 @@ from ridgeline.kernels.attention.widen import make_widening, widen
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.kv_cache import LEVELS, KernelCache, KVScales, for_kernels
 from ridgeline.kernels.launch import compute_capability, launch_options
+from ridgeline.kernels.tree import NODES
 
 COMBINED = 8192  # float32 values of parts that a program holds at once when it adds them up
 TOGETHER = 8  # queries of rows with equally many tokens whose parts it adds up at once
@@ -273,7 +274,7 @@ def _prefill(schedule: Schedule, tensors: tuple, given: tuple, numbers: tuple, s
         *given,
         *numbers,
         QUERIES=queries,
-        TILE=config.tile,
+        TILE=min(config.tile, NODES) if shared["TREE"] else config.tile,
         FIXED=schedule.fixed,
         num_warps=config.num_warps if queries > 64 or q_THD.shape[2] > 256 else 4,
         num_stages=config.num_stages,

@@ -115,22 +115,60 @@ def nearer(x, slopes, offset, ALIBI: tl.constexpr):
 
 
 @triton.jit
-def load_tree(bits_ptr, base_ptr, token_M, real_M):
-    """Return the queries' bits, bases and positions [M] (kernels/tree.py). Queries that are not real see nothing."""
+def load_tree(bits_ptr, base_ptr, token_M, real_M, window, WINDOW: tl.constexpr):
+    """Return the queries' bits (unsigned), bases and positions [M]; see kernels/tree.py. Bits of nodes before the
+    window are left out. Queries that are not real see nothing."""
     bits_M = tl.load(bits_ptr + token_M, mask=real_M, other=0)
     base_M = tl.load(base_ptr + token_M, mask=real_M, other=0).to(tl.int32)
-    return bits_M, base_M, base_M + popcount(bits_M) - 1
+    nodes_M = popcount(bits_M)
+    position_M = base_M + nodes_M - 1
+    if WINDOW:
+        for i in range(LAST_NODE):  # the lowest bit that is left
+            bits_M = tl.where(nodes_M - window > i, bits_M & (bits_M - 1), bits_M)
+    return bits_M.to(tl.uint64, bitcast=True), base_M, position_M
 
 
 @triton.jit
-def along_tree(key, readable, bits, base, position, window, WINDOW: tl.constexpr):
-    """Return which readable keys queries with these bits see, and by how much the keys' positions lie behind (below
-    zero: before) the queries'."""
-    node = key - base
-    own = tl.minimum(tl.maximum(node, 0), LAST_NODE).to(tl.int64)
-    seen = readable & ((node < 0) | ((node <= LAST_NODE) & ((bits >> own & 1) != 0)))
-    below = bits & ((tl.full((1, 1), 1, tl.int64) << own) - 1)
-    offset = tl.where(node < 0, key, base + popcount(below)) - position
+def seen_of_tile(bits_M, base_M, position_M, start, window, WINDOW: tl.constexpr):
+    """Return the keys of a tile that each query sees, as bits (unsigned) of which bit n is key start + n. The tile has
+    64 keys at most."""
+    ahead_M = base_M - start  # so many of the tile's keys lie before the base
+    context_M = _lowest_bits(ahead_M)
     if WINDOW:
-        seen = seen & (offset > -window)
-    return seen, offset
+        context_M = context_M & ~_lowest_bits(position_M - window + 1 - start)
+    into_M, beyond_M = _shift(ahead_M), _shift(-ahead_M)
+    nodes_M = tl.where(ahead_M > 0, bits_M << into_M, bits_M >> beyond_M)
+    return context_M | tl.where((ahead_M <= LAST_NODE) & (ahead_M >= -LAST_NODE), nodes_M, 0)
+
+
+@triton.jit
+def _shift(count):
+    return tl.minimum(tl.maximum(count, 0), LAST_NODE).to(tl.uint64)
+
+
+@triton.jit
+def _lowest_bits(count):
+    """Return as many bits, the lowest ones; none below zero and all from 64 on."""
+    bits = (tl.full((1,), 1, tl.uint64) << _shift(count)) - 1
+    return tl.where(count > LAST_NODE, ~(bits & 0), bits)
+
+
+@triton.jit
+def either(a, b):
+    return a | b
+
+
+@triton.jit
+def in_bits(bits, n):
+    """Return True where bit n is set."""
+    return (bits >> n.to(tl.uint64)) & 1 != 0
+
+
+@triton.jit
+def behind_in_tree(key, bits, base, position, ALIBI: tl.constexpr):
+    """Return the position of keys that queries with these bits see, less the queries' own."""
+    if ALIBI:
+        nodes = popcount(bits >> _shift(key - base))  # the key's and those below it
+        return tl.where(key < base, key - position, 1 - nodes)
+    else:
+        return key - position

@@ -24,7 +24,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
-    along_tree,
+    behind_in_tree,
+    either,
+    in_bits,
     load_blocks,
     load_scales,
     load_slopes,
@@ -33,6 +35,7 @@ from ridgeline.kernels.attention.triton_common import (
     nearer,
     place_in_blocks,
     place_of_blocks,
+    seen_of_tile,
 )
 from ridgeline.kernels.triton_levels import (
     e4m3_quotient,
@@ -136,7 +139,7 @@ def decode_kernel(
     real_M = token_M < tokens
     position_M = kv_len - tokens + token_M
     if TREE:
-        bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M)
+        bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M, window, WINDOW)
     inside_D = d_D < HEAD_DIM
     q_M = (first_token + token_M).to(tl.int64) * stride_q_token + head_M * stride_q_head
     q_DM = tl.load(q_ptr + q_M[None, :] + d_D[:, None], mask=real_M[None, :] & inside_D[:, None], other=0)
@@ -167,11 +170,8 @@ def decode_kernel(
         key_K = start + n_K
         readable_K = key_K < end
         if TREE:
-            visible_KM, offset_KM = along_tree(
-                key_K[:, None], readable_K[:, None], bits_M[None, :], base_M[None, :], position_M[None, :], window,
-                WINDOW,
-            )  # fmt: skip
-            readable_K = tl.max(visible_KM.to(tl.int32), 1) > 0
+            seen_M = seen_of_tile(bits_M, base_M, position_M, start, window, WINDOW)
+            readable_K = readable_K & in_bits(tl.reduce(seen_M, 0, either), n_K)
         elif WINDOW:
             readable_K = readable_K & (key_K >= seen)
         far_K = place_of_blocks(blocks, start, stride_block, stride_token, TILE, BLOCK_SIZE)
@@ -187,13 +187,15 @@ def decode_kernel(
             TILE, BLOCK_SIZE, KV,
         )  # fmt: skip
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        if not TREE:
-            visible_KM = readable_K[:, None]
-            offset_KM = key_K[:, None] - position_M[None, :]
-            if FEW > 1:
-                visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
-                if WINDOW:
-                    visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
+        visible_KM = readable_K[:, None]
+        offset_KM = key_K[:, None] - position_M[None, :]
+        if TREE:
+            visible_KM = visible_KM & in_bits(seen_M[None, :], n_K[:, None])
+            offset_KM = behind_in_tree(key_K[:, None], bits_M[None, :], base_M[None, :], position_M[None, :], ALIBI)
+        elif FEW > 1:
+            visible_KM = visible_KM & (key_K[:, None] <= position_M[None, :])
+            if WINDOW:
+                visible_KM = visible_KM & (key_K[:, None] > position_M[None, :] - window)
         max_M, sum_KM, acc = add_tile(
             k_KW, v_WK, scales, q, visible_KM, max_M, sum_KM, acc, scale, softcap,
             slope_M, offset_KM, SOFTCAP, ALIBI, KV, PDL,

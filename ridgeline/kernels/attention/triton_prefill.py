@@ -21,7 +21,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.attention.triton_common import (
     LOG2E,
     LOWEST,
-    along_tree,
+    behind_in_tree,
+    either,
+    in_bits,
     load_blocks,
     load_scales,
     load_slopes,
@@ -30,6 +32,7 @@ from ridgeline.kernels.attention.triton_common import (
     nearer,
     place_in_blocks,
     place_of_blocks,
+    seen_of_tile,
 )
 from ridgeline.kernels.triton_levels import columns_apart, columns_joined, multiplier, scores_of, with_values
 
@@ -123,7 +126,7 @@ def prefill_kernel(
     end_full = (position + 1) // TILE * TILE
     if TREE:
         real_M = token_M < tokens
-        bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M)
+        bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M, window, WINDOW)
         tree = (bits_M, base_M)
         end_full = tl.min(tl.where(real_M, base_M, end), 0) // TILE * TILE
         position = tl.min(tl.where(real_M, position_M, end), 0)
@@ -212,11 +215,8 @@ def _attend(
         if MASKED:
             readable_K = (key_K < end) & (key_K >= first_key)
             if TREE:
-                visible_MK, offset_MK = along_tree(
-                    key_K[None, :], readable_K[None, :], tree[0][:, None], tree[1][:, None], position_M[:, None],
-                    window, WINDOW,
-                )  # fmt: skip
-                readable_K = tl.max(visible_MK.to(tl.int32), 0) > 0
+                seen_M = seen_of_tile(tree[0], tree[1], position_M, start, window, WINDOW)
+                readable_K = readable_K & in_bits(tl.reduce(seen_M, 0, either), n_K)
             k_KW = tl.load(k_ptr_KW + place_K1, mask=readable_K[:, None] & inside_W[None, :], other=0)
             v_KW = tl.load(v_ptr_KW + place_K1, mask=readable_K[:, None] & inside_W[None, :], other=0)
         elif HEAD_DIM == DIM:
@@ -235,8 +235,13 @@ def _attend(
         x_MK = scores_of(q, k_KW, k_scale_K, KV, ASM)
         if MASKED:
             x_MK = logits(x_MK, scale, softcap, SOFTCAP)
-            if not TREE:
-                offset_MK = key_K[None, :] - position_M[:, None]
+            offset_MK = key_K[None, :] - position_M[:, None]
+            if TREE:
+                offset_MK = behind_in_tree(
+                    key_K[None, :], tree[0][:, None], tree[1][:, None], position_M[:, None], ALIBI
+                )
+                visible_MK = in_bits(seen_M[:, None], n_K[None, :])
+            else:
                 visible_MK = key_K[None, :] <= position_M[:, None]
                 if WINDOW:
                     visible_MK = visible_MK & (key_K[None, :] > position_M[:, None] - window)

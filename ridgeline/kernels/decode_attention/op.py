@@ -50,9 +50,8 @@ def decode_attention(
     128 elements of its heads in a row.
 
     The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`, with `scales`
-    for both. Token r is at
-    position kv_len_R[r] - 1. Its place holds the row's newest key afterwards, and is not read before. No row reads what
-    another row of the step writes.
+    for both. Token r is at position kv_len_R[r] - 1, or at that of its node in a tree. Its place holds the row's newest
+    key afterwards, and is not read before. No row reads what another row of the step writes.
     """
     return _plain(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,

@@ -45,12 +45,13 @@ def _step_compact(
             node = tl.load(path_ptr + k)
             block = tl.load(table_ptr + (base + node) // block_size, mask=node > k, other=0).to(tl.int64)
             cell = block * stride_unit + (base + node) % block_size * stride_token
-            words = words + (tl.load(word_ptr + cell, mask=(word < WORDS) & (node > k), other=0),)  # type: ignore[assignment]  # noqa: RUF005 (the form that Triton knows)
+            found = tl.load(word_ptr + cell, mask=word < tl.where(node > k, WORDS, 0), other=0)
+            words = words + (found,)  # type: ignore[assignment]  # noqa: RUF005 (the form that Triton knows)
         for k in tl.static_range(1, K):
             node = tl.load(path_ptr + k)
             block = tl.load(table_ptr + (base + k) // block_size, mask=node > k, other=0).to(tl.int64)
             cell = block * stride_unit + (base + k) % block_size * stride_token
-            tl.store(word_ptr + cell, words[k - 1], mask=(word < WORDS) & (node > k))
+            tl.store(word_ptr + cell, words[k - 1], mask=word < tl.where(node > k, WORDS, 0))
 
 
 def step_compact(

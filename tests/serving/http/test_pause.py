@@ -249,7 +249,7 @@ def test_damaged_weights_leave_the_old_ones(server: Server, send: Send, tmp_path
 def together(server: Server, send: Send, *paths: str) -> list[httpx.Response]:
     """The answers to orders that are all there, in this order, before the first can be obeyed: they wait for a request
     that runs."""
-    going = send(max_tokens=1500, cache_salt=" ".join(paths))
+    going = send(max_tokens=600, cache_salt=" ".join(paths))
     open_requests(server, 1)
     with ThreadPoolExecutor(len(paths)) as threads:
         answers = []
@@ -356,7 +356,7 @@ def test_a_pause_ends_with_the_api_server_that_waited_for_it(
     server: Server, send: Send, start_server: StartServer
 ) -> None:
     (engine,) = server.api.client.engines
-    going = send(max_tokens=1800, cache_salt="the other one ends")
+    going = send(max_tokens=1200, cache_salt="the other one ends")
     open_requests(server, 1)
     with start_server(engine=Path(engine._path), admin_key=(KEY,)) as other:
         gone = Thread(target=abandoned, args=(f"{other.url}/sleep?mode=wait",))
