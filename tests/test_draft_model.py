@@ -15,7 +15,6 @@ import torch
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import device
 from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan import Assign, SetBlocks
 from ridgeline.core.request import Preemption
@@ -288,8 +287,6 @@ def test_models_that_cannot_draft_are_refused_in_one_sentence(tiny_model: TinyMo
     assert "set max_model_len to 32" in refused(folder, {"model": shorter})
     assert "recurrent layers" in refused(folder, {"model": tiny_model("mamba2")})
     assert "neither an existing folder" in refused(folder, {"model": str(tmp_path / "nowhere")})
-    with pytest.raises(InvalidConfig, match="drafts of the method draft_model are made on one device yet"):
-        LLMConfig(tensor_parallel_size=2, **drafting(folder))
 
 
 def test_limits_without_room_for_drafts_are_refused_before_weights_are_read(

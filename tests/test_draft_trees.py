@@ -461,7 +461,8 @@ class Scene:
         return draws.drafts_SD[:3]
 
     def trees(self, tree: Any) -> TreeDraws:
-        draws = TreeDraws(tree, self.slots, self.ops)
+        vocabulary = Vocabulary(len(self.table_VV), Alone(), self.ops)
+        draws = TreeDraws(tree, self.slots, vocabulary, self.ops)
         draws.draw(
             self.emitted_RK, self.slots_R, self.features, tree.nodes, lambda nodes: self.table_VV[nodes.token_RE]
         )

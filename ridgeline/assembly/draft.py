@@ -102,6 +102,12 @@ def draft_folder(speculation: Speculation, config: LLMConfig, target: Path) -> P
     )
 
 
+def folders_read(config: LLMConfig) -> list[Path]:
+    """Return the folders from which ranks load, whose settings name all of them."""
+    named = [config.model, None if config.speculation is None else config.speculation.model]
+    return [Path(folder) for folder in named if folder is not None]
+
+
 def choose_draft(
     config: LLMConfig, target: Path, model: ModelSpec, ops: Ops, weights: Scheme, longest: int
 ) -> DraftChoice | HeadChoice | None:

@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.draft import folders_read
 from ridgeline.assembly.placement import placement_of
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
@@ -33,7 +34,7 @@ from ridgeline.worker.machine import device_name
 def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:
     """Return a rank's worker, and what the leader must know of it. Raise InvalidConfig or ModelLoadError."""
     config = LLMConfig(**begin.options)
-    device, seen = device_of_rank(config, begin.rank), fingerprint(Path(config.model))
+    device, seen = device_of_rank(config, begin.rank), fingerprint(*folders_read(config))
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         adds_up = config.tensor_parallel_size == begin.size

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ridgeline.assembly.choices import choose
+from ridgeline.assembly.choices import check_speculation, choose
 from ridgeline.assembly.device import device_worker
+from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft, folders_read
 from ridgeline.assembly.placement import placement_of
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.model_spec import ModelSpec, with_draft
 from ridgeline.core.plan import Worker
 from ridgeline.core.sharding import part_of
+from ridgeline.core.speculation import NAMED
 from ridgeline.core.stages import deal, stage_of
 from ridgeline.defaults import check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
@@ -32,6 +34,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import Roofline
+from ridgeline.quantization.scheme import scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
 from ridgeline.worker.local import LocalWorker
@@ -139,45 +142,52 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
-    check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    longest = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     part, stage = _parts(config, model.spec)
+    draft = _draft(config, model.spec, folder, device, longest)
     if size * RANK_BYTES > (free := host_memory()):
         raise InvalidConfig(
             f"{' times '.join(config.divided_by)} is {size}: so many processes take {size * RANK_BYTES >> 20:,} MB "
             f"before they load anything, and {free >> 20:,} MB are free; lower it."
         )
+    sent = _sent(config, folder, draft)
     if config.data_parallel_size > 1:
-        group: Group = Apart(_sent(config, folder), size, config.distributed_timeout_seconds, progress)
+        group: Group = Apart(sent, size, config.distributed_timeout_seconds, progress)
     else:
-        group = Group(_sent(config, folder), size, config.distributed_timeout_seconds, progress, stages=stages)
+        group = Group(sent, size, config.distributed_timeout_seconds, progress, stages=stages)
     try:
-        if any(seen != fingerprint(folder) for seen in group.fingerprints):
-            raise ModelLoadError(f"files of {folder} were changed while ranks read them; start again.")
-        return _wired(config, group, Divided(model, folder, device, part, stage), interactive)
+        read = folders_read(LLMConfig(**sent))
+        if any(seen != fingerprint(*read) for seen in group.fingerprints):
+            named = " or ".join(map(str, read))
+            raise ModelLoadError(f"files of {named} were changed while ranks read them; start again.")
+        divided = Divided(model, folder, device, part, stage, None if draft is None else draft.spec)
+        return _wired(config, group, divided, interactive)
     except BaseException:
         group.shutdown()
         raise
 
 
 class Divided(NamedTuple):
-    """A model that ranks divide. part: a rank's of all stages together. stage: a rank's of the first stage."""
+    """A model that ranks divide. part: a rank's of all stages together. stage: a rank's of the first stage. draft: what
+    drafts for it, which each rank has all of."""
 
     model: ModelConfig
     folder: Path
     device: torch.device
     part: ModelSpec
     stage: ModelSpec
+    draft: ModelSpec | None
 
 
 def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool) -> Assembly:
     """Wire an engine to ranks that have loaded."""
     from ridgeline.ranks.apart import Apart  # here, because it needs the package msgspec
 
-    model, folder, device, part, stage = divided
+    model, folder, device, part, stage, draft = divided
     size, stages = config.ranks, config.pipeline_parallel_size
     facts = group.facts
     layout = CacheLayout(
-        groups=stage.cache_groups,
+        groups=with_draft(stage, draft).cache_groups,
         block_size=facts.block_size,
         dtype=facts.dtype,
         num_pages=facts.num_pages,
@@ -191,6 +201,8 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         layout=layout,
         max_model_len=facts.max_model_len,
         max_chunk=facts.max_tokens,
+        num_drafts=config.num_drafts,
+        drafted_ahead=config.drafted_ahead,
     )
     hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
     cost_model: CostModel | None = None
@@ -241,10 +253,23 @@ def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
     return part, stage_of(part, 0, counts)
 
 
-def _sent(config: LLMConfig, folder: Path) -> dict[str, Any]:
-    """Return the settings as the ranks get them: all read the folder that was found once."""
+def _draft(
+    config: LLMConfig, model: ModelSpec, folder: Path, device: torch.device, longest: int
+) -> DraftChoice | HeadChoice | None:
+    """Return what drafts, if a model or a head does. Raise InvalidConfig or ModelLoadError for one that cannot."""
+    if config.speculation is None:
+        return None
+    check_speculation(model, config.speculation)
+    ops = Ops(Platform(device_type=device.type))
+    return choose_draft(config, folder, model, ops, scheme(None), longest)  # ranks round its weights, not this process
+
+
+def _sent(config: LLMConfig, folder: Path, draft: DraftChoice | HeadChoice | None) -> dict[str, Any]:
+    """Return the settings as the ranks get them: all read the folders that were found once."""
     location = None if config.init_expert_location is None else str(config.init_expert_location)
-    changed = {"model": str(folder), "revision": None, "init_expert_location": location}
+    changed: dict[str, Any] = {"model": str(folder), "revision": None, "init_expert_location": location}
+    if config.speculation is not None and config.speculation.method in NAMED and draft is not None:
+        changed["speculative_config"] = {**(config.speculative_config or {}), "model": str(draft.folder)}
     paths = {
         name: None if (path := getattr(config, name)) is None else str(path) for name in ("tokenizer", "download_dir")
     }

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.speculation import NGRAM, Speculation, speculation_of
+from ridgeline.core.speculation import LOOKAHEAD, Speculation, speculation_of
 from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
@@ -221,10 +221,10 @@ class LLMConfig:
         if not kv_format(self.kv_cache_dtype).quantized:
             unset.add("kv_cache_dtype")
         check_together({name: value for name, value in given.items() if name not in unset})
-        if self.speculation is not None and self.speculation.method != NGRAM and self.ranks > 1:
+        if self.speculation is not None and self.speculation.method == LOOKAHEAD and self.ranks > 1:
             raise InvalidConfig(
-                f"drafts of the method {self.speculation.method} are made on one device yet; leave "
-                f"{' and '.join(self.divided_by)} out, or take the method ngram."
+                f"lookahead decoding runs on one device yet; leave {' and '.join(self.divided_by)} out, or take "
+                "another method."
             )
 
     @property

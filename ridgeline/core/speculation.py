@@ -15,6 +15,7 @@ HEADS = (EAGLE, EAGLE3, MTP, MEDUSA)  # they read the hidden states of the model
 LAYER_SKIP, LOOKAHEAD = "layer_skip", "lookahead"
 BARE = (NGRAM, LAYER_SKIP, LOOKAHEAD)  # they need no network beside the model
 METHODS = (NGRAM, DRAFT_MODEL, *HEADS, LAYER_SKIP, LOOKAHEAD)
+NAMED = (DRAFT_MODEL, EAGLE, EAGLE3, MEDUSA)  # their network lies in a folder of its own
 TREE_KEYS = ("speculative_token_tree", "eagle_topk", "num_draft_tokens")
 LOOKAHEAD_SIZES = {"window_size": 7, "ngram_size": 5, "verification_set_size": 7}  # the paper's for a model of 34B
 MOST_DRAFTS = 16
@@ -104,8 +105,13 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         )
     names = [field.name for field in fields(Speculation) if field.name != "tree"] + [*TREE_KEYS, *LOOKAHEAD_SIZES]
     for name, value in given.items():
-        if name == "draft_tensor_parallel_size" and value == 1:  # common in scripts, and it asks for nothing
-            continue
+        if name == "draft_tensor_parallel_size":  # common in scripts, and 1 asks for nothing
+            if value == 1:
+                continue
+            raise InvalidConfig(
+                f"draft_tensor_parallel_size of speculative_config is {value!r}, and each rank has all of the network "
+                "that drafts; leave it out."
+            )
         if name not in names:
             near = get_close_matches(str(name), names, 1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}."
@@ -122,7 +128,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     method = method.strip("[]")
     tree = _tree(given, method)
     drafts = tree.depth if tree is not None else _whole(given, "num_speculative_tokens", MOST_DRAFTS)
-    if method in (*BARE, MTP) and model is not None:
+    if method not in NAMED and model is not None:
         raise InvalidConfig(f'speculative_config has a "model", and the method {method} needs none; leave it out.')
     if model is not None and not (isinstance(model, str | Path) and str(model)):
         raise InvalidConfig(f"model of speculative_config is {model!r}; give the folder or hub id of what is to draft.")

@@ -27,7 +27,7 @@ from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.head import Head
 from ridgeline.layers.linear import Linear
-from ridgeline.layers.norm import Norm
+from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate
 from ridgeline.parallel.axis import ALONE, Axis, Deferred
 from ridgeline.parallel.mesh import Mesh
@@ -206,14 +206,13 @@ class Decoder(nn.Module):
         divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
         self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp
-        pending = sums if waits else ALONE
+        # Over which ranks the input of each layer is still to be added up, and the output of the last one
+        self._pending = [sums if waits else ALONE, *(sums if leaves_sums(each) else ALONE for each in spec.layers)]
         self.layers = nn.ModuleList()
-        for index, layer in enumerate(spec.layers):
+        for index, (layer, pending) in enumerate(zip(spec.layers, self._pending, strict=False)):
             self.layers.append(
                 Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending, sums=sums))
             )
-            pending = sums if leaves_sums(layer) else ALONE
-        self._left = pending
         mixtures: list[tuple[nn.Module, Norm | None]]
         mixtures = [(each.feed_forward, each.feed_forward_norm) for each in self.layers]  # type: ignore[misc]
         cached = [(part, norm) for part, norm in mixtures if isinstance(part, Experts) and part.slots]
@@ -229,7 +228,8 @@ class Decoder(nn.Module):
             return
         self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None
         tied = self.embed.weight if spec.tie_word_embeddings else None
-        self.unembed = Linear(width, (part.vocab_size,), False, build.within("unembed"), tied=tied, pending=pending)
+        head = build.within("unembed")
+        self.unembed = Linear(width, (part.vocab_size,), False, head, tied=tied, pending=self._pending[-1])
 
     def prepare(self) -> None:
         """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be
@@ -261,26 +261,38 @@ class Decoder(nn.Module):
         before_TM: Tensor | None = None,
         given: GivenRows | None = None,
         taps: Taps | None = None,
+        only: Sequence[int] | None = None,
     ) -> Hidden:
         """Return the last layer's output, not yet added to its residual: [T, M] each.
 
         before_TM: what the stage before has handed on.
         given: vectors of tokens that came as such.
         taps: gets the outputs of the layers that it names.
+        only: the layers that run; None: all.
         """
         x_TM = self.embedded(token_ids_T, positions_T, given) if before_TM is None else before_TM
-        embedded_TM, residual_TM = x_TM, None
-        for index, layer in enumerate(self.layers):
+        embedded_TM, residual_TM, pending = x_TM, None, self._pending[0]
+        for index in range(len(self.layers)) if only is None else only:
+            layer, x_TM = self.layers[index], _added_up_over(self._pending[index], x_TM, pending)
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
+            pending = self._pending[index + 1]
             if taps is not None and index in taps.layers:
-                taps.found.append(x_TM if residual_TM is None else x_TM + residual_TM)
+                taps.found.append(self._whole(x_TM, residual_TM, pending))
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
-        return Hidden(x_TM, residual_TM)
+        return Hidden(_added_up_over(self._pending[-1], x_TM, pending), residual_TM)
+
+    def _whole(self, x_TM: Tensor, residual_TM: Tensor | None, pending: Axis) -> Tensor:
+        """Return x + residual, added up over ranks, and leave x as it is, since others add it up too."""
+        if pending.size > 1:
+            x_TM = pending.all_reduce(x_TM.clone())
+        if residual_TM is None:
+            return x_TM
+        return x_TM + (residual_TM if self._parts is None else self._parts.whole(residual_TM, len(x_TM)))
 
     def handed_on(self, hidden: Hidden) -> Tensor:
         """Return what the next stage gets: the sum over ranks with its residual."""
-        x_TM = self._left.all_reduce(hidden.x_TM)
+        x_TM = self._pending[-1].all_reduce(hidden.x_TM)
         return x_TM if hidden.residual_TM is None else x_TM + hidden.residual_TM
 
     def lend_experts(self) -> None:
@@ -288,6 +300,11 @@ class Decoder(nn.Module):
         for layer in self.layers:
             if isinstance(layer.feed_forward, Experts):
                 layer.feed_forward.lend()
+
+    def table_rows(self, token_ids_T: Tensor) -> Tensor:
+        """Return the rows of the embedding table as they are, the same on every rank: [T, M]."""
+        x_TM = self.embed(token_ids_T)
+        return self.tp.all_reduce(x_TM) if self._embed_adds_up else x_TM
 
     def embedded(self, token_ids_T: Tensor, positions_T: Tensor, given: GivenRows | None = None) -> Tensor:
         """Return the input of the first layer: [T, M]."""
@@ -316,8 +333,10 @@ class Decoder(nn.Module):
         return x_TM if self.embed_norm is None else self.embed_norm(x_TM)[0]
 
     def normed(self, hidden: Hidden) -> Tensor:
-        """Return the hidden states behind the final norm: [T, M]."""
+        """Return the hidden states behind the final norm, the same on every rank: [T, M]."""
         x_TM, residual_TM = hidden
+        if (pending := self._pending[-1]).size > 1:  # x stays as it is, since the scores add it up too
+            return summed_norm(pending, self.ops, self.final_norm, x_TM.clone(), residual_TM)[0]
         if self.final_norm is not None:
             return self.final_norm(x_TM, residual_TM)[0]
         return x_TM if residual_TM is None else x_TM + residual_TM
@@ -343,3 +362,13 @@ class Decoder(nn.Module):
             logits_TU = logits_TU * self.spec.logits_multiplier
         cap = self.spec.logits_softcap
         return logits_TU if cap is None else cap * torch.tanh(logits_TU / cap)
+
+
+def _added_up_over(wanted: Axis, x_TM: Tensor, pending: Axis) -> Tensor:
+    """Return an x that is still to be added up over `pending` as one that is to be over `wanted`. They differ where
+    layers were left out between two that do not fit each other."""
+    if pending.size == wanted.size:
+        return x_TM
+    if wanted.size == 1:
+        return pending.all_reduce(x_TM)
+    return x_TM if wanted.rank == 0 else torch.zeros_like(x_TM)

@@ -27,6 +27,7 @@ from ridgeline.layers.decoder import Decoder, Hidden, Layer, LayerStates
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.quantization.scheme import everywhere, scheme
 
 
@@ -92,6 +93,11 @@ class DraftHead(nn.Module):
     def target(self) -> Decoder:
         return self._target[0]
 
+    @property
+    def tp(self) -> Axis:
+        """The ranks that divide the vocabulary that is scored. All of them have the rest of the head."""
+        return self.target.tp if self.unembed is None else ALONE
+
     def prepare(self) -> None:
         """Make the loaded weights ready to multiply."""
         self.requires_grad_(False)
@@ -113,7 +119,7 @@ class DraftHead(nn.Module):
     def forward(self, token_ids_T: Tensor, feature_TM: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
         """Return what the layers make of pairs of a feature and the token behind it. The states are those of the head's
         own layers."""
-        embed_TM = self.target.embed(token_ids_T)
+        embed_TM = self.target.table_rows(token_ids_T)
         if self.spec.joined == "attention":
             hidden, done = self.meeting(embed_TM, feature_TM, positions_T, states[0], states.live_T), 1
         else:
@@ -125,7 +131,8 @@ class DraftHead(nn.Module):
         return hidden
 
     def found(self, hidden: Hidden) -> tuple[Tensor, Tensor]:
-        """Return the scores behind tokens, and what takes the place of the feature of the next: [T, V] and [T, M]."""
+        """Return the scores behind tokens, [T, V] or this rank's part of them, and what takes the place of the feature
+        of the next: [T, M]."""
         x_TM, residual_TM = hidden
         s_TM = x_TM if residual_TM is None else x_TM + residual_TM
         n_TM = s_TM if self.final_norm is None else self.final_norm(s_TM)[0]

@@ -15,6 +15,7 @@ from ridgeline.core.draft_head import MedusaSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
+from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.quantization.scheme import everywhere, scheme
 
 
@@ -49,6 +50,11 @@ class Medusa(nn.Module):
     def target(self) -> Decoder:
         return self._target[0]
 
+    @property
+    def tp(self) -> Axis:
+        """The ranks that divide the vocabulary that is scored. All of them have the rest of the heads."""
+        return ALONE if self.spec.scored else self.target.tp
+
     def prepare(self) -> None:
         """Make the loaded weights ready to multiply."""
         self.requires_grad_(False)
@@ -63,7 +69,8 @@ class Medusa(nn.Module):
         return sum(p.nbytes for p in self.parameters()) + sum(prepared)
 
     def scores(self, head: int, x_TM: Tensor) -> Tensor:
-        """Return one head's scores behind tokens of which the target's final norm returned x: [T, V]."""
+        """Return one head's scores behind tokens of which the target's final norm returned x: [T, V], or this rank's
+        part of them."""
         own: MedusaHead = self.heads[head]  # type: ignore[assignment]
         h_TM = own(x_TM)
         return self.target.scored(h_TM) if own.unembed is None else own.unembed(h_TM)

@@ -132,7 +132,7 @@ class Group:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Each rank's fingerprint of the model's files that it read."""
+        """Each rank's fingerprint of the files that it read."""
         return [member.ready.fingerprint for member in self._members if member.ready is not None]
 
     # ---- what a worker does -----------------------------------------------------------------------------------

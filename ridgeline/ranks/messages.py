@@ -143,7 +143,7 @@ class Ready(Message, frozen=True, tag="ready"):
     """The rank works from now on. The facts are the same on every rank, but for the bytes of its memory.
 
     kv_cache: bytes. num_pages: of the smallest cache of all ranks. why: the reason for the dtype.
-    fingerprint: of the model's files before the rank read them (`weights.folder`).
+    fingerprint: of the files of the model, and of what drafts for it, before the rank read them (`weights.folder`).
     """
 
     dtype: str

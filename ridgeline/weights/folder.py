@@ -28,9 +28,9 @@ def shipped_model(name: str) -> Path | None:
     return next((asset for asset in ASSETS.iterdir() if asset.name == name), None)
 
 
-def fingerprint(folder: Path) -> str:
-    """Return a text that changes when a file of the model is replaced or written to."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+def fingerprint(*folders: Path) -> str:
+    """Return a text that changes when a file of these models is replaced or written to."""
+    files = [file for folder in folders for file in (sorted(folder.iterdir()) if folder.is_dir() else [folder])]
     digest = blake2b(digest_size=16)
     for file in files:
         if file.suffix in _READ and file.is_file():

@@ -23,7 +23,6 @@ from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
 from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
-from ridgeline.worker.vocabulary import Vocabulary
 
 
 class DraftModel:
@@ -32,12 +31,10 @@ class DraftModel:
     taps: tuple[int, ...] = ()
     tree_SN: Tensor | None = None
 
-    def __init__(self, decoder: Decoder, drafts: int, slots: Slots, block_size: int, ops: Ops) -> None:
+    def __init__(self, decoder: Decoder, draws: Draws, slots: Slots, block_size: int, ops: Ops) -> None:
         self.decoder, self.layers, self._slots = decoder, decoder.spec.layers, slots
-        self._draws = Draws(drafts, slots, Vocabulary(decoder.spec.vocab_size, decoder.tp, ops))
-        self.passes = Passes(slots, block_size, ops)
-        self.drafts_SD, self.assign = self._draws.drafts_SD, self._draws.assign
-        self.depth = drafts
+        self._draws, self.passes = draws, Passes(slots, block_size, ops)
+        self.drafts_SD, self.depth, self.assign = draws.drafts_SD, draws.depth, draws.assign
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
         """Write the keys of the step's tokens, unless the first pass of `note` writes what is missing."""

@@ -7,7 +7,6 @@ runs over a prompt.
 Legend:
     R  rows
     K  tokens that a row emits, at most
-    T  tokens of a pass
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from torch import Tensor
 from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder, Hidden
+from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.passes import Draws, Passes
 from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
-from ridgeline.worker.vocabulary import Vocabulary
 
 
 class LayerSkip:
@@ -35,14 +33,12 @@ class LayerSkip:
     tree_SN: Tensor | None = None
 
     def __init__(
-        self, target: Decoder, skipped: Collection[int], drafts: int, slots: Slots, block_size: int, ops: Ops
+        self, target: Decoder, skipped: Collection[int], draws: Draws, slots: Slots, block_size: int, ops: Ops
     ) -> None:
         self._target, self._slots = target, slots
         self._kept = [index for index in range(len(target.layers)) if index not in skipped]
-        self._draws = Draws(drafts, slots, Vocabulary(target.spec.vocab_size, target.tp, ops))
-        self.passes = Passes(slots, block_size, ops)
-        self.drafts_SD, self.assign = self._draws.drafts_SD, self._draws.assign
-        self.depth = drafts
+        self._draws, self.passes = draws, Passes(slots, block_size, ops)
+        self.drafts_SD, self.depth, self.assign = draws.drafts_SD, draws.depth, draws.assign
 
     def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
         """Do nothing: the target's keys are all that there are."""
@@ -61,14 +57,7 @@ class LayerSkip:
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
             inputs = self.passes.begin(token_R[:, None], slots_R, states, kv_len_R + place, runs_R)
-            return self._target.own_logits(self._run(inputs.token_ids_T, inputs.positions_T, states))
+            hidden = self._target(inputs.token_ids_T, inputs.positions_T, states, only=self._kept)
+            return self._target.own_logits(hidden)
 
         self._draws.draw(out_token_RK, slots_R, features, wanted, scores)
-
-    def _run(self, token_ids_T: Tensor, positions_T: Tensor, states: States) -> Hidden:
-        x_TM, residual_TM = self._target.embedded(token_ids_T, positions_T), None
-        embedded_TM = x_TM
-        for index in self._kept:
-            layer, state = self._target.layers[index], states[index]
-            x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, state, states.live_T, embedded_TM)
-        return Hidden(x_TM, residual_TM)

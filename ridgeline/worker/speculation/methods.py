@@ -14,6 +14,7 @@ from ridgeline.layers.draft_head import DraftHead
 from ridgeline.layers.medusa import Medusa
 from ridgeline.quantization.scheme import SchemeOf
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.agreed import Agreed
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from ridgeline.worker.speculation.layer_skip import LayerSkip
@@ -74,25 +75,28 @@ def proposer_of(
     """Return the proposer of the method. draft: the network that drafts, where the method needs one."""
     if speculation.method == NGRAM:
         return Lookup(speculation, slots, max_model_len, ops)
-    drafts, tree = speculation.num_speculative_tokens, speculation.tree
+    network, tree = target if draft is None else draft, speculation.tree
     if isinstance(tree, LookaheadTree):
         return Lookahead(tree, slots, max_model_len)
-    vocabulary = Vocabulary(target.spec.vocab_size, target.tp, ops)
+    vocabulary = Vocabulary(target.spec.vocab_size, network.tp, ops)
+    chains = Draws(speculation.num_speculative_tokens, slots, vocabulary)
     proposer: Proposer
     match draft:
         case None:
             skipped = speculation.skipped(len(target.layers))
-            proposer = LayerSkip(target, skipped, drafts, slots, block_size, ops)
+            proposer = LayerSkip(target, skipped, chains, slots, block_size, ops)
         case Decoder():
-            proposer = DraftModel(draft, drafts, slots, block_size, ops)
+            proposer = DraftModel(draft, chains, slots, block_size, ops)
         case DraftHead() if tree is not None:
-            proposer = TreeHead(draft, tree, slots, block_size, ops)
+            proposer = TreeHead(draft, TreeDraws(tree, slots, vocabulary, ops), slots, block_size, ops)
         case DraftHead():
-            proposer = FeatureHead(draft, Draws(drafts, slots, vocabulary), slots, block_size, ops)
+            proposer = FeatureHead(draft, chains, slots, block_size, ops)
         case Medusa() if tree is not None:
-            proposer = MedusaHeads(draft, TreeDraws(tree, slots, ops, shared=True), slots)
+            proposer = MedusaHeads(draft, TreeDraws(tree, slots, vocabulary, ops, shared=True), slots)
         case Medusa():
-            proposer = MedusaHeads(draft, Draws(drafts, slots, vocabulary), slots)
+            proposer = MedusaHeads(draft, chains, slots)
+    if target.tp.size > 1:
+        proposer = Agreed(proposer, target.tp)
     if not speculation.prompt_lookup_max:
         return proposer
     return LookupFirst(Lookup(speculation, slots, max_model_len, ops), proposer, slots)

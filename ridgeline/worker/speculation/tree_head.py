@@ -21,7 +21,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.draft_tree import DraftTree
 from ridgeline.core.plan import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.draft_head import DraftHead
@@ -36,12 +35,11 @@ from ridgeline.worker.state.states import States
 class TreeHead(FeatureHead):
     """A `FeatureHead` that drafts trees."""
 
-    def __init__(self, head: DraftHead, tree: DraftTree, slots: Slots, block_size: int, ops: Ops) -> None:
-        draws = TreeDraws(tree, slots, ops)
+    def __init__(self, head: DraftHead, draws: TreeDraws, slots: Slots, block_size: int, ops: Ops) -> None:
         super().__init__(head, draws, slots, block_size, ops)
-        self._trees, count = draws, len(slots.kv_len_S)
-        self._token_SX = torch.zeros(count, max(1, tree.expanded), dtype=torch.int32, device=slots.device)
-        self._sight_SN = torch.ones(count, 1 + max(1, tree.expanded), dtype=torch.int64, device=slots.device)
+        self._trees, count, expanded = draws, len(slots.kv_len_S), max(1, draws.tree.expanded)
+        self._token_SX = torch.zeros(count, expanded, dtype=torch.int32, device=slots.device)
+        self._sight_SN = torch.ones(count, 1 + expanded, dtype=torch.int64, device=slots.device)
         self._base_S = torch.zeros_like(slots.kv_len_S)
 
     def _draft(

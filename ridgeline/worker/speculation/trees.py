@@ -32,6 +32,7 @@ from ridgeline.core.draft_tree import DraftTree, Level, StaticTree
 from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.vocabulary import Vocabulary
 
 
 class Expanded(NamedTuple):
@@ -70,8 +71,10 @@ class TreeDraws:
     shared: the scores of a depth do not depend on the nodes before.
     """
 
-    def __init__(self, tree: DraftTree, slots: Slots, ops: Ops, *, shared: bool = False) -> None:
-        self._tree, self._slots, self._ops = tree, slots, ops
+    def __init__(
+        self, tree: DraftTree, slots: Slots, vocabulary: Vocabulary, ops: Ops, *, shared: bool = False
+    ) -> None:
+        self.tree, self._slots, self._vocabulary, self._ops = tree, slots, vocabulary, ops
         count, device = slots.dummy + 1, slots.device
         self.depth = tree.depth
         self.drafts_SD = torch.full((count, tree.nodes), -1, dtype=torch.int32, device=device)
@@ -91,7 +94,8 @@ class TreeDraws:
         last token that a request may emit. Rows that emitted nothing, or whose slot has stopped, get none.
 
         scores: gives the scores of what may follow nodes. Before the first drafts it matters for all rows that emitted
-            a token, since the keys of those that have stopped may be found by others.
+            a token, since the keys of those that have stopped may be found by others. Where ranks divide the
+            vocabulary, they are for this rank's part.
         """
         slots, rows = self._slots, slots_R.long()
         self.drafts_SD.index_fill_(0, rows, -1)  # a number on the host could not be captured
@@ -101,14 +105,15 @@ class TreeDraws:
         runs_R = out_token_RK[:, 0] >= 0
         goes_R = runs_R & (slots.stopped_S[rows] == 0)
         room_R = slots.max_len_S[rows] - kv_len_R - 2
-        form: Form = Dynamic(self._tree) if self._static is None else Static(self._static)
+        form: Form = Dynamic(self.tree) if self._static is None else Static(self._static)
         token_RE = slots.last_token_S[rows][:, None]
         expanded = Expanded(0, token_RE, torch.zeros_like(token_RE), runs_R)
-        for depth in range(1, 1 + self._tree.depth):
+        for depth in range(1, 1 + self.tree.depth):
             logits_REV = scores(expanded)
             nodes = logits_REV.shape[1]
             slots_Q, known_Q = (each[:, None].expand(-1, nodes).flatten() for each in (slots_R, kv_len_R + depth))
-            noised_QV = self._noised(logits_REV.flatten(0, 1), slots_Q, known_Q, features)
+            logits_QV = self._vocabulary.whole(logits_REV.flatten(0, 1))
+            noised_QV = self._noised(logits_QV, slots_Q, known_Q, features)
             found = form.choose(noised_QV.unflatten(0, (-1, nodes)), room_R >= depth)
             expanded = Expanded(depth, found[0].clamp(min=0), found[1], goes_R & (room_R > depth))
         draft_RD, bits_RN, depth_RD = form.tree()
