@@ -155,8 +155,9 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
         {"enable_prefix_caching": False, "max_num_batched_tokens": 48},
         {"max_num_seqs": 2, "block_size": 2, "scheduling_policy": "priority"},
         {"quantization": "int8", "block_size": 64},
+        {"kv_cache_dtype": "int8"},
     ],
-    ids=["little memory", "small chunks", "small blocks", "int8"],
+    ids=["little memory", "small chunks", "small blocks", "int8", "keys of 8 bits"],
 )
 def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model(family)
@@ -253,7 +254,8 @@ class Record:
     def _tree(self, slot: int) -> set[Draft]:
         assert self.proposer is not None
         assert self.proposer.tree_SN is not None
-        tokens, bits = self.proposer.drafts_SD[slot].tolist(), self.proposer.tree_SN[slot].tolist()
+        tokens = self.proposer.drafts_SD[slot].tolist()
+        bits = [each & (1 << 64) - 1 for each in self.proposer.tree_SN[slot].tolist()]
         found = set()
         for node, token in enumerate(tokens, start=1):
             above = [at for at in range(1, node + 1) if bits[node] >> at & 1]
@@ -420,6 +422,23 @@ def test_tokens_are_those_of_plain_decoding(
                 watch(own)
             check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
             assert not own.errors
+
+
+def test_a_tree_of_63_drafts_runs(target: Target, model: Path, tmp_path: Path) -> None:
+    head = Eagle(target)
+    config = {"method": "eagle", "model": head.save(tmp_path / "head"), "num_speculative_tokens": 5}
+    config |= {"eagle_topk": 8, "num_draft_tokens": 1 + MOST_NODES}
+    with rig(model) as own:
+        want = own.run(*GREEDY)
+    with rig(model, speculative_config=config, max_num_batched_tokens=256, enable_prefix_caching=False) as own:
+        record = Record(trees(own))
+        watch(own)
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    texts = texts_of(GREEDY, got)
+    record.made = record.made[::6]  # the oracle takes its time
+    assert record.check(lambda tokens, room: head.dynamic_tree(tokens, min(5, room), 8, MOST_NODES), texts) > 300
 
 
 def test_a_prefix_that_was_found_has_the_heads_keys_too(target: Target, model: Path, tmp_path: Path) -> None:
