@@ -216,7 +216,7 @@ class Checked:
                 if int(out_token_RK[row, 0]) >= 0 and slot in self._papers:
                     self._made(slot, wanted)
 
-        proposer.note, proposer.assign = noting, assigning  # type: ignore[method-assign]
+        proposer.note, proposer.assign = noting, assigning  # type: ignore[method-assign, assignment]
 
     def _emitted(self, slot: int, emitted: list[int], *, ran: bool) -> None:
         paper = self._papers[slot]
@@ -230,8 +230,9 @@ class Checked:
             paper.text += emitted
 
     def _made(self, slot: int, wanted: int) -> None:
-        tokens, bits = self.proposer.drafts_SD[slot].tolist(), self.proposer.tree_SN  # type: ignore[union-attr]
-        words = bits[slot].tolist()  # type: ignore[index]
+        tree_SN = self.proposer.tree_SN
+        assert tree_SN is not None
+        tokens, words = self.proposer.drafts_SD[slot].tolist(), tree_SN[slot].tolist()
         length = int(self.slots.kv_len_S[slot])
         self._drafted[slot] = any(token >= 0 for token in tokens)
         if not self._drafted[slot]:
