@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ridgeline.core.draft_tree import MOST_NODES, dynamic_tree_of, static_tree_of
@@ -28,7 +28,7 @@ from ridgeline.worker.speculation.trees import TreeDraws, words_of
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import tiny_models
 from tests.driving import Outcome, Rig, ask, rig
-from tests.head_oracle import Eagle, Eagle3, Head, Medusa, NarrowEagle3, Target
+from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
 from tests.test_speculation import FAMILIES, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
@@ -155,8 +155,9 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
         {"enable_prefix_caching": False, "max_num_batched_tokens": 48},
         {"max_num_seqs": 2, "block_size": 2, "scheduling_policy": "priority"},
         {"quantization": "int8", "block_size": 64},
+        {"kv_cache_dtype": "int8"},
     ],
-    ids=["little memory", "small chunks", "small blocks", "int8"],
+    ids=["little memory", "small chunks", "small blocks", "int8", "keys of 8 bits"],
 )
 def test_settings_change_no_token(family: str, settings: dict[str, Any], tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model(family)
@@ -253,7 +254,8 @@ class Record:
     def _tree(self, slot: int) -> set[Draft]:
         assert self.proposer is not None
         assert self.proposer.tree_SN is not None
-        tokens, bits = self.proposer.drafts_SD[slot].tolist(), self.proposer.tree_SN[slot].tolist()
+        tokens = self.proposer.drafts_SD[slot].tolist()
+        bits = [each & (1 << 64) - 1 for each in self.proposer.tree_SN[slot].tolist()]
         found = set()
         for node, token in enumerate(tokens, start=1):
             above = [at for at in range(1, node + 1) if bits[node] >> at & 1]
@@ -347,6 +349,48 @@ def test_even_steps_draft_as_the_paper_does(
     assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 60
 
 
+@pytest.mark.gpu
+@by_form
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "op by op"])
+def test_on_a_gpu_trees_are_those_of_the_paper(
+    eager: bool, kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
+) -> None:
+    head = kind(target)
+    files = head.save(tmp_path / "head")
+    settings = {"device": "cuda", "deterministic": True, "enforce_eager": eager, "enable_prefix_caching": False}
+    settings |= {"block_size": 16, "kv_cache_memory": 1 << 26}
+    with rig(model, **settings) as own:
+        want = own.run(*GREEDY)
+    with rig(model, **settings, **drafting(head, files, dynamic=dynamic)) as own:
+        trees(own, Turning)
+        record = Record(own)
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    count = record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got))
+    assert count > (60 if eager else 0)  # in graphs `note` is recorded once
+
+
+def test_the_layer_for_multi_token_prediction_drafts_trees(tmp_path: Path) -> None:
+    """The layer of a GLM-4.5, a mixture of experts."""
+    folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=3)
+    head = Mtp(tiny_models.build("glm4_moe", num_hidden_layers=3))
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = load_file(folder / "model.safetensors")
+    stored |= {f"model.layers.2.{name}": tensor for name, tensor in head.tensors.items()}
+    save_file(stored, folder / "model.safetensors")
+    with rig(folder, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_batched_tokens": 64}
+    with rig(folder, speculative_config={"method": "glm4_moe_mtp", **DYNAMIC}, **settings) as own:
+        record = Record(trees(own))
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    assert record.check(oracle_of(head, dynamic=True), texts_of(GREEDY, got)) > 150
+
+
 @by_form
 def test_requests_that_give_way_draft_as_before(
     kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
@@ -378,6 +422,23 @@ def test_tokens_are_those_of_plain_decoding(
                 watch(own)
             check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
             assert not own.errors
+
+
+def test_a_tree_of_63_drafts_runs(target: Target, model: Path, tmp_path: Path) -> None:
+    head = Eagle(target)
+    config = {"method": "eagle", "model": head.save(tmp_path / "head"), "num_speculative_tokens": 5}
+    config |= {"eagle_topk": 8, "num_draft_tokens": 1 + MOST_NODES}
+    with rig(model) as own:
+        want = own.run(*GREEDY)
+    with rig(model, speculative_config=config, max_num_batched_tokens=256, enable_prefix_caching=False) as own:
+        record = Record(trees(own))
+        watch(own)
+        got = own.run(*GREEDY)
+        check_same(got, want)
+        assert not own.errors
+    texts = texts_of(GREEDY, got)
+    record.made = record.made[::6]  # the oracle takes its time
+    assert record.check(lambda tokens, room: head.dynamic_tree(tokens, min(5, room), 8, MOST_NODES), texts) > 300
 
 
 def test_a_prefix_that_was_found_has_the_heads_keys_too(target: Target, model: Path, tmp_path: Path) -> None:

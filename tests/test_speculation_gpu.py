@@ -48,6 +48,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "lookup": LOOKUP,
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
     "layer_skip": {"method": "layer_skip", "num_speculative_tokens": 3},
+    "static tree": {
+        "method": "eagle3",
+        "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]",
+    },
+    "dynamic tree": {"method": "eagle3", "num_speculative_tokens": 4, "eagle_topk": 4, "num_draft_tokens": 16},
     "cascade": {**LOOKUP, "method": "draft_model"},
 }
 

@@ -117,3 +117,32 @@ def test_a_share_may_fade_to_nothing() -> None:
         drafting._try(seq, 1, 1)
     assert drafting.share(seq) == 0
     assert drafting.wanted(seq) == 0
+
+
+class Forest(Device):
+    """A device whose requests verify trees of `MOST` drafts and a depth of 2. A depth is right with a probability of
+    its request's, if the one before is."""
+
+    def __init__(self, shares: list[float], base: float, each: float, extra: float = 0.0, seed: int = 0) -> None:
+        super().__init__(shares, base, each, extra, seed)
+        self.drafting = Drafting(MOST, depth=2)
+        for seq in self.shares:
+            seq.drafts = self.drafting.wanted(seq)
+            assert seq.drafts == MOST  # before anything is known
+
+    def _right(self, seq: Sequence, drafts: int) -> int:
+        assert drafts in (0, MOST)
+        return super()._right(seq, min(drafts, 2))
+
+
+@pytest.mark.parametrize(
+    ("share", "base", "each"),
+    [(0.8, 1.0, 0.01), (0.5, 1.0, 0.02), (0.0, 1.0, 0.05), (0.6, 0.2, 0.05), (0.9, 1.0, 0.05)],
+)
+def test_trees_are_verified_where_they_pay(share: float, base: float, each: float) -> None:
+    """All or nothing: the rate is near that of the better way, whichever it is."""
+    rows, device = 8, Forest([share] * 8, base, each)
+    plain = rows / (base + each * rows)
+    tree = rows * (1 + share + share**2) / (base + each * rows * (1 + MOST))
+    device.steps(600)
+    assert device.steps(2000) > 0.95 * max(plain, tree)

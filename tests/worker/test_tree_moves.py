@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.errors import ContractViolation
 from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.tree import Tree
+from ridgeline.worker.state.context import ContextKV
 from ridgeline.worker.state.paged import PagedKV
-from ridgeline.worker.state.states import States, Verified
+from ridgeline.worker.state.states import DeviceRows, States, Verified
 
 FORMATS = (
     KVFormat(),
@@ -89,3 +92,13 @@ def test_keys_values_and_scales_of_a_path_move_in_every_layer_and_group(
     for found, expected in zip(cells(), wanted, strict=True):
         assert torch.equal(found, expected)
     assert not torch.equal(octets, chains)
+
+
+def test_ranks_that_divide_tokens_refuse_trees_in_one_sentence() -> None:
+    one, none = torch.ones(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    rows = DeviceRows(
+        slots_R=one, start_R1=none, kv_len_R=one, last_R=one, num_tokens=1, tokens_each=1, tree=Tree(one, none[:1])
+    )
+    group = ContextKV.__new__(ContextKV)  # it refuses before it looks at its memory
+    with pytest.raises(ContractViolation, match="draft chains instead"):
+        group.begin(rows, one[None], none)
