@@ -120,27 +120,31 @@ class FeatureHead:
         """Keep the features of the slots' last tokens, and draft what follows."""
         assert taken is not None
         assert taken.feature_TM is not None
-        rows, kv_len_R = slots_R.long(), self._slots.kv_len_S[slots_R.long()]
-        last_RM = taken.feature_TM[taken.last_R(kv_len_R)]
-        if self.backlog is not None and taken.catching is Catching.LATER:
-            self._let_wait(self.backlog, slots_R, taken, taken.stayed(kv_len_R, out_token_RK.shape[1]))
+        rows, columns, later = slots_R.long(), out_token_RK.shape[1], taken.catching is Catching.LATER
+        kv_len_R, before_RM = self._slots.kv_len_S[rows], self.feature_SM[rows]
+        if later and columns == 1:  # each row ran one token
+            last_RM, ran_R = taken.feature_TM, taken.live_T
+        else:
+            last_RM, ran_R = taken.feature_TM[taken.last_R(kv_len_R)], taken.ran_R
+        if self.backlog is not None and later:
+            self._let_wait(self.backlog, slots_R, taken, before_RM, taken.stayed(kv_len_R, columns))
             if wanted:
                 self.settle(slots_R.numpy(), states)
         self._draft(out_token_RK, slots_R, states, features, wanted, taken, last_RM)
-        ran_R = (taken.start_R1.diff() > 0) & taken.live_T[taken.first_R]
-        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, self.feature_SM[rows])
+        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, before_RM)
         self.known_S[rows] |= ran_R
 
-    def _let_wait(self, backlog: Backlog, slots_R: Tensor, taken: Taken, stayed: tuple[Tensor, Tensor]) -> None:
-        """Let the pairs of the tokens that stayed wait: each with the feature of the token before, where that is
-        known."""
+    def _let_wait(
+        self, backlog: Backlog, slots_R: Tensor, taken: Taken, before_RM: Tensor, stayed: tuple[Tensor, Tensor]
+    ) -> None:
+        """Let the pairs of the tokens that stayed wait: each with the feature of the token before. That of the first
+        one may not be known, and its pair is left out."""
         assert taken.feature_TM is not None
-        rows, (token_RK, there_RK) = slots_R.long(), stayed
-        before_RKM = self.feature_SM[rows, None]
+        (token_RK, there_RK), known_R1, before_RKM = stayed, self.known_S[slots_R.long(), None], before_RM[:, None]
         if (columns := token_RK.shape[1]) > 1:
+            known_R1 = known_R1 | (torch.arange(columns, device=known_R1.device) > 0)
             before_RKM = torch.cat((before_RKM, taken.feature_TM[taken.kept_RK(columns - 1)]), 1)
-        there_RK = there_RK & (self.known_S[rows, None] | (torch.arange(columns, device=rows.device) > 0))
-        backlog.add(slots_R, token_RK, there_RK, before_RKM)
+        backlog.add(slots_R, token_RK, there_RK & known_R1, before_RKM)
 
     def _draft(
         self,

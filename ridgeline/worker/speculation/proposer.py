@@ -68,6 +68,11 @@ class Taken(NamedTuple):
         """The place of each row's first token."""
         return self.start_R1[:-1].long().clamp(max=len(self.token_ids_T) - 1)
 
+    @property
+    def ran_R(self) -> Tensor:
+        """Whether each row has tokens that belong to a request."""
+        return (self.start_R1.diff() > 0) & self.live_T[self.first_R]
+
     def last_R(self, kv_len_R: Tensor) -> Tensor:
         """Return the place of the last token that each slot has kept, of which it now has kv_len_R."""
         first_R = self.first_R
@@ -86,10 +91,11 @@ class Taken(NamedTuple):
 
     def stayed(self, kv_len_R: Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Return the first tokens that each row ran, as many as there are columns, and which of them its slot has kept
-        that now has kv_len_R tokens: [R, K] each."""
+        that now has kv_len_R tokens: [R, K] each. The step has no chunks."""
+        if columns == 1:
+            return self.token_ids_T[:, None], self.live_T[:, None]
         column_K = torch.arange(columns, device=kv_len_R.device)
-        ran_R = (self.start_R1.diff() > 0) & self.live_T[self.first_R]
-        kept_R = torch.where(ran_R, kv_len_R - self.positions_T[self.first_R], 0)
+        kept_R = torch.where(self.ran_R, kv_len_R - self.positions_T[self.first_R], 0)
         place_RK = (self.first_R[:, None] + column_K).clamp(max=len(self.token_ids_T) - 1)
         return self.token_ids_T[place_RK], column_K < kept_R[:, None]
 
