@@ -265,8 +265,8 @@ class Segments:
 
     @staticmethod
     def catching(tokens_each: int) -> Catching:
-        """Return when a network that drafts runs over the tokens of a step in a graph, whose rows have so many each. One
-        whose rows verify drafts wants more of them behind it."""
+        """Return when a network that drafts runs over the tokens of a step in a graph, whose rows have so many each.
+        Behind a step whose rows verify drafts more of them are wanted."""
         return {0: Catching.NOW, 1: Catching.LATER}.get(tokens_each, Catching.BEHIND)
 
     def rehearse(self) -> None:

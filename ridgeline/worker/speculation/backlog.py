@@ -41,7 +41,9 @@ class Catching(Enum):
     """The time at which a network that drafts runs over the tokens of a step."""
 
     NOW = auto()  # in the step itself, right behind the target
-    BEHIND = auto()  # in its first pass behind the step: all rows continue what it ran over before, and drafts are wanted
+    BEHIND = (
+        auto()
+    )  # in its first pass behind the step: drafts are wanted, and all rows continue what it ran over before
     LATER = auto()  # once drafts are wanted again
 
 
@@ -115,7 +117,7 @@ class Backlog:
         place_RK = count_R[:, None] + there_RK.cumsum(1)
         place_RK = torch.where(there_RK, place_RK - 1, self.longest)
         self._token_SB[rows[:, None], place_RK] = token_RK.int()
-        if self._before_SBM is not None:
+        if self._before_SBM is not None and before_RKM is not None:
             self._before_SBM[rows[:, None], place_RK] = before_RKM
         self._count_S[rows] = count_R + there_RK.sum(1)
 

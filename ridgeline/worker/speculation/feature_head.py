@@ -5,10 +5,10 @@ step's first token needs the feature of the token before the step, which is kept
 of a prompt and behind a prefix that was found in the cache: that token's pair is left out, and nothing is written to a
 block that others share.
 
-Steps with chunks of prompts run the pairs of all their tokens in the step itself. Where no drafts are wanted, pairs wait
-until they are (`backlog.py`). In other steps the first pass behind them runs the pairs of all tokens that a row emitted,
-since only then they are known, and that of the token in front of them. The next passes run one pair each: the head's own
-output takes the place of the feature, and its draft that of the token.
+Steps with chunks of prompts run the pairs of all their tokens in the step itself. Where no drafts are wanted, pairs
+wait until they are (`backlog.py`). Behind other steps the first pass runs the pairs of all tokens that a row emitted,
+since only then they are known, and that of the token in front of them. The next passes run one pair each: the head's
+own output takes the place of the feature, and its draft that of the token.
 
 Legend:
     R  rows

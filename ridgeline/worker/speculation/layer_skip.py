@@ -20,8 +20,8 @@ from ridgeline.core.plan import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.passes import Draws, Passes
 from ridgeline.worker.speculation.backlog import Catching
+from ridgeline.worker.speculation.passes import Draws, Passes
 from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
 from ridgeline.worker.state.states import States
 

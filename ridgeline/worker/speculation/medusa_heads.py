@@ -14,8 +14,8 @@ from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Feature
 from ridgeline.layers.medusa import Medusa
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.backlog import Catching
+from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
 from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.state.states import States
