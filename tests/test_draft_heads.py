@@ -17,6 +17,7 @@ from ridgeline.assembly import device
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.layers.rotary import Rotary
 from ridgeline.worker import memory
+from ridgeline.worker.speculation import backlog
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
@@ -159,6 +160,43 @@ def test_even_steps_draft_as_the_paper_does(
         check_same(got, want)
         assert not own.errors
     assert record.check(head, texts_of(GREEDY, got)) > 60
+
+
+class Late(Always):
+    """Rows verify drafts in bursts of steps, far from each other."""
+
+    steps = 0
+
+    def pays(self, rows: int, *, masked: bool) -> bool:
+        return self.steps % 20 > 14
+
+    def note(self, record: Any, result: object, seconds: float) -> bool:
+        self.steps += 1
+        return True
+
+
+@pytest.mark.parametrize("buckets", [None, False, True], ids=["cut", "op by op", "in buckets"])
+def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
+    buckets: bool | None, target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Eagle3(target)
+    files = head.save(tmp_path / "head")
+    asked = [ask(f"{seed}", prompt(5, seed), max_tokens=50 + seed) for seed in range(3)]
+    with rig(folder) as own:
+        want = own.run(*asked)
+    monkeypatch.setattr(backlog, "LONGEST", 8)
+    with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
+        if buckets is not None:
+            evenly(own, monkeypatch if buckets else None)
+        record, runs, proposer = Record(always(own, Late)), [0], own.runner.proposer
+        assert isinstance(proposer, FeatureHead)
+        proposer.head.register_forward_hook(lambda *_: runs.__setitem__(0, runs[0] + 1))
+        got = own.run(*asked)
+        check_same(got, want)
+        steps = own.engine.scheduler.running.drafting.steps  # type: ignore[union-attr]
+        drafted = sum(1 for _, _, drafts in record.made if drafts)
+        assert runs[0] < steps / 4 + DRAFTS * drafted
+    assert record.check(head, texts_of(asked, got)) > 40
 
 
 @pytest.mark.gpu

@@ -21,6 +21,7 @@ from ridgeline.worker import graphs
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.segments import SAMPLING
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.drafts import Drafts
 from tests.driving import Outcome, Rig, ask, rig
 
@@ -299,6 +300,9 @@ def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     buckets of fixed sizes."""
     running = own.engine.scheduler.running
     own.runner.cut, running._even, running.drafting = None, True, Drafting(running.each - 1, even=True)
+    proposer = own.runner.proposer
+    if proposer is not None and proposer.backlog is not None:
+        proposer.backlog.padded, proposer.backlog.takes = True, (Catching.LATER,)
     if monkeypatch is not None:
         monkeypatch.setattr(graphs, "Graph", Replayed)
         own.runner._graphs = Graphs(own.runner.segments, own.runner.device, 4, 32)

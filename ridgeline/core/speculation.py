@@ -20,6 +20,7 @@ TREE_KEYS = ("speculative_token_tree", "eagle_topk", "num_draft_tokens")
 LOOKAHEAD_SIZES = {"window_size": 7, "ngram_size": 5, "verification_set_size": 7}  # the paper's for a model of 34B
 MOST_DRAFTS = 16
 MOST_VERIFIED = 512  # tokens of a step whose rows verify drafts on a GPU; larger steps are bound by products anyway
+MOST_WAITING = 2048  # tokens of all requests that a network which drafts may not have run over yet
 LOOKUP = 5  # tokens that prompt lookup compares, unless the user says otherwise
 LONGEST_LOOKUP = 64
 MOST_RECENT = 1 << 24  # tokens of recent outputs, which take up to 64 bytes each

@@ -180,6 +180,7 @@ class Graphs:
             for features in CAPTURED_FEATURES:
                 self._segments.sample(inputs, scores, features)
             self._segments.mask(scores, Masks.none(scores.logits_RU))
+        self._segments.rehearse()
 
     def uncaptured(self, plan: StepPlan) -> Shape:
         """Return the shape of a step that runs op by op."""

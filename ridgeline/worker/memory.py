@@ -13,7 +13,7 @@ from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.speculation import MOST_VERIFIED
+from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
@@ -213,13 +213,11 @@ def plan_memory(
     scored = max_seqs * (1 + drafts)
     if device.type == "cuda":
         scored = max(max_seqs, min(scored, MOST_VERIFIED))
-    activations = max(
-        activation_bytes(
-            each, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs, max_scored=scored
-        )
-        for each in (model, draft)
-        if each is not None
-    )
+    sizes = {"dtype_bytes": DTYPE_BYTES[dtype], "max_seqs": max_seqs, "max_scored": scored}
+    activations = activation_bytes(model, max_tokens=max_chunk, **sizes)
+    if draft is not None:  # it may run over the tokens of many steps at once
+        activations = max(activations, activation_bytes(draft, max_tokens=max(max_chunk, MOST_WAITING), **sizes))
+        activations += (MOST_WAITING + max_seqs) * (4 + draft.hidden_size * DTYPE_BYTES[dtype])
     if drafts:
         activations += 4 * (max_seqs + 1) * (longest + drafts)  # texts and drafts of all slots
     if config.speculation is not None:

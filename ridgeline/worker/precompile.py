@@ -148,6 +148,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features, drafts=verified)
             runner.segments.mask(scores, Masks.none(scores.logits_RU))
+        runner.segments.rehearse()
     return done
 
 

@@ -38,6 +38,7 @@ from ridgeline.worker.saturation import Saturation
 from ridgeline.worker.segments import HostLengths, Outcome, SampledRows, Scores, Segments
 from ridgeline.worker.sleep import SleepMemory, forget_pages
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.cut import Cut
 from ridgeline.worker.speculation.drafts import Drafts, drafts_wanted
 from ridgeline.worker.speculation.methods import Network, proposer_of
@@ -195,6 +196,7 @@ class Runner:
             inputs, drafts = graph.inputs, graph.drafts
         else:
             inputs, drafts = self.inputs(plan), Drafts.of(plan.rows, self.device) if verifies else None
+        catching = self._catching(plan.rows, wanted, given_drafts, graph)
         if self.pipe.rank > 0:  # all that may be wrong with a plan was found by now, on all stages
             self.pipe.receive(self.segments.before(plan.num_tokens))
         if graph is not None:
@@ -204,9 +206,7 @@ class Runner:
             lengths = HostLengths(
                 plan.rows.num_tokens_R, plan.kv_bound_R, whole, plan.rows.kinds_R == RowKind.VERIFY
             )  # fmt: skip
-            # Drafts that are given are not those whose keys a draft model has written
-            continues = wanted > 0 and not given_drafts and not (plan.rows.kinds_R == RowKind.CHUNK).any()
-            scores = self.segments.forward(inputs, lengths, given, drafts, continues)
+            scores = self.segments.forward(inputs, lengths, given, drafts, catching)
         if self.draws:
             return Forwarded(plan, inputs, scores, graph, self._score_prompts(plan, scores.hidden), drafts, wanted)
         if self.pools:
@@ -215,6 +215,28 @@ class Runner:
         self.pipe.send(x_TM if graph is None else x_TM.clone())
         self.relay.expect(plan, forwarded.rows)
         return forwarded
+
+    def _catching(
+        self, rows: Rows, wanted: int, given_drafts: Mapping[int, MaskedDrafts] | None, graph: Graph | None
+    ) -> Catching:
+        """Return when a network that drafts runs over the tokens of a step. If some wait that must not wait longer, it
+        runs over those now."""
+        if graph is not None:
+            catching = self.segments.catching(graph.inputs.tokens_each)
+        elif wanted == 0 and rows.tokens_each == 1:
+            catching = Catching.LATER
+        elif wanted == 0 or given_drafts or (rows.kinds_R == RowKind.CHUNK).any():
+            catching = Catching.NOW  # drafts that are given are not those whose keys a draft model has written
+        else:
+            catching = Catching.BEHIND
+        backlog = None if self.proposer is None else self.proposer.backlog
+        if self.proposer is not None and backlog is not None:
+            more_R = rows.num_tokens_R if catching in backlog.takes else None
+            if backlog.due(rows.slots_R, more_R):
+                self.proposer.settle(rows.slots_R, self.segments.states)
+            if more_R is not None:
+                backlog.expect(rows.slots_R, more_R)
+        return catching
 
     def _take_drafts(self, rows: Rows, given: Mapping[int, MaskedDrafts]) -> None:
         """Let rows verify the drafts that are given, in the place of those that were made on the device."""

@@ -36,6 +36,7 @@ from ridgeline.worker.masks import Masks
 from ridgeline.worker.share import Share
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.proposer import Proposer, Ran, Taken
 from ridgeline.worker.state.states import DeviceRows, States, Verified
@@ -192,12 +193,13 @@ class Segments:
         lengths: HostLengths | None = None,
         given: GivenRows | None = None,
         drafts: Drafts | None = None,
-        continues: bool | None = None,
+        catching: Catching | None = None,
     ) -> Scores:
         """Run the network and score every row's last token, or the positions of `drafts`.
 
         given: vectors of tokens that came as such.
-        continues: no row is a chunk, and drafts are wanted behind the step; None: if there are `drafts`.
+        catching: the time at which a network that drafts runs over the step's tokens; None: that of a step of these
+            shapes in a graph.
         """
         slots = self.slots
         share = None if self._divide_from is None else self._share(inputs, lengths, self._divide_from)
@@ -243,9 +245,9 @@ class Segments:
         taken, taps = None, None if self.proposer is None else Taps(self.proposer.taps, [])
         hidden = self.decoder(token_ids_T, positions_T, self.states, before_TM, given, taps)
         if self.proposer is not None and taps is not None:
-            continues = drafts is not None if continues is None else continues
+            catching = self.catching(inputs.tokens_each) if catching is None else catching
             ran = Ran(token_ids_T, positions_T, inputs.start_R1, inputs.slots_R, hidden, taps.found, live_T)
-            taken = self.proposer.catch_up(ran, self.states, drafts=continues)
+            taken = self.proposer.catch_up(ran, self.states, catching)
         if self.decoder.spec.pooling is not None:
             self._lengthen(inputs, kv_len_R, active_R)
             return Scores(active_R, kv_len_R, hidden.x_TM.new_empty(0), hidden)
@@ -260,6 +262,18 @@ class Segments:
         else:
             last = hidden if inputs.tokens_each == 1 else self._at(hidden, last_R)
         return Scores(active_R, kv_len_R, self.decoder.own_logits(last), hidden, index_P, taken)
+
+    @staticmethod
+    def catching(tokens_each: int) -> Catching:
+        """Return when a network that drafts runs over the tokens of a step in a graph, whose rows have so many each.
+        Behind a step whose rows verify drafts more of them are wanted."""
+        return {0: Catching.NOW, 1: Catching.LATER}.get(tokens_each, Catching.BEHIND)
+
+    def rehearse(self) -> None:
+        """Run a network that drafts over all numbers of tokens for which its kernels are compiled."""
+        if self.proposer is not None and (backlog := self.proposer.backlog) is not None:
+            for tokens in backlog.sizes:
+                self.proposer.settle(backlog.pretend(tokens), self.states)
 
     def before(self, tokens: int) -> Tensor:
         """Return the memory for what the stage before hands on of so many tokens: always the same, once it has been

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.plan import Delta, Feature
 from ridgeline.parallel.axis import Axis
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.proposer import Proposer, Ran, Taken
 from ridgeline.worker.state.states import States
 
@@ -30,14 +31,15 @@ class Agreed:
         self._own, self._axis = own, axis
         self.drafts_SD, self.tree_SN, self.depth = own.drafts_SD, own.tree_SN, own.depth
         self.layers, self.taps = own.layers, own.taps
+        self.backlog, self.settle = own.backlog, own.settle
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare for requests that take slots over."""
         self._own.assign(deltas)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken | None:
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken | None:
         """Take in the tokens of the step."""
-        return self._own.catch_up(ran, states, drafts=drafts)
+        return self._own.catch_up(ran, states, catching)
 
     def note(
         self,

@@ -2,8 +2,8 @@
 
 Its keys are there wherever the target's are, but for that of the last draft, where all were right: no pass ran it. The
 first pass behind a step (`passes.py`) therefore takes two tokens of each row, the last one and that in front of it.
-Behind chunks of prompts, and where no drafts are wanted, the draft model runs over the target's tokens in the step
-itself, right behind the target.
+Behind chunks of prompts the draft model runs over the target's tokens in the step itself, right behind the target.
+Where no drafts are wanted, tokens wait until they are (`backlog.py`).
 
 Legend:
     R  rows
@@ -13,13 +13,17 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan import Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
 from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.state.states import States
@@ -34,13 +38,30 @@ class DraftModel:
     def __init__(self, decoder: Decoder, draws: Draws, slots: Slots, block_size: int, ops: Ops) -> None:
         self.decoder, self.layers, self._slots = decoder, decoder.spec.layers, slots
         self._draws, self.passes = draws, Passes(slots, block_size, ops)
-        self.drafts_SD, self.depth, self.assign = draws.drafts_SD, draws.depth, draws.assign
+        self.drafts_SD, self.depth = draws.drafts_SD, draws.depth
+        self.backlog = Backlog.of(slots, self.layers)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
-        """Write the keys of the step's tokens, unless the first pass of `note` writes what is missing."""
-        if not drafts:
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Forget the drafts and the waiting tokens of slots that change hands."""
+        self._draws.assign(deltas)
+        if self.backlog is not None:
+            self.backlog.assign(deltas)
+
+    def settle(self, slots_R: np.ndarray, states: States) -> None:
+        """Write the keys of the tokens that wait."""
+        assert self.backlog is not None
+        waiting = self.backlog.take(slots_R)
+        cached_R = self._slots.kv_len_S[waiting.slots_R.long()] - waiting.count_R
+        inputs = self.passes.begin_waiting(waiting, states, cached_R)
+        self.decoder(inputs.token_ids_T, inputs.positions_T, StatesBehind(states, len(self.layers)))
+
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
+        """Write the keys of the step's tokens, unless that is done later."""
+        if self.backlog is None and catching is Catching.LATER:
+            catching = Catching.NOW
+        if catching is Catching.NOW:
             self.decoder(ran.token_ids_T, ran.positions_T, StatesBehind(states, len(self.layers)))
-        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, None, not drafts)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, None, catching)
 
     def note(
         self,
@@ -54,6 +75,10 @@ class DraftModel:
         """Draft what follows the slots' last tokens."""
         assert taken is not None
         kv_len_R, behind = self._slots.kv_len_S[slots_R.long()], StatesBehind(states, len(self.layers))
+        if self.backlog is not None and taken.catching is Catching.LATER:
+            self.backlog.add(slots_R, *taken.stayed(kv_len_R, out_token_RK.shape[1]))
+            if wanted:
+                self.settle(slots_R.numpy(), states)
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
             ids_RN = token_R[:, None]

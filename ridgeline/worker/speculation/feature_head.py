@@ -5,10 +5,10 @@ step's first token needs the feature of the token before the step, which is kept
 of a prompt and behind a prefix that was found in the cache: that token's pair is left out, and nothing is written to a
 block that others share.
 
-Steps with chunks of prompts, and those behind which no drafts are wanted, run the pairs of all their tokens in the step
-itself. In others the first pass behind the step runs the pairs of all tokens that a row emitted, since only then they
-are known, and that of the token in front of them. The next passes run one pair each: the head's own output takes the
-place of the feature, and its draft that of the token.
+Steps with chunks of prompts run the pairs of all their tokens in the step itself. Where no drafts are wanted, pairs
+wait until they are (`backlog.py`). Behind other steps the first pass runs the pairs of all tokens that a row emitted,
+since only then they are known, and that of the token in front of them. The next passes run one pair each: the head's
+own output takes the place of the feature, and its draft that of the token.
 
 Legend:
     R  rows
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Hidden
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.speculation.passes import Draws, Passes, StatesBehind
 from ridgeline.worker.speculation.proposer import Ran, Taken
 from ridgeline.worker.speculation.trees import TreeDraws
@@ -50,6 +52,7 @@ class FeatureHead:
         num_slots, device, dtype = slots.dummy + 1, slots.device, next(head.parameters()).dtype
         self.feature_SM = torch.zeros(num_slots, head.spec.width, dtype=dtype, device=device)
         self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.backlog = Backlog.of(slots, self.layers, self.feature_SM)
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Forget what was kept of slots that change hands."""
@@ -57,14 +60,27 @@ class FeatureHead:
         for delta in deltas:
             if isinstance(delta, Assign):
                 self.known_S[delta.slot].fill_(False)
+        if self.backlog is not None:
+            self.backlog.assign(deltas)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
-        """Find the features of the step's tokens, and write the keys of their pairs unless the first pass of `note`
-        does."""
+    def settle(self, slots_R: np.ndarray, states: States) -> None:
+        """Write the keys of the pairs that wait."""
+        assert self.backlog is not None
+        waiting = self.backlog.take(slots_R)
+        assert waiting.before_TM is not None
+        cached_R = self._slots.kv_len_S[waiting.slots_R.long()] - waiting.count_R - 1
+        inputs = self.passes.begin_waiting(waiting, states, cached_R.clamp(min=0))
+        behind = StatesBehind(states, len(self.layers))
+        self.head(inputs.token_ids_T, waiting.before_TM, inputs.positions_T, behind)
+
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
+        """Find the features of the step's tokens, and write the keys of their pairs unless that is done later."""
         feature_TM = self.head.features(ran.hidden, ran.tapped)
-        if not drafts:
+        if self.backlog is None and catching is Catching.LATER:
+            catching = Catching.NOW
+        if catching is Catching.NOW:
             self._run_step(ran, feature_TM, states)
-        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, feature_TM, not drafts)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, feature_TM, catching)
 
     def _run_step(self, ran: Ran, feature_TM: Tensor, states: States) -> None:
         """Run the pairs of all tokens, each with the feature of the token before. A row whose feature is not known has
@@ -104,12 +120,31 @@ class FeatureHead:
         """Keep the features of the slots' last tokens, and draft what follows."""
         assert taken is not None
         assert taken.feature_TM is not None
-        rows, kv_len_R = slots_R.long(), self._slots.kv_len_S[slots_R.long()]
-        last_RM = taken.feature_TM[taken.last_R(kv_len_R)]
+        rows, columns, later = slots_R.long(), out_token_RK.shape[1], taken.catching is Catching.LATER
+        kv_len_R, before_RM = self._slots.kv_len_S[rows], self.feature_SM[rows]
+        if later and columns == 1:  # each row ran one token
+            last_RM, ran_R = taken.feature_TM, taken.live_T
+        else:
+            last_RM, ran_R = taken.feature_TM[taken.last_R(kv_len_R)], taken.ran_R
+        if self.backlog is not None and later:
+            self._let_wait(self.backlog, slots_R, taken, before_RM, taken.stayed(kv_len_R, columns))
+            if wanted:
+                self.settle(slots_R.numpy(), states)
         self._draft(out_token_RK, slots_R, states, features, wanted, taken, last_RM)
-        ran_R = (taken.start_R1.diff() > 0) & taken.live_T[taken.first_R]
-        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, self.feature_SM[rows])
+        self.feature_SM[rows] = torch.where(ran_R[:, None], last_RM, before_RM)
         self.known_S[rows] |= ran_R
+
+    def _let_wait(
+        self, backlog: Backlog, slots_R: Tensor, taken: Taken, before_RM: Tensor, stayed: tuple[Tensor, Tensor]
+    ) -> None:
+        """Let the pairs of the tokens that stayed wait: each with the feature of the token before. That of the first
+        one may not be known, and its pair is left out."""
+        assert taken.feature_TM is not None
+        (token_RK, there_RK), known_R1, before_RKM = stayed, self.known_S[slots_R.long(), None], before_RM[:, None]
+        if (columns := token_RK.shape[1]) > 1:
+            known_R1 = known_R1 | (torch.arange(columns, device=known_R1.device) > 0)
+            before_RKM = torch.cat((before_RKM, taken.feature_TM[taken.kept_RK(columns - 1)]), 1)
+        backlog.add(slots_R, token_RK, there_RK & known_R1, before_RKM)
 
     def _draft(
         self,
@@ -127,7 +162,7 @@ class FeatureHead:
 
         def scores(place: int, token_R: Tensor, runs_R: Tensor) -> Tensor:
             nonlocal feature_RM
-            if place == 0 and not taken.caught_up:
+            if place == 0 and taken.catching is Catching.BEHIND:
                 hidden = self._first_pass(out_token_RK, slots_R, states, runs_R, taken)
             else:
                 inputs = self.passes.begin(token_R[:, None], slots_R, states, kv_len_R + place - 1, runs_R)

@@ -20,12 +20,13 @@ from ridgeline.core.plan import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.passes import Draws, Passes
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
 from ridgeline.worker.state.states import States
 
 
-class LayerSkip:
+class LayerSkip(AtOnce):
     """A `Proposer` that runs its target. skipped: the layers that it leaves out."""
 
     layers: tuple[LayerSpec, ...] = ()
@@ -40,7 +41,7 @@ class LayerSkip:
         self._draws, self.passes = draws, Passes(slots, block_size, ops)
         self.drafts_SD, self.depth, self.assign = draws.drafts_SD, draws.depth, draws.assign
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> None:
         """Do nothing: the target's keys are all that there are."""
 
     def note(

@@ -40,7 +40,8 @@ from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.backlog import Catching
+from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
 from ridgeline.worker.speculation.trees import words_of
 from ridgeline.worker.state.states import States
 from ridgeline.worker.upload import upload
@@ -49,7 +50,7 @@ BUCKETS = 1024  # of a slot's pool: with 7 n-grams of 5 tokens each it takes 140
 NEWEST = 2048  # tokens of a known text whose n-grams are taken into the pool
 
 
-class Lookahead:
+class Lookahead(AtOnce):
     """A `Proposer` that needs no other network than the model.
 
     window_SLW: int32, the guesses. pool_SEX: int32, the n-grams: those whose first token falls into bucket b are b * G
@@ -96,9 +97,9 @@ class Lookahead:
                 self.turn_SB[delta.slot] = upload(turn_B, self._slots.device)
                 self.drafts_SD[delta.slot].fill_(-1)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
         """Return the step's tokens, to which what is drawn behind them is added."""
-        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, None, True)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, None, catching)
 
     def note(
         self,

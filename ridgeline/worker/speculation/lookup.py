@@ -23,13 +23,14 @@ from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.backlog import Catching
+from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
 from ridgeline.worker.speculation.recent import Recent
 from ridgeline.worker.state.states import States
 from ridgeline.worker.upload import upload
 
 
-class Lookup:
+class Lookup(AtOnce):
     """A `Proposer` that needs no model. text_SN: int32. recent: what others wrote, if it is looked up too."""
 
     layers: tuple[LayerSpec, ...] = ()
@@ -56,7 +57,7 @@ class Lookup:
         if self.recent is not None:
             self.recent.assign(deltas)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> None:
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> None:
         """Do nothing: tokens are noted as they are emitted."""
 
     def note(

@@ -14,17 +14,18 @@ from torch import Tensor
 
 from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.lookup import Lookup
 from ridgeline.worker.speculation.proposer import Proposer, Ran, Taken
 from ridgeline.worker.state.states import States
 
 
 class LookupFirst:
-    """A `Proposer` of two. The second one runs over all tokens in the step itself, since what it drafted is not what
-    rows verify.
+    """A `Proposer` of two. The second one has not run over the drafts that rows verify, which lookup may have found.
 
-    On a CPU it makes no pass behind a step in which lookup found something for every row. On a GPU nobody can know
-    that, and its passes run always.
+    On a CPU it makes no pass behind a step in which lookup found something for every row, and the tokens that stay wait
+    for one in which it did not. On a GPU nobody can know that: it runs over all tokens in the step itself, and its
+    passes behind the step run always.
     """
 
     tree_SN: Tensor | None = None
@@ -34,6 +35,10 @@ class LookupFirst:
         self.layers, self.taps = other.layers, other.taps
         self.drafts_SD = torch.full_like(other.drafts_SD, -1)
         self.depth = other.depth
+        self.backlog, self.settle = other.backlog, other.settle
+        on_cpu, emits = slots.device.type == "cpu", 1 + self.drafts_SD.shape[1]
+        if self.backlog is not None and on_cpu and emits <= self.backlog.longest:
+            self.backlog.takes = Catching.LATER, Catching.BEHIND
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare both for requests that take slots over."""
@@ -43,9 +48,10 @@ class LookupFirst:
             if isinstance(delta, Assign):
                 self.drafts_SD[delta.slot].fill_(-1)
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken | None:
-        """Let the second one take in all tokens of the step."""
-        return self._other.catch_up(ran, states, drafts=False)
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken | None:
+        """Let the second one take in all tokens of the step, or wait."""
+        waits = self.backlog is not None and catching in self.backlog.takes
+        return self._other.catch_up(ran, states, Catching.LATER if waits else Catching.NOW)
 
     def note(
         self,

@@ -14,13 +14,14 @@ from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Feature
 from ridgeline.layers.medusa import Medusa
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.passes import Draws
-from ridgeline.worker.speculation.proposer import Ran, Taken
+from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
 from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.state.states import States
 
 
-class MedusaHeads:
+class MedusaHeads(AtOnce):
     """A `Proposer` that keeps nothing between steps."""
 
     layers: tuple[LayerSpec, ...] = ()
@@ -30,10 +31,10 @@ class MedusaHeads:
         self.heads, self._slots, self._draws, self.assign = heads, slots, draws, draws.assign
         self.drafts_SD, self.tree_SN, self.depth = draws.drafts_SD, draws.tree_SN, draws.depth
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken:
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken:
         """Return the step's hidden states, until it is known which of them are the newest."""
         x_TM = self.heads.target.normed(ran.hidden)
-        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, x_TM, True)
+        return Taken(ran.token_ids_T, ran.positions_T, ran.start_R1, ran.live_T, x_TM, catching)
 
     def note(
         self,

@@ -30,6 +30,7 @@ from ridgeline.core.plan import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepInputs
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Waiting
 from ridgeline.worker.state.states import DeviceRows, States
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -112,6 +113,11 @@ class Passes:
         start_R1 = _alike(len(slots_R), each, slots_R.device)
         none_T = torch.full((len(slots_R) * each,), -1, dtype=torch.int32, device=slots_R.device)
         return self.begin_ragged(none_T, start_R1, slots_R, states, nodes.first_R, runs_R, each, nodes)
+
+    def begin_waiting(self, waiting: Waiting, states: States, kv_len_R: Tensor) -> StepInputs:
+        """Prepare for a pass over tokens that waited, in rows whose first kv_len_R ones were run over."""
+        row = waiting.token_T, waiting.start_R1, waiting.slots_R
+        return self.begin_ragged(*row, states, kv_len_R, waiting.count_R > 0)
 
     def begin_ragged(
         self,

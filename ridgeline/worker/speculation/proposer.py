@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.core.model_spec import LayerSpec
 from ridgeline.core.plan import Delta, Feature
 from ridgeline.layers.decoder import Hidden
+from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.state.states import States
 
 
@@ -46,7 +48,7 @@ class Taken(NamedTuple):
     """The tokens of a step, as far as drafts need them once it is known which of them stay.
 
     feature_TM: what a head reads of the target's hidden states.
-    caught_up: the proposer has run over all of these tokens.
+    catching: the time at which the proposer runs over these tokens.
     path_RK: int32, behind which of a row's tokens each of those was drawn that it emitted, then -1; None: behind one
         after the other.
     drawn_RN: where rows verify trees, the tokens drawn at all of their nodes; -1 at those that a row did not run.
@@ -57,7 +59,7 @@ class Taken(NamedTuple):
     start_R1: Tensor
     live_T: Tensor
     feature_TM: Tensor | None
-    caught_up: bool
+    catching: Catching
     path_RK: Tensor | None = None
     drawn_RN: Tensor | None = None
 
@@ -65,6 +67,11 @@ class Taken(NamedTuple):
     def first_R(self) -> Tensor:
         """The place of each row's first token."""
         return self.start_R1[:-1].long().clamp(max=len(self.token_ids_T) - 1)
+
+    @property
+    def ran_R(self) -> Tensor:
+        """Whether each row has tokens that belong to a request."""
+        return (self.start_R1.diff() > 0) & self.live_T[self.first_R]
 
     def last_R(self, kv_len_R: Tensor) -> Tensor:
         """Return the place of the last token that each slot has kept, of which it now has kv_len_R."""
@@ -82,6 +89,16 @@ class Taken(NamedTuple):
             index_RK = torch.arange(columns, device=self.token_ids_T.device)[None]
         return (self.first_R[:, None] + index_RK).clamp(0, len(self.token_ids_T) - 1)
 
+    def stayed(self, kv_len_R: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Return the first tokens that each row ran, as many as there are columns, and which of them its slot has kept
+        that now has kv_len_R tokens: [R, K] each. The step has no chunks."""
+        if columns == 1:
+            return self.token_ids_T[:, None], self.live_T[:, None]
+        column_K = torch.arange(columns, device=kv_len_R.device)
+        kept_R = torch.where(self.ran_R, kv_len_R - self.positions_T[self.first_R], 0)
+        place_RK = (self.first_R[:, None] + column_K).clamp(max=len(self.token_ids_T) - 1)
+        return self.token_ids_T[place_RK], column_K < kept_R[:, None]
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Taken:
         """Return the same with other tensors."""
         return Taken(
@@ -90,7 +107,7 @@ class Taken(NamedTuple):
             change(self.start_R1),
             change(self.live_T),
             None if self.feature_TM is None else change(self.feature_TM),
-            self.caught_up,
+            self.catching,
         )  # the path and what is drawn are not known yet
 
 
@@ -102,6 +119,7 @@ class Proposer(Protocol):
     depth: how many drafts of a slot can be right, at most.
     layers: those of its own whose states lie behind the target's (`core.model_spec.with_draft`).
     taps: the target's layers whose outputs it reads.
+    backlog: the tokens that its network has not run over yet; None: it runs over all of them at once.
     """
 
     drafts_SD: Tensor
@@ -109,16 +127,17 @@ class Proposer(Protocol):
     depth: int
     layers: tuple[LayerSpec, ...]
     taps: tuple[int, ...]
+    backlog: Backlog | None
 
     def assign(self, deltas: Sequence[Delta]) -> None:
         """Prepare for requests that take slots over."""
 
-    def catch_up(self, ran: Ran, states: States, *, drafts: bool) -> Taken | None:
-        """Take in the tokens that the target has just run, whose step the states have begun. Return what `note` needs
-        of them.
+    def settle(self, slots_R: np.ndarray, states: States) -> None:
+        """Run over the tokens of these slots that wait."""
 
-        drafts: all rows continue what was noted before, and drafts are wanted behind the step.
-        """
+    def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken | None:
+        """Take in the tokens that the target has just run, whose step the states have begun. Return what `note` needs
+        of them."""
 
     def note(
         self,
@@ -137,3 +156,12 @@ class Proposer(Protocol):
             it; 0: none.
         features: those of the rows that the drafts' draws must heed.
         """
+
+
+class AtOnce:
+    """The part of a `Proposer` that has no network whose tokens could wait."""
+
+    backlog: Backlog | None = None
+
+    def settle(self, slots_R: np.ndarray, states: States) -> None:
+        """Do nothing."""

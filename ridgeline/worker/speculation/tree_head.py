@@ -25,6 +25,7 @@ from ridgeline.core.plan import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from ridgeline.worker.speculation.passes import Nodes, StatesBehind
 from ridgeline.worker.speculation.proposer import Taken
@@ -60,7 +61,7 @@ class TreeHead(FeatureHead):
         def scores(expanded: Expanded) -> Tensor:
             nonlocal found_REM, sight_RE, first
             nodes = expanded.token_RE.shape[1]
-            if expanded.depth == 0 and not taken.caught_up:
+            if expanded.depth == 0 and taken.catching is Catching.BEHIND:
                 hidden = self._first_pass(out_token_RK, slots_R, states, expanded.runs_R, taken)
             elif expanded.depth == 0:
                 inputs = self.passes.begin(expanded.token_RE, slots_R, states, base_R, expanded.runs_R)

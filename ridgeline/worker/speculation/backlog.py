@@ -1,0 +1,154 @@
+"""Tokens that a network which drafts has not run over yet.
+
+Where no drafts are wanted, a network that ran over every token would only make steps longer. So the tokens of plain
+steps wait here, with the features that a head needs of them. Before drafts are wanted again, and when a slot has no
+room left, the network runs over all that wait in one pass. Many tokens cost it little more than one, since its weights
+are read once.
+
+The keys of tokens that wait are missing. If such a request ends, its cached blocks keep that gap: another request that
+finds them may draft worse, and its tokens are the same.
+
+Legend:
+    S  slots
+    R  rows
+    B  tokens of a slot that wait, at most, and behind them a place for what does not
+    K  tokens that a row runs in a step, at most
+    T  tokens that wait, of all rows
+    M  width of a feature
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.model_spec import LayerSpec
+from ridgeline.core.plan import Assign, Delta
+from ridgeline.core.speculation import MOST_WAITING
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.upload import upload
+
+LONGEST, SHORTEST = 64, 8  # tokens of a slot: more would not make a pass cheaper a token, and fewer hardly so
+SMALLEST = 64  # tokens of a padded pass: so many, or twice as many, and so on
+
+
+class Catching(Enum):
+    """The time at which a network that drafts runs over the tokens of a step."""
+
+    NOW = auto()  # in the step itself, right behind the target
+    BEHIND = (
+        auto()
+    )  # in its first pass behind the step: drafts are wanted, and all rows continue what it ran over before
+    LATER = auto()  # once drafts are wanted again
+
+
+class Waiting(NamedTuple):
+    """The tokens that waited in some rows, one row's behind the other's: row r has start_R1[r] … start_R1[r + 1] - 1,
+    which are the last count_R[r] that its slot has cached. Tokens behind the last row's belong to no row.
+
+    before_TM: a feature for each; None if none are kept.
+    """
+
+    slots_R: Tensor
+    token_T: Tensor
+    before_TM: Tensor | None
+    start_R1: Tensor
+    count_R: Tensor
+
+
+class Backlog:
+    """The tokens of all slots that wait.
+
+    feature: [slots, M], of which one is kept for each token; None: none is.
+    takes: the times for whose steps tokens wait here.
+    padded: passes have as many rows each time, and one of a few numbers of tokens, as a GPU's kernels want it.
+    """
+
+    takes: tuple[Catching, ...] = (Catching.LATER,)
+
+    def __init__(self, slots: Slots, longest: int, feature: Tensor | None = None) -> None:
+        self.longest, self._slots, device = longest, slots, slots.device
+        count = slots.dummy + 1
+        self._token_SB = torch.zeros(count, longest + 1, dtype=torch.int32, device=device)
+        self._before_SBM = None if feature is None else feature.new_zeros(count, longest + 1, feature.shape[1])
+        self._count_S = torch.zeros(count, dtype=torch.int64, device=device)
+        self._most_S = np.zeros(count, np.int64)  # the same on the host, which does not know which rows have stopped
+        self.padded = device.type != "cpu"
+
+    @staticmethod
+    def of(slots: Slots, layers: Sequence[LayerSpec], feature: Tensor | None = None) -> Backlog | None:
+        """Return a backlog for a network of these layers, or None if its tokens cannot wait: with a window the keys
+        that they see may be gone by then. Nor do they if there are so many slots that few tokens of each would."""
+        longest = min(LONGEST, MOST_WAITING // slots.dummy)
+        windows = any(state.span is not None for layer in layers for state in layer.mixer.states)
+        return None if windows or longest < SHORTEST else Backlog(slots, longest, feature)
+
+    def assign(self, deltas: Sequence[Delta]) -> None:
+        """Forget the tokens of slots that change hands."""
+        for delta in deltas:
+            if isinstance(delta, Assign):
+                self._count_S[delta.slot].fill_(0)
+                self._most_S[delta.slot] = 0
+
+    def due(self, slots_R: np.ndarray, more_R: np.ndarray | None) -> bool:
+        """Return True if what waits in these slots must be run over before a step. more_R: how many tokens of each it
+        adds, at most; None: nothing may wait in it."""
+        most_R = self._most_S[slots_R]
+        return bool(most_R.any() if more_R is None else (most_R + more_R > self.longest).any())
+
+    def expect(self, slots_R: np.ndarray, more_R: np.ndarray) -> None:
+        """Count the tokens that a step adds, at most."""
+        self._most_S[slots_R] += more_R
+
+    def pretend(self, tokens: int) -> np.ndarray:
+        """Return a slot that nobody uses, in which so many tokens seem to wait, so that kernels are compiled early."""
+        self._most_S[self._slots.dummy] = tokens
+        return np.array([self._slots.dummy], np.int32)
+
+    def add(self, slots_R: Tensor, token_RK: Tensor, there_RK: Tensor, before_RKM: Tensor | None = None) -> None:
+        """Let the tokens that are there wait. The others are written to a place that nobody reads."""
+        rows = slots_R.long()
+        count_R = self._count_S[rows]
+        place_RK = count_R[:, None] + there_RK.cumsum(1)
+        place_RK = torch.where(there_RK, place_RK - 1, self.longest)
+        self._token_SB[rows[:, None], place_RK] = token_RK.int()
+        if self._before_SBM is not None and before_RKM is not None:
+            self._before_SBM[rows[:, None], place_RK] = before_RKM
+        self._count_S[rows] = count_R + there_RK.sum(1)
+
+    def take(self, slots_R: np.ndarray) -> Waiting:
+        """Return what waits in these slots, which is nothing from now on."""
+        most = int(self._most_S[slots_R].sum())
+        self._most_S[slots_R] = 0
+        if not self.padded:
+            own_R = torch.from_numpy(slots_R)
+            return self._taken(own_R, int(self._count_S[own_R.long()].sum()))
+        padded_R = np.full(self._slots.dummy, self._slots.dummy, np.int32)
+        padded_R[: len(slots_R)] = slots_R
+        return self._taken(upload(padded_R, self._slots.device), next(size for size in self.sizes if size >= most))
+
+    def _taken(self, slots_R: Tensor, tokens: int) -> Waiting:
+        rows = slots_R.long()
+        count_R = self._count_S[rows]
+        end_R = count_R.cumsum(0)
+        start_R1 = torch.cat((end_R.new_zeros(1), end_R))
+        token_T = torch.arange(tokens, device=rows.device)
+        row_T = torch.searchsorted(end_R, token_T, right=True).clamp(max=len(rows) - 1)
+        place_T = (token_T - start_R1[row_T]).clamp(max=self.longest)
+        places = rows[row_T], place_T
+        before_TM = None if self._before_SBM is None else self._before_SBM[places]
+        self._count_S.index_fill_(0, rows, 0)
+        return Waiting(slots_R, self._token_SB[places], before_TM, start_R1.int(), count_R)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of tokens that passes have, if they are padded."""
+        most, sizes = self._slots.dummy * self.longest, [SMALLEST]
+        while sizes[-1] < most:
+            sizes.append(2 * sizes[-1])
+        return sizes

@@ -1,0 +1,61 @@
+"""What waits for a network that drafts is all that was added to a slot since it was taken, in its order."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, NormSpec
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.backlog import Backlog
+
+SLOTS, WIDTH = 5, 3
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["exact", "padded"])
+def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool) -> None:
+    draw, slots = random.Random(0), Slots(SLOTS, 1, 16, 10, torch.device("cpu"))
+    waiting = Backlog(slots, 16, torch.zeros(SLOTS + 1, WIDTH))
+    waiting.padded = padded
+    known: dict[int, list[tuple[int, float]]] = {slot: [] for slot in range(SLOTS)}
+    taken = 0
+    for _ in range(300):
+        rows = np.array(draw.sample(range(SLOTS), draw.randint(1, SLOTS)), np.int32)
+        columns = draw.randint(1, 5)
+        more_R = np.full(len(rows), columns)
+        if waiting.due(rows, more_R if draw.random() < 0.8 else None):
+            found = waiting.take(rows)
+            assert found.before_TM is not None
+            taken += int(found.count_R.sum())
+            assert len(found.token_T) in (waiting.sizes if padded else [sum(len(known[slot]) for slot in rows)])
+            for row, slot in enumerate(rows.tolist()):
+                begin, end = found.start_R1[row : row + 2].tolist()
+                features = found.before_TM[begin:end, WIDTH - 1].tolist()
+                assert list(zip(found.token_T[begin:end].tolist(), features, strict=True)) == known[slot]
+                assert found.count_R[row] == end - begin
+                known[slot].clear()
+            assert not waiting.due(rows, None)
+        waiting.expect(rows, more_R)
+        token_RK = torch.randint(0, 100, (len(rows), columns))
+        there_RK = torch.arange(columns) < torch.randint(0, columns + 1, (len(rows), 1))
+        if draw.random() < 0.3:
+            there_RK[:, 0] = False  # a pair whose feature is not known
+        before_RKM = torch.randn(len(rows), columns, WIDTH)
+        waiting.add(torch.from_numpy(rows), token_RK, there_RK, before_RKM)
+        for row, slot in enumerate(rows.tolist()):
+            pairs = zip(token_RK[row].tolist(), before_RKM[row, :, WIDTH - 1].tolist(), strict=True)
+            known[slot] += [pair for pair, there in zip(pairs, there_RK[row].tolist(), strict=True) if there]
+    assert taken > 300
+
+
+@pytest.mark.parametrize(("window", "slots", "waits"), [(None, 4, True), (7, 4, False), (None, 1024, False)])
+def test_tokens_wait_if_nothing_that_they_see_goes_and_enough_of_them_find_room(
+    window: int | None, slots: int, waits: bool
+) -> None:
+    mixer = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.25, window=window)
+    layer = LayerSpec(mixer=mixer, feed_forward=MLPSpec(intermediate_size=8), norm=NormSpec(eps=1e-5))
+    made = Backlog.of(Slots(slots, 1, 16, 10, torch.device("cpu")), [layer])
+    assert (made is not None) == waits
