@@ -11,13 +11,15 @@ import torch
 
 from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
+from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.speculation import MOST_VERIFIED
+from ridgeline.core.speculation import MOST_VERIFIED, Speculation
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
+from ridgeline.worker.speculation.lookahead import pool_bytes
 from ridgeline.worker.state.context import BROUGHT_BYTES, BROUGHT_COPIES
 
 CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since others use the machine too
@@ -213,17 +215,17 @@ def plan_memory(
     scored = max_seqs * (1 + drafts)
     if device.type == "cuda":
         scored = max(max_seqs, min(scored, MOST_VERIFIED))
+    tree = None if config.speculation is None else config.speculation.tree
+    drawn = max_seqs * (1 if tree is None else tree.scored)  # of a pass that drafts
     activations = max(
         activation_bytes(
-            each, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=max_chunk, max_seqs=max_seqs, max_scored=scored
+            each, dtype_bytes=DTYPE_BYTES[dtype], max_tokens=tokens, max_seqs=max_seqs, max_scored=max(scored, drawn)
         )
-        for each in (model, draft)
+        for each, tokens in ((model, max_chunk), (draft, max(max_chunk, drawn)))
         if each is not None
     )
-    if drafts:
-        activations += 4 * (max_seqs + 1) * (longest + drafts)  # texts and drafts of all slots
     if config.speculation is not None:
-        activations += 8 * config.speculation.recent_places
+        activations += _table_bytes(config.speculation, max_seqs + 1, longest)
     scratch = scratch_states(device.type, max_seqs, drafts)
     activations += _scratch_bytes(_layout(groups, block_size, dtype, 2, token_ranks, scratch))
     if token_ranks > 1 and device.type == "cuda":
@@ -263,6 +265,15 @@ def plan_memory(
         num_drafts=drafts,
         drafted_ahead=ahead,
     )
+
+
+def _table_bytes(speculation: Speculation, slots: int, longest: int) -> int:
+    """Return the bytes that the tables of drafts take: texts and drafts of slots, what was written lately, and the
+    pools of lookahead decoding."""
+    each = 4 * (longest + speculation.num_drafts)
+    if isinstance(speculation.tree, LookaheadTree):
+        each += pool_bytes(speculation.tree)
+    return slots * each + 8 * speculation.recent_places
 
 
 def scratch_states(device_type: str, max_seqs: int, drafts: int) -> int:
