@@ -83,6 +83,7 @@ def test_tenants_find_nothing_of_each_other(tiny_model: TinyModel) -> None:
         assert steps(own, replace(novel("b"), cache_salt="two")) == plain_steps > 20
         assert steps(own, novel("c")) == plain_steps
         assert steps(own, replace(novel("d"), cache_salt="one")) <= 9  # a few entries may have met
+        assert steps(own, replace(novel("e"), cache_salt="\ud800")) == plain_steps  # no UTF-8 has this character
 
 
 def test_sleep_leaves_the_table_as_it_is(tiny_model: TinyModel) -> None:

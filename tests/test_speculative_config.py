@@ -97,6 +97,14 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
         ({"method": "ngram", "num_speculative_tokens": 3, "zzz": 1}, "has no 'zzz'; known: method"),
         ({"method": "ngram", "num_speculative_tokens": 3, "model": "draft"}, "needs none; leave it out"),
         ({"method": "draft_model", "num_speculative_tokens": 3, "model": 7}, "model of speculative_config is 7; give"),
+        (
+            {"method": "eagle", "speculative_token_tree": [[0]], "num_speculative_tokens": True},
+            "num_speculative_tokens of speculative_config is True, and speculative_token_tree has 1 nodes",
+        ),
+        (
+            {"method": "lookahead", "num_speculative_tokens": 56.0},
+            "num_speculative_tokens of speculative_config is 56.0, and the sizes of lookahead decoding make 56",
+        ),
         ({"model": "draft"}, "num_speculative_tokens of speculative_config is missing"),
         (
             {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 3},

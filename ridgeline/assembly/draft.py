@@ -14,7 +14,7 @@ from ridgeline.core.draft_head import HeadConfig, HeadSpec, MedusaSpec, size_of
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import BARE, DRAFT_MODEL, HEADS, MTP, Speculation
+from ridgeline.core.speculation import BARE, DRAFT_MODEL, HEADS, MTP, NAMED, Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig
@@ -100,6 +100,16 @@ def draft_folder(speculation: Speculation, config: LLMConfig, target: Path) -> P
         f'speculative_config names no {what}, and the model ships with none; give "model", the folder or hub id of '
         f"{like}."
     )
+
+
+def naming_draft(config: LLMConfig, target: Path) -> LLMConfig:
+    """Return the config with the folder of what drafts, if that ships with the target. So it is found where other
+    weights take the target's place. Raise as `draft_folder` does."""
+    speculation = config.speculation
+    if speculation is None or speculation.method not in NAMED or speculation.model is not None:
+        return config
+    named = {**(config.speculative_config or {}), "model": str(draft_folder(speculation, config, target))}
+    return replace(config, speculative_config=named)
 
 
 def folders_read(config: LLMConfig) -> list[Path]:

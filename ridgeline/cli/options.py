@@ -212,7 +212,7 @@ def json_object(text: str, what: str = "further arguments") -> dict[str, Any]:
     """Return the object that a JSON option holds. An empty text is an empty object. Raise InvalidConfig."""
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # too many brackets within each other
         raise InvalidConfig(f"{what} must be a JSON object, got {text!r} ({error}).") from error
     if not isinstance(value, dict):
         raise InvalidConfig(f"{what} must be a JSON object, got {text!r}.")

@@ -96,7 +96,7 @@ def items(text: str) -> list[str]:
     if text[:1] == "[":
         try:
             listed = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return [text]
         if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
             return listed
@@ -159,7 +159,7 @@ def _put(into: dict[str, Any], keys: list[str], text: str) -> None:
     """Set a value of an object by the keys that lead to it; a key with + adds to a list."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text
     for key in keys[:-1]:
         into = into.setdefault(key, {})

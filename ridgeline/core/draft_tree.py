@@ -33,6 +33,11 @@ class DraftTree:
     width: int
     expanded: int
 
+    @property
+    def scored(self) -> int:
+        """The nodes of a row that are expanded at once, at most: so many rows of scores a row has then."""
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
@@ -57,6 +62,10 @@ class StaticTree(DraftTree):
     """A tree whose form never changes. paths: by draft, the ranks from the last token on."""
 
     paths: tuple[Path, ...]
+
+    @property
+    def scored(self) -> int:
+        return max(1, *(len(level.expanded) for level in self.levels))
 
     @property
     def parents(self) -> tuple[int, ...]:
@@ -92,6 +101,10 @@ class DynamicTree(DraftTree):
     At each depth the `width` most promising drafts are expanded, by `width` tokens each, and of all drafts the `nodes`
     most promising are verified. How promising one is says the product of the probabilities on the way to it.
     """
+
+    @property
+    def scored(self) -> int:
+        return self.width if self.expanded else 1
 
 
 @dataclass(frozen=True, kw_only=True)

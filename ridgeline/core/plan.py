@@ -141,7 +141,7 @@ class Assign:
     prompt, output: the known tokens, for penalties and for the position in the random stream.
     task: what a model that pools makes of the prompt.
     embedded: the prompt came as vectors, and its tokens are placeholders.
-    salt: the tenant's (`Request.cache_salt`).
+    tenant: a number for the request's `cache_salt`, whatever characters that has.
     """
 
     slot: int
@@ -157,7 +157,7 @@ class Assign:
     output: tuple[int, ...] = ()
     task: Task | None = None
     embedded: bool = False
-    salt: str = ""
+    tenant: int = 0
 
 
 class SetBlocks(NamedTuple):

@@ -206,6 +206,8 @@ class SamplingParams:
                 f"stop takes at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters, "
                 f"got {_shortened(self.stop)}",
             )
+        if (half := next((s for s in stops if isinstance(s, str) and not _is_whole(s)), None)) is not None:
+            self._fail("stop", f"stop has {_shortened(half)}, with half of a surrogate pair, which no text has")
         ids = [] if self.stop_token_ids is None else self.stop_token_ids
         if (
             not isinstance(ids, (list, tuple))
@@ -286,6 +288,11 @@ class SamplingParams:
 
     def replace(self, **changes: Any) -> SamplingParams:
         return dataclasses.replace(self, **changes)
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair, which UTF-8, and so a message to a rank, cannot hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shortened(value: object, limit: int = 80) -> str:

@@ -187,7 +187,7 @@ def _tree(given: Mapping[str, object], method: str) -> DraftTree | None:
             raise InvalidConfig(f"speculative_config has {named[0]}, a tree that stays, and {named[1]}; leave one out.")
         tree = static_tree_of(given[named[0]], MOST_DRAFTS)
         count = given.get("num_speculative_tokens")
-        if count is not None and count != tree.nodes:
+        if count is not None and (type(count) is not int or count != tree.nodes):
             raise InvalidConfig(
                 f"num_speculative_tokens of speculative_config is {count!r}, and speculative_token_tree has "
                 f"{tree.nodes} nodes; leave it out."
@@ -213,7 +213,7 @@ def _lookahead(given: Mapping[str, object]) -> DraftTree:
     if ngram < 2:
         raise InvalidConfig("ngram_size of speculative_config is 1; give at least 2, a token and what follows it.")
     tree, count = lookahead_tree_of(window, ngram, guesses), given.get("num_speculative_tokens")
-    if count is not None and count != tree.nodes:
+    if count is not None and (type(count) is not int or count != tree.nodes):
         raise InvalidConfig(
             f"num_speculative_tokens of speculative_config is {count!r}, and the sizes of lookahead decoding make "
             f"{tree.nodes}; leave it out."

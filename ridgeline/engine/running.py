@@ -15,6 +15,7 @@ from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows, StepResult
 from ridgeline.core.speculation import MOST_VERIFIED
 from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.cache.prefix import tenant_number
 from ridgeline.engine.draft import NOBODY, InFlight, Standing
 from ridgeline.engine.drafting import Drafting
 from ridgeline.engine.prefix_groups import PrefixGroups
@@ -208,7 +209,7 @@ class Running:
             output=tuple(seq.output),
             task=request.task,
             embedded=request.embeds is not None,
-            salt=request.cache_salt,
+            tenant=tenant_number(request.cache_salt),
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

@@ -11,13 +11,15 @@ import torch
 
 from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
+from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING
+from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING, Speculation
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
+from ridgeline.worker.speculation.lookahead import pool_bytes
 from ridgeline.worker.state.context import BROUGHT_BYTES, BROUGHT_COPIES
 
 CPU_SHARE = 0.5  # the share of the free memory that the engine may take, since others use the machine too
@@ -213,15 +215,16 @@ def plan_memory(
     scored = max_seqs * (1 + drafts)
     if device.type == "cuda":
         scored = max(max_seqs, min(scored, MOST_VERIFIED))
-    sizes = {"dtype_bytes": DTYPE_BYTES[dtype], "max_seqs": max_seqs, "max_scored": scored}
+    tree = None if config.speculation is None else config.speculation.tree
+    drawn = max_seqs * (1 if tree is None else tree.scored)  # of a pass that drafts
+    sizes = {"dtype_bytes": DTYPE_BYTES[dtype], "max_seqs": max_seqs, "max_scored": max(scored, drawn)}
     activations = activation_bytes(model, max_tokens=max_chunk, **sizes)
-    if draft is not None:  # it may run over the tokens of many steps at once
-        activations = max(activations, activation_bytes(draft, max_tokens=max(max_chunk, MOST_WAITING), **sizes))
+    if draft is not None:  # it may run over the tokens of many steps at once, which wait for it until then
+        passed = max(max_chunk, drawn, MOST_WAITING)
+        activations = max(activations, activation_bytes(draft, max_tokens=passed, **sizes))
         activations += (MOST_WAITING + max_seqs) * (4 + draft.hidden_size * DTYPE_BYTES[dtype])
-    if drafts:
-        activations += 4 * (max_seqs + 1) * (longest + drafts)  # texts and drafts of all slots
     if config.speculation is not None:
-        activations += 8 * config.speculation.recent_places
+        activations += _table_bytes(config.speculation, max_seqs + 1, longest)
     scratch = scratch_states(device.type, max_seqs, drafts)
     activations += _scratch_bytes(_layout(groups, block_size, dtype, 2, token_ranks, scratch))
     if token_ranks > 1 and device.type == "cuda":
@@ -261,6 +264,15 @@ def plan_memory(
         num_drafts=drafts,
         drafted_ahead=ahead,
     )
+
+
+def _table_bytes(speculation: Speculation, slots: int, longest: int) -> int:
+    """Return the bytes that the tables of drafts take: texts and drafts of slots, what was written lately, and the
+    pools of lookahead decoding."""
+    each = 4 * (longest + speculation.num_drafts)
+    if isinstance(speculation.tree, LookaheadTree):
+        each += pool_bytes(speculation.tree)
+    return slots * each + 8 * speculation.recent_places
 
 
 def scratch_states(device_type: str, max_seqs: int, drafts: int) -> int:

@@ -213,6 +213,7 @@ def test_a_wrong_prompt_is_one_sentence_and_the_engine_goes_on(
         {"stop": 5},
         {"stop": {"a": 1}},
         {"stop": "x" * 2000},
+        {"stop": "\ud800"},
         {"stop_token_ids": 5},
         {"logit_bias": [1]},
         {"ignore_eos": "yes"},

@@ -126,6 +126,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--structured-outputs-config.disable_any_whitespace", "true"], "only the key `backend`"),
         (["--max-model-len", "8Q"], "8Q"),
         (["--hf-overrides", "{"], "--hf-overrides must be a JSON object"),
+        (["--speculative-config", "[" * 100_000], "--speculative-config must be a JSON object"),
+        (["--speculative-config.model", "[" * 100_000], "num_speculative_tokens of speculative_config is missing"),
         (["--override-generation-config", '{"temprature": 1}'], "'temprature'"),
         (["--root-path", "llm/"], "'llm/'"),
     ],

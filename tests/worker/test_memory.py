@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,15 +13,19 @@ import torch
 from ridgeline.assembly import Assembly
 from ridgeline.core.cache_layout import CacheLayout, group_layers
 from ridgeline.core.config import EngineConfig, LLMConfig
+from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import AttentionSpec, MLPSpec
+from ridgeline.core.speculation import speculation_of
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
 from ridgeline.serving.processes.loaded import facts_of
 from ridgeline.weights.loader import empty_decoder
 from ridgeline.worker import memory
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.lookahead import Lookahead
 from tests.damaged_files import config_of
 
 GB = 10**9
@@ -92,6 +96,41 @@ def test_the_table_of_recent_outputs_is_counted() -> None:
 
     assert activations(65_536) - activations(0) == 2 << 20  # 262,144 places of 8 bytes
     assert activations(65_537) - activations(0) == 4 << 20
+
+
+def drafted(config: dict[str, Any] | None, max_seqs: int = 2) -> int:
+    asked = LLMConfig(speculative_config=config)
+    return memory.plan_memory(
+        SPEC, asked, torch.device("cpu"), dtype="float32", weights=0, loaded=True, longest=64, max_seqs=max_seqs,
+        max_chunk=64 * max_seqs, draft=SPEC if config and config["method"] == "eagle" else None,
+    ).activations  # fmt: skip
+
+
+def test_the_pools_of_lookahead_decoding_are_counted() -> None:
+    config = {"method": "lookahead", "window_size": 1, "ngram_size": 2, "verification_set_size": 62}
+    chain = {"method": "medusa", "num_speculative_tokens": 16}
+    asked, slots = speculation_of(config), Slots(2, 1, 16, 1, torch.device("cpu"))
+    assert asked is not None
+    assert isinstance(asked.tree, LookaheadTree)
+    made = Lookahead(asked.tree, slots, 64)
+    pools = made.pool_SEX.nbytes + made.turn_SB.nbytes
+    scores = 2 * (63 - 16) * 3 * 4 * SPEC.vocab_size  # of the further drafts of two rows
+    assert drafted(config) - drafted(chain) == pools + scores + 3 * 4 * (63 - 16)
+
+
+@pytest.mark.parametrize(
+    ("tree", "scored"),
+    [
+        ({"num_speculative_tokens": 2, "eagle_topk": 60, "num_draft_tokens": 3}, 60),
+        ({"num_speculative_tokens": 1, "eagle_topk": 2, "num_draft_tokens": 3}, 3),  # two drafts and the last token
+        ({"speculative_token_tree": [[0], [0, 0]]}, 3),
+    ],
+)
+def test_the_scores_of_all_nodes_that_are_expanded_at_once_are_counted(tree: dict[str, Any], scored: int) -> None:
+    """A wide tree of which few drafts are verified has more rows of scores while it is drafted."""
+    each = drafted({"method": "eagle", **tree}, 3) - drafted({"method": "eagle", **tree}, 2)
+    plain = drafted(None, 3) - drafted(None, 2)  # one token a row is scored
+    assert each - plain == (scored - 1) * 3 * 4 * SPEC.vocab_size + 4 * (64 + 2)
 
 
 @pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])

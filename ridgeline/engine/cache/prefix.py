@@ -25,6 +25,11 @@ def root_hash(*extra_keys: str) -> Hash:
     return blake2b("\x1f".join(extra_keys).encode("utf-8", "surrogatepass"), digest_size=16, person=b"root").digest()
 
 
+def tenant_number(salt: str) -> int:
+    """Return 64 bits, with a sign, that stand for a salt where its text is not wanted."""
+    return int.from_bytes(root_hash(salt)[:8], "little", signed=True)
+
+
 def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
     """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision."""
     return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()

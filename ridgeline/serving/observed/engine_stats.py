@@ -89,9 +89,13 @@ class EngineStats:
         self._open[group] += 1
 
     def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
-        """Count one token for each of these requests."""
+        """Count one token for each of these requests. Tokens that came to a request together share the time since the
+        one before."""
         last, fresh = self._last_token, self._fresh
         gaps = [now - last[name] for name in request_ids if name in last]
+        if len(set(request_ids)) < len(request_ids):
+            came = Counter(request_ids)
+            gaps = [(now - last[name]) / came[name] for name in request_ids if name in last]
         if gaps:
             self._histograms["inter_token_latency_seconds"].add(*gaps)
         if len(gaps) < len(request_ids):

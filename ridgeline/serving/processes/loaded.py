@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ridgeline.assembly import Assembly, assemble
+from ridgeline.assembly.draft import naming_draft
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
@@ -45,7 +46,7 @@ class Loaded:
         turn: Turn,
         on_finish: Callable[[Request, RequestStats], None],
     ) -> None:
-        self._config, self._turn, self._on_finish = config, turn, on_finish
+        self._config, self._turn, self._on_finish = naming_draft(config, assembly.folder), turn, on_finish
         self.asleep = 0
         self._missing = set[Kind]()
         self.no_room: list[tuple[str, InvalidRequest]] = []

@@ -177,6 +177,11 @@ class Lookahead(AtOnce):
         return token_RN[:, 1:], bits_RN
 
 
+def pool_bytes(tree: LookaheadTree) -> int:
+    """Return the bytes of a slot's pool, and of whose turn it is."""
+    return (BUCKETS + 1) * (4 * tree.guesses * tree.ngram + 8)
+
+
 def window_parents(width: int, levels: int) -> list[int]:
     """Return the parents of a window's nodes, which come level by level. Node 0 is the root."""
     first = list(range(width))

@@ -11,7 +11,6 @@ Legend:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -38,8 +37,4 @@ class Recent:
         """Take the salts of slots that change hands."""
         for delta in deltas:
             if isinstance(delta, Assign):
-                self.salt_S[delta.slot].fill_(_hashed(delta.salt))
-
-
-def _hashed(salt: str) -> int:
-    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little", signed=True)
+                self.salt_S[delta.slot].fill_(delta.tenant)

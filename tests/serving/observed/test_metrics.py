@@ -22,10 +22,12 @@ from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http.operator import figures as dashboard_figures
 from ridgeline.serving.http.operator import page_of_metrics, snapshot
 from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.expert_figures import MOST_SERIES, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import ExpertFigures, Gpu, RankFigures, Stats, StepFigures
 from tests.api.conftest import write_tokenizer
+from tests.driving import ask
 from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -78,6 +80,19 @@ def test_a_new_engine_has_counted_nothing(socket: Path) -> None:
     assert not any(stats.counters.values())
     assert not any(counts(stats).values())
     assert (stats.steps, stats.step_seconds, stats.finished) == (0, 0.0, {})
+
+
+def test_tokens_of_one_step_share_its_time() -> None:
+    """So the times between tokens add up to the time that they took, however many drafts were right."""
+    stats = EngineStats()
+    for name in "ab":
+        stats.note_arrival(ask(name, [1, 2]))
+    stats.note_tokens(["a", "b"], 1.0)
+    stats.note_tokens(["a", "b", "a", "a"], 1.3)
+    stats.note_tokens(["b"], 1.4)
+    found = stats._histograms["inter_token_latency_seconds"].message()
+    assert sum(found.counts) == 5
+    assert found.total == pytest.approx(0.3 + 0.3 + 0.1)
 
 
 def test_figures_of_known_traffic(socket: Path) -> None:
