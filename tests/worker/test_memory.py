@@ -129,8 +129,9 @@ def test_the_pools_of_lookahead_decoding_are_counted() -> None:
 def test_the_scores_of_all_nodes_that_are_expanded_at_once_are_counted(tree: dict[str, Any], scored: int) -> None:
     """A wide tree of which few drafts are verified has more rows of scores while it is drafted."""
     each = drafted({"method": "eagle", **tree}, 3) - drafted({"method": "eagle", **tree}, 2)
-    plain = drafted(None, 3) - drafted(None, 2)  # one token a row is scored
-    assert each - plain == (scored - 1) * 3 * 4 * SPEC.vocab_size + 4 * (64 + 2)
+    chain = {"method": "eagle", "num_speculative_tokens": 1}  # two tokens a row are scored
+    plain = drafted(chain, 3) - drafted(chain, 2)
+    assert each - plain == (scored - 2) * 3 * 4 * SPEC.vocab_size + 4
 
 
 @pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])
