@@ -74,8 +74,8 @@ if DRY:
 STEP_CUTS = [triton_step.Cut(*cut) for cut in ((32, 4), (32, 2), (16, 2), (16, 1), (64, 8), (64, 4), (128, 8))]
 PLANS: dict[str, Plan] = {
     "triton 64/4/3": Plan(64, 4, 3),
-    "triton 64/4/3, whole inverse": Plan(64, 4, 3, part=2),
-    "triton 64/4/3, halves inverse": Plan(64, 4, 3, part=32),
+    "triton 64/4/3, whole inverse": Plan(64, 4, 3, block=2),
+    "triton 64/4/3, halves inverse": Plan(64, 4, 3, block=32),
     "triton 64/4/3, 4 a processor": Plan(64, 4, 3, registers=128),
     "triton 64/4/3, no limit": Plan(64, 4, 3, registers=0),
     "triton 64/4/3, 8 warps prepare": Plan(64, 4, 3, prepare_warps=8, registers=128),

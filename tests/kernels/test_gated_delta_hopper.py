@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from ridgeline.kernels.gated_delta import hopper_chunks, op, triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ridgeline.kernels.gated_delta import hopper_chunks, hopper_tma, op, triton
 from ridgeline.kernels.gated_delta.plan import Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
 from tests.kernels.blind import launch
@@ -29,24 +32,30 @@ class Blind:
         def run(*arguments: Any, num_warps: int, **named: Any) -> None:
             names = self.kernel.fn.__code__.co_varnames
             given = dict(zip(names, arguments, strict=False)) | named
-            assert num_warps == given["C"] // 16
+            assert num_warps == given.get("C", 64) // 16
             self.runs.append(given["RUN"])
-            launch(self.kernel, grid, **given)
+            launch(self.kernel, grid, **{name: box_of(x) for name, x in given.items()})
 
         return run
 
 
+def box_of(x: Any) -> Any:
+    """Return what an engine that is played needs of a descriptor."""
+    if not isinstance(x, TensorDescriptor):
+        return x
+    return SimpleNamespace(x=x.base, block_shape=tuple(x.block_shape), dtype=x.base.dtype, layout=None)
+
+
+CASES = [
+    op.Case((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
+            fresh=(0, 3), padding=3),
+    op.Case((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
+]  # fmt: skip
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 @pytest.mark.parametrize("segment", [0, 128])
-@pytest.mark.parametrize(
-    "case",
-    [
-        op.Case((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
-                fresh=(0, 3), padding=3),
-        op.Case((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case, segment: int) -> None:
     blind = Blind(hopper_chunks.gated_delta_hopper_chunks)
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", blind)
@@ -54,10 +63,39 @@ def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case,
     columns = 64 if segment else case.value_width
     plan = Plan(columns, columns // 16, 3, hopper=True, segment=segment)
     ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
-    exact = ran(op.gated_delta, inputs, 7)
     assert blind.runs == ([hopper_chunks.CARRIES, hopper_chunks.OUTPUTS] if segment else [hopper_chunks.ROWS])
+    assert_close(ours, op.gated_delta, inputs)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
+@pytest.mark.parametrize(
+    ("columns", "segment", "part"), [(0, 0, 0), (64, 0, 0), (0, 128, 0), (64, 0, 64), (0, 0, 128)], ids=str
+)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_with_copy_engine_run_blind(
+    monkeypatch: pytest.MonkeyPatch, case: op.Case, columns: int, segment: int, part: int
+) -> None:
+    """Columns 0: as many as there are. In parts every launch but the first begins where another one ended."""
+    blind = Blind(hopper_tma.gated_delta_hopper_tma)
+    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", blind)
+    inputs = case.inputs(torch.float16, CPU)
+    plan = Plan(columns or 64, 4, 3, hopper=True, tma=True, segment=segment, part=part, share=case.value_heads)
+    if not columns and case.value_width == 128 and not segment:
+        plan = plan._replace(columns=128)
+    ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
+    parts = plan.parts(inputs[8].num_tokens)
+    assert parts > 1 or not part
+    expected = [hopper_tma.CARRIES, hopper_tma.OUTPUTS] if segment else [hopper_tma.ROWS] * parts
+    assert blind.runs == expected
+    assert_close(ours, op.gated_delta, inputs)
+    if part:  # the same bits
+        whole = ran(partial(triton.gated_delta, plan=plan._replace(part=0)), inputs, 7)
+        assert all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(ours, whole, strict=True))
+
+
+def assert_close(ours: Any, reference: Any, inputs: Any) -> None:
     epsilon = torch.finfo(torch.float16).eps
-    for got, want in zip(ours, exact, strict=True):
+    for got, want in zip(ours, ran(reference, inputs, 7), strict=True):
         torch.testing.assert_close(got.double(), want.double(), rtol=2 * epsilon, atol=4 * epsilon, equal_nan=True)
     assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
 

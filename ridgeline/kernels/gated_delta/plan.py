@@ -17,19 +17,29 @@ class Plan(NamedTuple):
     columns, warps: the columns of a state that a program of triton_chunks.py has, and its warps.
     stages: the chunks that are in shared memory at once.
     hopper: the kernel is that of hopper_chunks.py, where four warps multiply for 64 columns and eight for 128.
+    tma: it is that of hopper_tma.py.
     segment: the tokens of a segment, a multiple of a chunk's; 0: a row is not divided.
-    part, prepare_warps, registers: the blocks that triton_prepare.py inverts as a batch, its warps, and the limit of
-        each thread's registers; 0: there is none.
+    part: how many tokens are prepared while those in front of them are multiplied, for hopper_tma.py without segments;
+        0: all are prepared first.
+    block, prepare_warps, registers, share: the blocks that triton_prepare.py inverts as a batch, its warps, the limit
+        of each thread's registers (0: there is none), and the value heads of a program.
     """
 
     columns: int
     warps: int
     stages: int
     hopper: bool = False
+    tma: bool = False
     segment: int = 0
-    part: int = triton_prepare.PART
+    part: int = 0
+    block: int = triton_prepare.PART
     prepare_warps: int = triton_prepare.WARPS
     registers: int = triton_prepare.REGISTERS
+    share: int = 1
+
+    def parts(self, tokens: int) -> int:
+        """Return into how many parts so many tokens are divided."""
+        return max(1, tokens // self.part) if self.part and self.tma and not self.segment else 1
 
 
 def choose(
