@@ -285,7 +285,7 @@ def gated_delta_hopper_tma(
                 )),
             ],
             [1],
-            [64],
+            [40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -318,7 +318,7 @@ def _aot(run: int, wide: int) -> AotKernel:
     constants |= {"WIDE": wide, "STAGES": 3, "RUN": run}
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr", "of_ptr"), "*i32") | {"carried_ptr": "*fp32"}
     return AotKernel(
-        gated_delta_hopper_tma, types, constants, num_warps=4, hot=wide == 1, tensor_cores="HGMMA", archs=("sm_90",)
+        gated_delta_hopper_tma, types, constants, num_warps=4, registers=128 if wide == 1 else None, hot=wide == 1, tensor_cores="HGMMA", archs=("sm_90",)
     )
 
 

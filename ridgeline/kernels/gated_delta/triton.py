@@ -12,9 +12,9 @@ from torch import Tensor
 from ridgeline.kernels.gated_delta import triton_step
 from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.gated_delta.plan import Plan, choose
-from ridgeline.kernels.gated_delta.work import Work, run_on_hopper
 from ridgeline.kernels.gated_delta.triton_chunks import _gated_delta_chunks
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK, _gated_delta_prepare
+from ridgeline.kernels.gated_delta.work import Work, run_on_hopper
 from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors, shared_memory
 from ridgeline.kernels.turns import Turns
 

@@ -82,31 +82,44 @@ def _gated_delta_prepare(
     log_q = -0.5 * tl.log2(tl.sum(tl.where(even, queries, 0), 1) + norm_eps) + tl.log2(scale)
     queries_keys = tl.dot(q, tl.trans(k), input_precision="ieee")
     square = i[:, None] * L + i[None, :]
-    for part in tl.static_range(SHARE):
+    gates = (a_ptr + first * a_token + i * a_token, b_ptr + first * b_token + i * b_token, log_rate_ptr, dt_bias_ptr)
+    totals, betas = (), ()
+    for part in tl.static_range(SHARE):  # all heads' queries, and then all heads' keys: fewer numbers are held at once
         head = group * SHARE + part
-        a = tl.load(a_ptr + first * a_token + head + i * a_token, mask=live, other=0)
-        b = tl.load(b_ptr + first * b_token + head + i * b_token, mask=live, other=0).to(tl.float32)
-        fades = log_decay(a, tl.load(log_rate_ptr + head), tl.load(dt_bias_ptr + head)) * 1.4426950408889634
-        fades = tl.where(live, fades, 0)
-        log_beta = -tl.log2(1 + tl.exp(-b))
-        log_beta = tl.cumsum(log_beta[:, None], 1).reshape((L,))
-        beta = tl.where(live, tl.exp2(log_beta), 0)
-        total = tl.cumsum(fades, 0)
-        whole = tl.sum(fades, 0)
-        of_j = (log_k - total)[None, :]
+        total, whole, log_beta = _gates(gates, head, live, L)
+        totals, betas = totals + (total,), betas + (log_beta,)  # noqa: RUF005
         of_head = factors_ptr + head.to(tl.int64) * 4 * num_tokens + first + i
         tl.store(of_head, tl.exp2(log_k + total), mask=live)
         tl.store(of_head + num_tokens, tl.exp2(log_q + total), mask=live)
         tl.store(of_head + 2 * num_tokens, tl.exp2(log_k + whole - total), mask=live)
         tl.store(of_head + 3 * num_tokens, tl.exp2(whole + tl.zeros((L,), tl.float32)), mask=live)
-        at = (head.to(tl.int64) * num_tokens + first) * L
-        within = queries_keys * tl.exp2((log_q + total)[:, None] + of_j)
+        within = queries_keys * tl.exp2((log_q + total)[:, None] + (log_k - total)[None, :])
         within = tl.where(lower | even, within, 0)
+        at = (head.to(tl.int64) * num_tokens + first) * L
         tl.store(within_ptr + at + square, within.to(within_ptr.dtype.element_ty), mask=live[:, None])
-        system = keys_keys * tl.exp2((log_k + total + log_beta)[:, None] + of_j)
+    for part in tl.static_range(SHARE):
+        head = group * SHARE + part
+        total, log_beta = totals[part], betas[part]
+        system = keys_keys * tl.exp2((log_k + total + log_beta)[:, None] + (log_k - total)[None, :])
         system = tl.where(lower, -system, 0)
+        beta = tl.where(live, tl.exp2(log_beta), 0)
         solve = _inverse(system, i, L, PART, k.dtype) * beta[None, :]
+        at = (head.to(tl.int64) * num_tokens + first) * L
         tl.store(solve_ptr + at + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
+
+
+@triton.jit
+def _gates(gates, head, live, L: tl.constexpr):
+    """Return of a head's tokens the decays' running sum and whole sum, and β, all as logarithms to base 2."""
+    a_ptr, b_ptr, log_rate_ptr, dt_bias_ptr = gates
+    a = tl.load(a_ptr + head, mask=live, other=0)
+    b = tl.load(b_ptr + head, mask=live, other=0).to(tl.float32)
+    fades = log_decay(a, tl.load(log_rate_ptr + head), tl.load(dt_bias_ptr + head)) * 1.4426950408889634
+    fades = tl.where(live, fades, 0)
+    log_beta = -tl.log2(1 + tl.exp(-b))
+    # A sum of one number: without it, each thread would load and compute what it needs of these, instead of one number
+    log_beta = tl.cumsum(log_beta[:, None], 1).reshape((L,))
+    return tl.cumsum(fades, 0), tl.sum(fades, 0), log_beta
 
 
 @triton.jit
