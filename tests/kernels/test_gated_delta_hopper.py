@@ -29,7 +29,7 @@ class Blind:
         self.kernel, self.runs = kernel, []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def run(*arguments: Any, num_warps: int, **named: Any) -> None:
+        def run(*arguments: Any, num_warps: int, maxnreg: int = 0, **named: Any) -> None:
             names = self.kernel.fn.__code__.co_varnames
             given = dict(zip(names, arguments, strict=False)) | named
             assert num_warps == given.get("C", 64) // 16

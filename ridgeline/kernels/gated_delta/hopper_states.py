@@ -1,6 +1,6 @@
 """Where Hopper's kernels of the gated delta rule begin and end, and the states there.
 
-A program runs a row, a part of a row whose chunks are prepared meanwhile (plan.py), or a segment of a row (segments.py).
+A program runs a row, a part of one while the next part is prepared (plan.py), or a segment of one (segments.py).
 
 Legend: that of hopper_chunks.py.
 """

@@ -1,10 +1,10 @@
-"""The gated delta rule over the chunks of long rows, for Hopper: a copy engine, and warpgroups that do not wait for each
-other.
+"""The gated delta rule over the chunks of long rows, for Hopper: a copy engine, and warpgroups that keep no step.
 
-As in hopper_chunks.py, a warpgroup has 64 columns of a head's state in registers. Here one warp asks the copy engine for
-the chunks, and a second warpgroup may work on the next 64 columns with the same keys, queries and squares: while one
-scales numbers, the matrix units have the other's products. Values lose what the state knows before they are multiplied,
-so a chunk has 1,024 cycles of products for 64 columns. Outputs are written during the next chunk's first product.
+As in hopper_chunks.py, a warpgroup has 64 columns of a head's state in registers. Here one warp asks the copy engine
+for the chunks, and a second warpgroup may work on the next 64 columns with the same keys, queries and squares: while
+one scales numbers, the matrix units have the other's products. Values lose what the state knows before they are
+multiplied, so a chunk has 1,024 cycles of products for 64 columns. Outputs are written during the next chunk's first
+product.
 
 The engine copies whole boxes of tokens. Where a row, or its part in front of a mark, ends within a box, the warp that
 asked puts zeros in place of the tokens of others.
@@ -38,6 +38,7 @@ from ridgeline.kernels.gated_delta.triton_step import aot_types
 from ridgeline.kernels.gluon_names import barrier, barriers, load_tile
 
 COLUMNS = 64  # of a state, that a warpgroup has
+REGISTERS = 128  # of a thread on average, with one warpgroup: so there is room for a program that prepares chunks
 
 _CARRIES = gl.constexpr(CARRIES)
 _C = gl.constexpr(COLUMNS)
@@ -318,7 +319,14 @@ def _aot(run: int, wide: int) -> AotKernel:
     constants |= {"WIDE": wide, "STAGES": 3, "RUN": run}
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr", "of_ptr"), "*i32") | {"carried_ptr": "*fp32"}
     return AotKernel(
-        gated_delta_hopper_tma, types, constants, num_warps=4, registers=128 if wide == 1 else None, hot=wide == 1, tensor_cores="HGMMA", archs=("sm_90",)
+        gated_delta_hopper_tma,
+        types,
+        constants,
+        num_warps=4,
+        registers=REGISTERS if wide == 1 else None,
+        hot=wide == 1,
+        tensor_cores="HGMMA",
+        archs=("sm_90",),
     )
 
 

@@ -19,6 +19,7 @@ class Plan(NamedTuple):
     hopper: the kernel is that of hopper_chunks.py, where four warps multiply for 64 columns and eight for 128.
     tma: it is that of hopper_tma.py.
     segment: the tokens of a segment, a multiple of a chunk's; 0: a row is not divided.
+    carry_columns: the columns of a program that runs a segment for its effect; 0: as many as the others.
     part: how many tokens are prepared while those in front of them are multiplied, for hopper_tma.py without segments;
         0: all are prepared first.
     block, prepare_warps, registers, share: the blocks that triton_prepare.py inverts as a batch, its warps, the limit
@@ -31,6 +32,7 @@ class Plan(NamedTuple):
     hopper: bool = False
     tma: bool = False
     segment: int = 0
+    carry_columns: int = 0
     part: int = 0
     block: int = triton_prepare.PART
     prepare_warps: int = triton_prepare.WARPS

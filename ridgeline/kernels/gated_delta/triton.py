@@ -106,12 +106,13 @@ def _prepare(work: Work, plan: Plan, gates: tuple[Tensor, ...], scale: float, be
     (heads, keys), value_heads, device = work.k_THK.shape[1:], work.v_TGV.shape[1], work.k_THK.device
     (a_TG, b_TG, log_rate_G, dt_bias_G), chunks = gates, work.turns.chunks(CHUNK)
     limit = {"maxnreg": plan.registers} if plan.registers and compute_capability(device) >= (8, 0) else {}
-    _gated_delta_prepare[(value_heads // plan.share, number + (begin > 0))](
+    share = plan.share if value_heads // heads % plan.share == 0 else 1
+    _gated_delta_prepare[(value_heads // share, number + (begin > 0))](
         work.q_THK, work.k_THK, a_TG, b_TG, log_rate_G, dt_bias_G, work.solve_GTL, work.within_GTL, work.factors_GFT,
         work.turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
         work.q_THK.stride(0), work.k_THK.stride(0), a_TG.stride(0), b_TG.stride(0), work.turns.num_tokens, begin,
         scale, NORM_EPS, H=heads, G=value_heads, K=keys, BK=triton.next_power_of_2(keys), L=CHUNK, PART=plan.block,
-        SHORT=SHORT, SHARE=plan.share, AHEAD=begin > 0, num_warps=plan.prepare_warps, **limit, **launch_options(device),
+        SHORT=SHORT, SHARE=share, AHEAD=begin > 0, num_warps=plan.prepare_warps, **limit, **launch_options(device),
     )  # fmt: skip
 
 

@@ -63,12 +63,13 @@ def run_on_hopper(work: Work, plan: Plan, part: int, part_chunks: int) -> None:
     number = len(parts.first_C)
     carried_DGCK = torch.empty((number, value_heads, values + keys, keys), dtype=torch.float32, device=device)
     table = (parts.first_C, parts.length_C, parts.row_C, parts.of_R1, carried_DGCK)
-    run(work, plan, ((values + keys) // plan.columns, value_heads, number), table, CARRIES, 0, 0)
+    carries = plan._replace(columns=plan.carry_columns or plan.columns)
+    run(work, carries, ((values + keys) // carries.columns, value_heads, number), table, CARRIES, 0, 0)
     start_R1, reads_R, _, fresh_R, _, _ = work.of_rows
     segments._gated_delta_carry[(values // segments.COLUMNS, value_heads, work.turns.num_rows)](
         carried_DGCK, work.states_NGKV, start_R1, reads_R, fresh_R, parts.of_R1, work.states_NGKV.stride(0),
-        G=value_heads, K=keys, V=values, BV=segments.COLUMNS, SHORT=work.short, num_warps=segments.WARPS,
-        **launch_options(device),
+        G=value_heads, K=keys, V=values, BV=segments.COLUMNS, SHORT=work.short, STAGES=segments.STAGES,
+        num_warps=segments.WARPS, **launch_options(device),
     )  # fmt: skip
     run(work, plan, (values // plan.columns, value_heads, number), table, OUTPUTS, 0, 0)
 
@@ -94,12 +95,13 @@ def _tma(
     """Launch hopper_tma.py, whose chunks are copied by the engine."""
     from ridgeline.kernels.gated_delta import hopper_tma
 
-    boxes = hopper_tma.boxes
+    boxes, wide = hopper_tma.boxes, plan.columns // hopper_tma.COLUMNS
+    limit = {"maxnreg": hopper_tma.REGISTERS} if wide == 1 else {}
     hopper_tma.gated_delta_hopper_tma[grid](
         boxes(work.q_THK.flatten(1), work.k_THK.shape[2]), boxes(work.k_THK.flatten(1), work.k_THK.shape[2]),
         boxes(work.v_TGV.flatten(1), hopper_tma.COLUMNS), boxes(work.solve_GTL.flatten(0, 1), CHUNK),
         boxes(work.within_GTL.flatten(0, 1), CHUNK), work.factors_GFT, work.states_NGKV, work.o_TGV, *work.of_rows,
         *table, work.states_NGKV.stride(0), work.turns.num_tokens, part, part_chunks, **work.shape,
-        WIDE=plan.columns // hopper_tma.COLUMNS, STAGES=plan.stages, RUN=run, num_warps=4,
+        WIDE=wide, STAGES=plan.stages, RUN=run, num_warps=4, **limit,
         **launch_options(work.k_THK.device),
     )  # fmt: skip
