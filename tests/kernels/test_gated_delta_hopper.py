@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +18,7 @@ pytest.importorskip("triton")
 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ridgeline.kernels import aot
 from ridgeline.kernels.gated_delta import hopper_chunks, hopper_tma, op, triton
 from ridgeline.kernels.gated_delta.plan import Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
@@ -93,6 +99,31 @@ def test_kernel_with_copy_engine_run_blind(
         assert all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(ours, whole, strict=True))
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
+def test_segments_of_two_warpgroups_run_blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", Blind(hopper_tma.gated_delta_hopper_tma))
+    case = op.Case((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
+    inputs = case.inputs(torch.float16, CPU)
+    plan = Plan(64, 4, 3, hopper=True, tma=True, segment=128, carry_columns=128)
+    assert_close(ran(partial(triton.gated_delta, plan=plan), inputs, 7), op.gated_delta, inputs)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
+def test_nan_of_another_row_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine copies whole boxes, and the first row ends within one that the second begins in."""
+    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", Blind(hopper_tma.gated_delta_hopper_tma))
+    case = op.Case((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
+    inputs = list(case.inputs(torch.float16, CPU))
+    run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True, tma=True))
+    clean = ran(run, tuple(inputs), 7)
+    for i in range(5):
+        inputs[i] = inputs[i].clone()
+        inputs[i][70:] = torch.nan
+    spoiled, block = ran(run, tuple(inputs), 7), int(inputs[8].writes_R[0]) - 1
+    assert torch.equal(spoiled.out[:70], clean.out[:70])
+    assert torch.equal(spoiled.states[block], clean.states[block])
+
+
 def assert_close(ours: Any, reference: Any, inputs: Any) -> None:
     epsilon = torch.finfo(torch.float16).eps
     for got, want in zip(ours, ran(reference, inputs, 7), strict=True):
@@ -108,3 +139,42 @@ def test_long_rows_of_few_heads_are_divided_on_hopper() -> None:
     assert choose(1, 65_536, 32, *shape).hopper
     assert not choose(1, 65_536, 32, 128, 128, torch.float32, (9, 0), 132, 232_448).hopper
     assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, (8, 0), 132, 166_912).hopper
+
+
+def test_plans_of_the_copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of many heads runs in parts, few heads in segments, many prompts by two warpgroups a program."""
+    monkeypatch.setattr("ridgeline.kernels.gated_delta.plan.TMA", True)
+    shape = (128, 128, torch.bfloat16, (9, 0), 132, 232_448)
+    one, few, many = choose(1, 8192, 32, *shape), choose(1, 65_536, 8, *shape), choose(16, 8192, 32, *shape)
+    assert all(plan.tma for plan in (one, few, many))
+    assert (one.columns, one.parts(8192)) == (64, 4)
+    assert (few.carry_columns, few.segment > 0, few.parts(65_536)) == (128, True, 1)
+    assert (many.columns, many.parts(8192)) == (128, 1)
+    assert choose(1, 1024, 32, *shape).parts(1024) == 1
+
+
+def test_products_of_a_warpgroup_overlap() -> None:
+    """The assembler runs products one by one, without a message, if a thread has too few registers: then it waits after
+    each of them. Compiled in a process of its own: in this one kernels may be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, "-W", "ignore", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    for found in json.loads(run.stdout.splitlines()[0]):
+        assert found["HGMMA"] >= 28 * found["warpgroups"]  # of 16 inputs each
+        assert found["waits"] <= 6 * found["warpgroups"]
+        assert found["copies"] >= 7  # two boxes for keys and queries each, one for everything else
+
+
+def main() -> None:
+    found = []
+    for kernel in hopper_tma.AOT[:2]:
+        code = aot._nvidia(aot.build(kernel, "sm_90").asm["cubin"], True)[2]
+        counts = {"HGMMA": "HGMMA", "waits": "WARPGROUP.DEPBAR", "copies": "UTMALDG"}
+        found.append({k: code.count(name) for k, name in counts.items()} | {"warpgroups": kernel.constexprs["WIDE"]})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

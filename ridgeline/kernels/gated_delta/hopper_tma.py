@@ -38,7 +38,7 @@ from ridgeline.kernels.gated_delta.triton_step import aot_types
 from ridgeline.kernels.gluon_names import barrier, barriers, load_tile
 
 COLUMNS = 64  # of a state, that a warpgroup has
-REGISTERS = 128  # of a thread on average, with one warpgroup: so there is room for a program that prepares chunks
+REGISTERS = 160  # of a thread on average, with one warpgroup: so there is room for a program that prepares chunks
 
 _CARRIES = gl.constexpr(CARRIES)
 _C = gl.constexpr(COLUMNS)
@@ -286,7 +286,7 @@ def gated_delta_hopper_tma(
                 )),
             ],
             [1],
-            [40],
+            [72],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -309,6 +309,7 @@ def gated_delta_hopper_tma(
 
 
 def _aot(run: int, wide: int) -> AotKernel:
+    """Some numbers spill where a row begins and ends."""
     box = f"tensordesc<bf16[{CHUNK}, {{}}],{_layout()!r}>"
     types = dict.fromkeys(("q_desc", "k_desc"), box.format(128))
     types |= dict.fromkeys(("v_desc", "solve_desc", "within_desc"), box.format(64))
@@ -319,15 +320,9 @@ def _aot(run: int, wide: int) -> AotKernel:
     constants |= {"WIDE": wide, "STAGES": 3, "RUN": run}
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr", "of_ptr"), "*i32") | {"carried_ptr": "*fp32"}
     return AotKernel(
-        gated_delta_hopper_tma,
-        types,
-        constants,
-        num_warps=4,
-        registers=REGISTERS if wide == 1 else None,
-        hot=wide == 1,
-        tensor_cores="HGMMA",
-        archs=("sm_90",),
-    )
+        gated_delta_hopper_tma, types, constants, num_warps=4, registers=REGISTERS if wide == 1 else None,
+        tensor_cores="HGMMA", archs=("sm_90",),
+    )  # fmt: skip
 
 
 AOT = (_aot(ROWS, 2), _aot(ROWS, 1), _aot(CARRIES, 2), _aot(OUTPUTS, 2))

@@ -8,6 +8,8 @@ import torch
 
 from ridgeline.kernels.gated_delta import triton_prepare
 
+TMA = False  # hopper_tma.py in place of hopper_chunks.py: it was not measured yet
+PART = 2048  # tokens: the first part is prepared by itself, and each one more begins and ends once more
 LEAST_SEGMENT = 512  # tokens; shorter ones spend their time on the states that they begin and end with
 
 
@@ -65,7 +67,19 @@ def choose(
         programs = rows * value_heads * tiles
         segment = -(-tokens * programs // rows // multiprocessors // 64) * 64 if 4 * programs <= multiprocessors else 0
         worth = segment and tokens >= 4 * max(segment, LEAST_SEGMENT)
-        return Plan(64, 4, stages, hopper=True, segment=max(segment, LEAST_SEGMENT) if worth else 0)
+        plan = Plan(64, 4, stages, hopper=True, segment=max(segment, LEAST_SEGMENT) if worth else 0)
+        return _by_engine(plan, programs, tokens, values, multiprocessors) if TMA else plan
     if rows * value_heads * tiles <= 2 * multiprocessors or values <= 64 or stages == 1:
         return Plan(min(64, 1 << (max(values, 16) - 1).bit_length()), 4, stages)
     return Plan(128, 8, stages)  # two warpgroups share what they read
+
+
+def _by_engine(plan: Plan, programs: int, tokens: int, values: int, multiprocessors: int) -> Plan:
+    """Return the plan with hopper_tma.py: two warpgroups a program where multiprocessors are what is short, and parts
+    where one row's chunks leave some of them to those that prepare."""
+    wide = 128 if values % 128 == 0 else 64
+    if plan.segment:
+        return plan._replace(tma=True, carry_columns=wide)
+    if programs > multiprocessors:
+        return plan._replace(tma=True, columns=wide)
+    return plan._replace(tma=True, part=PART if tokens >= 2 * PART else 0)
