@@ -87,7 +87,7 @@ def _gated_delta_prepare(
     for part in tl.static_range(SHARE):  # all heads' queries, and then all heads' keys: fewer numbers are held at once
         head = group * SHARE + part
         total, whole, log_beta = _gates(gates, head, live, L)
-        totals, betas = totals + (total,), betas + (log_beta,)  # noqa: RUF005
+        totals, betas = totals + (total,), betas + (log_beta,)  # type: ignore[assignment]  # noqa: RUF005
         of_head = factors_ptr + head.to(tl.int64) * 4 * num_tokens + first + i
         tl.store(of_head, tl.exp2(log_k + total), mask=live)
         tl.store(of_head + num_tokens, tl.exp2(log_q + total), mask=live)
@@ -167,6 +167,7 @@ def _doubled(inverse, system, beside, operand: tl.constexpr):
 
 
 def _aot(dtype: str, share: int, ahead: bool) -> AotKernel:
+    """A program for two heads spills the numbers that both of them need."""
     names = ("q_ptr", "k_ptr", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "start_ptr", "q_token", "k_token")
     types = {
         name: kind
@@ -186,7 +187,7 @@ def _aot(dtype: str, share: int, ahead: bool) -> AotKernel:
         types,
         constants,
         num_warps=WARPS,
-        hot=True,
+        hot=share == 1,
         tensor_cores="MMA",
         archs=ONE_OF_EACH,
         registers=REGISTERS,
