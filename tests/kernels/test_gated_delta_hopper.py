@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels import aot
-from ridgeline.kernels.gated_delta import hopper_chunks, hopper_tma, op, triton
+from ridgeline.kernels.gated_delta import hopper_chunks, hopper_states, hopper_tma, op, triton
 from ridgeline.kernels.gated_delta.plan import Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
 from tests.kernels.blind import launch
@@ -69,7 +69,7 @@ def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case,
     columns = 64 if segment else case.value_width
     plan = Plan(columns, columns // 16, 3, hopper=True, segment=segment)
     ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
-    assert blind.runs == ([hopper_chunks.CARRIES, hopper_chunks.OUTPUTS] if segment else [hopper_chunks.ROWS])
+    assert blind.runs == ([hopper_states.CARRIES, hopper_states.OUTPUTS] if segment else [hopper_states.ROWS])
     assert_close(ours, op.gated_delta, inputs)
 
 
@@ -91,7 +91,7 @@ def test_kernel_with_copy_engine_run_blind(
     ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
     parts = plan.parts(inputs[8].num_tokens)
     assert parts > 1 or not part
-    expected = [hopper_tma.CARRIES, hopper_tma.OUTPUTS] if segment else [hopper_tma.ROWS] * parts
+    expected = [hopper_states.CARRIES, hopper_states.OUTPUTS] if segment else [hopper_states.ROWS] * parts
     assert blind.runs == expected
     assert_close(ours, op.gated_delta, inputs)
     if part:  # the same bits

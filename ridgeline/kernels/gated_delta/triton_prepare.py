@@ -166,8 +166,7 @@ def _doubled(inverse, system, beside, operand: tl.constexpr):
     return tl.dot(step.to(operand), half, inverse, input_precision="ieee")
 
 
-def _aot(dtype: str, share: int, ahead: bool) -> AotKernel:
-    """A program for two heads spills the numbers that both of them need."""
+def _aot(dtype: str) -> AotKernel:
     names = ("q_ptr", "k_ptr", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "start_ptr", "q_token", "k_token")
     types = {
         name: kind
@@ -181,17 +180,17 @@ def _aot(dtype: str, share: int, ahead: bool) -> AotKernel:
     )
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
-    constants |= {"SHARE": share, "AHEAD": ahead}
+    constants |= {"SHARE": 1, "AHEAD": False}
     return AotKernel(
         _gated_delta_prepare,
         types,
         constants,
         num_warps=WARPS,
-        hot=share == 1,
+        hot=True,
         tensor_cores="MMA",
         archs=ONE_OF_EACH,
         registers=REGISTERS,
     )
 
 
-AOT = (_aot("*bf16", 1, False), _aot("*bf16", 2, True))
+AOT = (_aot("*bf16"),)
