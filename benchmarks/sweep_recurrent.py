@@ -4,7 +4,8 @@
 
 Shapes are those of a Qwen3-Next layer: 16 key heads, 32 value heads, keys and values of 128, a convolution over 8192
 channels. "2/8" is 2 key heads and 8 value heads instead, an eighth of a larger model's layer. Prefills run the plan
-that is chosen; with `--plans all` they run every plan of PLANS, each checked against the recurrence before it is timed.
+that is chosen; with `--plans all` they run every plan of PLANS, and with `--plans tma` those of hopper_tma.py and the
+one of hopper_chunks.py, each checked against the recurrence before it is timed.
 
 Launches take several inputs and states in turn, so that nothing is found in the second-level cache, and run in a
 captured graph. A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s of the op's least work. Where the
@@ -72,10 +73,11 @@ if DRY:
     LAYER, CHANNELS, DECODES = replace(LAYER, heads=1, value_heads=2, key_width=16, value_width=16), 64, (2, 1)
     PREFILLS = {"1k": (70,), "mixed": (66, 1, 3)}
 STEP_CUTS = [triton_step.Cut(*cut) for cut in ((32, 4), (32, 2), (16, 2), (16, 1), (64, 8), (64, 4), (128, 8))]
+ENGINE = Plan(64, 4, 3, hopper=True, tma=True)
 PLANS: dict[str, Plan] = {
     "triton 64/4/3": Plan(64, 4, 3),
-    "triton 64/4/3, whole inverse": Plan(64, 4, 3, part=2),
-    "triton 64/4/3, halves inverse": Plan(64, 4, 3, part=32),
+    "triton 64/4/3, whole inverse": Plan(64, 4, 3, block=2),
+    "triton 64/4/3, halves inverse": Plan(64, 4, 3, block=32),
     "triton 64/4/3, 4 a processor": Plan(64, 4, 3, registers=128),
     "triton 64/4/3, no limit": Plan(64, 4, 3, registers=0),
     "triton 64/4/3, 8 warps prepare": Plan(64, 4, 3, prepare_warps=8, registers=128),
@@ -87,19 +89,35 @@ PLANS: dict[str, Plan] = {
     "hopper 64/3, segments 4096": Plan(64, 4, 3, hopper=True, segment=4096),
     "hopper 64/3, segments 8192": Plan(64, 4, 3, hopper=True, segment=8192),
     "hopper 128/3, segments 4096": Plan(128, 8, 3, hopper=True, segment=4096),
+    "hopper 64/3, heads together": Plan(64, 4, 3, hopper=True, share=2),
+    "tma 64": ENGINE,
+    "tma 128": ENGINE._replace(columns=128),
+    "tma 128, heads together": ENGINE._replace(columns=128, share=2),
+    "tma 64, parts 1024": ENGINE._replace(part=1024),
+    "tma 64, parts 2048": ENGINE._replace(part=2048),
+    "tma 64, parts 4096": ENGINE._replace(part=4096),
+    "tma 64, parts 2048, heads together": ENGINE._replace(part=2048, share=2),
+    "tma 64, segments 1024": ENGINE._replace(segment=1024, carry_columns=128),
+    "tma 64, segments 8192": ENGINE._replace(segment=8192, carry_columns=128),
+    "tma 128, segments 4096": ENGINE._replace(columns=128, segment=4096),
+    "tma 128, segments 4096, heads together": ENGINE._replace(columns=128, segment=4096, share=2),
 }
 CONV_CUTS = [conv_triton.Cut(*cut) for cut in ((1024, 4, 32, 8), (1024, 4, 32, 4), (1024, 4, 64, 8), (512, 2, 32, 8))]
 
 
 @dataclass
 class Sweep:
-    """Prints a table, and writes a line of JSON for each case. rows: the prompts that are timed; empty: all."""
+    """Prints a table, and writes a line of JSON for each case.
+
+    plans: a word of --plans.
+    rows: the prompts that are timed; empty: all.
+    """
 
     device: torch.device
     out: Any
     until: float
     machine: dict[str, str]
-    all_plans: bool = False
+    plans: str = "chosen"
     rows: list[str] = field(default_factory=list)
     failed: int = field(default=0)
     checked: set[Any] = field(default_factory=set)
@@ -283,8 +301,7 @@ def time_prefills(sweep: Sweep) -> None:
         case, what = replace(LAYER, rows=rows, **narrow), f"prefill {name}"
         inputs = layers(sweep, case)
         plans: dict[str, Plan | None] = {"chosen": None}
-        if sweep.all_plans:
-            plans |= {key: plan for key, plan in PLANS.items() if wanted(key, bool(narrow), max(rows))}
+        plans |= {key: plan for key, plan in swept(sweep).items() if wanted(key, bool(narrow), max(rows))}
         unused = case.inputs(DTYPE, sweep.device, seed=99)  # timing changes states
         first = ran(partial(delta_triton.gated_delta, plan=PLANS["triton 64/4/3"]), unused, 7)
         for key, plan in plans.items():
@@ -300,7 +317,15 @@ def time_prefills(sweep: Sweep) -> None:
 
 def wanted(plan: str, narrow: bool, longest: int) -> bool:
     """Return True if a plan is worth its compilation: with few heads only what differs in the chunks' kernel."""
-    return PLANS[plan].segment < longest and (not narrow or plan.startswith("hopper 64/3") or plan == "triton 64/4/3")
+    here = max(PLANS[plan].segment, PLANS[plan].part) < longest
+    return here and (not narrow or plan.startswith(("hopper 64/3", "tma")) or plan == "triton 64/4/3")
+
+
+def swept(sweep: Sweep) -> dict[str, Plan]:
+    """Return the plans that are timed beside the chosen one."""
+    if sweep.plans == "chosen":
+        return {}
+    return {k: plan for k, plan in PLANS.items() if sweep.plans == "all" or plan.tma or k == "hopper 64/3"}
 
 
 def check_prefill(plan: Plan | None, inputs: Any, first: tuple[Tensor, Tensor]) -> None:
@@ -312,17 +337,17 @@ def check_prefill(plan: Plan | None, inputs: Any, first: tuple[Tensor, Tensor]) 
 def warm(plan: Plan | None, narrow: bool) -> None:
     """Run a plan once, in a process of its own, so that others find its kernels compiled."""
     heads = {"heads": 2, "value_heads": 8} if narrow else {}
-    rows = ((plan.segment if plan else 0) + 130, 1, 70)
+    rows = (max(plan.segment, 2 * plan.part) + 130 if plan else 130, 1, 70)
     with torch.inference_mode():
         inputs = replace(LAYER, rows=rows, **heads).inputs(DTYPE, torch.device("cuda"))
         delta_triton.gated_delta(*inputs, plan=plan)
         torch.cuda.synchronize()
 
 
-def warm_all() -> None:
+def warm_all(keys: list[str]) -> None:
     """Compile the plans' kernels by several processes. What fails here fails again, with its line, where it is used."""
-    tasks = [(PLANS[key], False) for key in PLANS]
-    tasks += [(PLANS[key], True) for key in PLANS if wanted(key, True, 1 << 20)]
+    tasks = [(PLANS[key], False) for key in keys]
+    tasks += [(PLANS[key], True) for key in keys if wanted(key, True, 1 << 20)]
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
         for future in [pool.submit(warm, *task) for task in tasks]:
             future.exception()
@@ -335,7 +360,8 @@ def check_plan(sweep: Sweep, plan: Plan | None) -> None:
         return
     for case in plan_cases(plan):
         inputs = case.inputs(DTYPE, sweep.device)
-        run = partial(delta_triton.gated_delta, plan=plan)
+        small = plan._replace(part=min(plan.part, 256)) if plan else None  # of the last case there are parts then
+        run = partial(delta_triton.gated_delta, plan=small)
         if case not in sweep.exact:
             sweep.exact[case] = ran(delta.gated_delta, inputs, 7)
         first, second = ran(run, inputs, 7), ran(run, inputs, 7)
@@ -351,8 +377,8 @@ def plan_cases(plan: Plan | None) -> list[delta.Case]:
         replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3)),
         replace(LAYER, rows=(70 if DRY else 512,), alike=0.98),
     ]
-    if plan is None or plan.segment:  # more than one segment, and a mark in the second
-        least = plan.segment if plan else 512
+    if plan is None or plan.segment or plan.part:  # more than one segment or part, and a mark behind the first
+        least = plan.segment or 512 if plan else 512
         cases.append(replace(LAYER, rows=(least + 200, 70), marks=(least + 100, 0)))
     return cases[:1] if DRY else cases
 
@@ -433,7 +459,7 @@ def time_small(sweep: Sweep) -> None:
         number = 2 if DRY else max(1, min(64, round(UNCACHED / cost.bytes)))
         inputs = [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
         sweep.attempt("conv", sweep.timed, f"conv {name}", "triton", [partial(run, *x) for x in inputs], cost)
-        for cut in CONV_CUTS if sweep.all_plans and name in prefills else ():
+        for cut in CONV_CUTS if sweep.plans == "all" and name in prefills else ():
             calls = [partial(conv_triton.causal_conv, *x, cut=cut) for x in inputs]
             sweep.attempt("conv", sweep.timed, f"conv {name}", f"triton {'/'.join(map(str, cut))}", calls, cost)
     run = norm.GATED_NORM.choose(Platform.of(sweep.device))
@@ -454,7 +480,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--seconds", type=float, default=95, help="Cases that begin later are left out.")
     parser.add_argument("--rows", action="append", choices=PREFILLS, help="prompts to time; default: all")
-    parser.add_argument("--plans", choices=("chosen", "all"), default="chosen")
+    parser.add_argument("--plans", choices=("chosen", "tma", "all"), default="chosen")
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     device = torch.device("cpu" if DRY else "cuda")
@@ -467,9 +493,9 @@ def main() -> None:
     print(machine)
     started = time.monotonic()
     with options.out.open("a") as out, torch.inference_mode():
-        sweep = Sweep(device, out, started + options.seconds, machine, options.plans == "all", options.rows or [])
-        if sweep.all_plans and not DRY and (not options.only or "prefill" in options.only):
-            sweep.attempt("warm", warm_all)
+        sweep = Sweep(device, out, started + options.seconds, machine, options.plans, options.rows or [])
+        if sweep.plans != "chosen" and not DRY and (not options.only or "prefill" in options.only):
+            sweep.attempt("warm", warm_all, list(swept(sweep)))
             print(f"  warm: {time.monotonic() - started:.1f} s", flush=True)
         for name, run in PARTS.items():
             if not options.only or name in options.only:

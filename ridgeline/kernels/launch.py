@@ -10,6 +10,8 @@ index arithmetic and its first weight loads then cost nothing. A kernel with `PD
        attention schedules. In it every program waits before it lets the successor start. Kernels that start later in
        the step may then read these inputs, block tables, and keys and values of earlier steps without waiting, as
        `decode_attention` does. (A kernel without dependent launch, such as any of torch's, is strict by nature.)
+    5. Work on other parts of the same op's inputs may go ahead of the kernel in front, if that one was strict, and if
+       at least one program waits all the same, so that the launch does not end before it (`gated_delta`).
 """
 
 from __future__ import annotations

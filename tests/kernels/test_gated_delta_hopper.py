@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +16,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from ridgeline.kernels.gated_delta import hopper_chunks, op, triton
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from ridgeline.kernels import aot
+from ridgeline.kernels.gated_delta import hopper_chunks, hopper_states, hopper_tma, op, triton
 from ridgeline.kernels.gated_delta.plan import Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
 from tests.kernels.blind import launch
@@ -26,27 +35,33 @@ class Blind:
         self.kernel, self.runs = kernel, []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def run(*arguments: Any, num_warps: int, **named: Any) -> None:
+        def run(*arguments: Any, num_warps: int, maxnreg: int = 0, **named: Any) -> None:
             names = self.kernel.fn.__code__.co_varnames
             given = dict(zip(names, arguments, strict=False)) | named
-            assert num_warps == given["C"] // 16
+            assert num_warps == given.get("C", 64) // 16
             self.runs.append(given["RUN"])
-            launch(self.kernel, grid, **given)
+            launch(self.kernel, grid, **{name: box_of(x) for name, x in given.items()})
 
         return run
 
 
+def box_of(x: Any) -> Any:
+    """Return what an engine that is played needs of a descriptor."""
+    if not isinstance(x, TensorDescriptor):
+        return x
+    return SimpleNamespace(x=x.base, block_shape=tuple(x.block_shape), dtype=x.base.dtype, layout=None)
+
+
+CASES = [
+    op.Case((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
+            fresh=(0, 3), padding=3),
+    op.Case((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
+]  # fmt: skip
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 @pytest.mark.parametrize("segment", [0, 128])
-@pytest.mark.parametrize(
-    "case",
-    [
-        op.Case((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
-                fresh=(0, 3), padding=3),
-        op.Case((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case, segment: int) -> None:
     blind = Blind(hopper_chunks.gated_delta_hopper_chunks)
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", blind)
@@ -54,10 +69,64 @@ def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case,
     columns = 64 if segment else case.value_width
     plan = Plan(columns, columns // 16, 3, hopper=True, segment=segment)
     ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
-    exact = ran(op.gated_delta, inputs, 7)
-    assert blind.runs == ([hopper_chunks.CARRIES, hopper_chunks.OUTPUTS] if segment else [hopper_chunks.ROWS])
+    assert blind.runs == ([hopper_states.CARRIES, hopper_states.OUTPUTS] if segment else [hopper_states.ROWS])
+    assert_close(ours, op.gated_delta, inputs)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
+@pytest.mark.parametrize(
+    ("columns", "segment", "part"), [(0, 0, 0), (64, 0, 0), (0, 128, 0), (64, 0, 64), (0, 0, 128)], ids=str
+)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_with_copy_engine_run_blind(
+    monkeypatch: pytest.MonkeyPatch, case: op.Case, columns: int, segment: int, part: int
+) -> None:
+    """Columns 0: as many as there are. In parts every launch but the first begins where another one ended."""
+    blind = Blind(hopper_tma.gated_delta_hopper_tma)
+    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", blind)
+    inputs = case.inputs(torch.float16, CPU)
+    plan = Plan(columns or 64, 4, 3, hopper=True, tma=True, segment=segment, part=part, share=case.value_heads)
+    if not columns and case.value_width == 128 and not segment:
+        plan = plan._replace(columns=128)
+    ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
+    parts = plan.parts(inputs[8].num_tokens)
+    assert parts > 1 or not part
+    expected = [hopper_states.CARRIES, hopper_states.OUTPUTS] if segment else [hopper_states.ROWS] * parts
+    assert blind.runs == expected
+    assert_close(ours, op.gated_delta, inputs)
+    if part:  # the same bits
+        whole = ran(partial(triton.gated_delta, plan=plan._replace(part=0)), inputs, 7)
+        assert all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(ours, whole, strict=True))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
+def test_segments_of_two_warpgroups_run_blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", Blind(hopper_tma.gated_delta_hopper_tma))
+    case = op.Case((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
+    inputs = case.inputs(torch.float16, CPU)
+    plan = Plan(64, 4, 3, hopper=True, tma=True, segment=128, carry_columns=128)
+    assert_close(ran(partial(triton.gated_delta, plan=plan), inputs, 7), op.gated_delta, inputs)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
+def test_nan_of_another_row_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine copies whole boxes, and the first row ends within one that the second begins in."""
+    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", Blind(hopper_tma.gated_delta_hopper_tma))
+    case = op.Case((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
+    inputs = list(case.inputs(torch.float16, CPU))
+    run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True, tma=True))
+    clean = ran(run, tuple(inputs), 7)
+    for i in range(5):
+        inputs[i] = inputs[i].clone()
+        inputs[i][70:] = torch.nan
+    spoiled, block = ran(run, tuple(inputs), 7), int(inputs[8].writes_R[0]) - 1
+    assert torch.equal(spoiled.out[:70], clean.out[:70])
+    assert torch.equal(spoiled.states[block], clean.states[block])
+
+
+def assert_close(ours: Any, reference: Any, inputs: Any) -> None:
     epsilon = torch.finfo(torch.float16).eps
-    for got, want in zip(ours, exact, strict=True):
+    for got, want in zip(ours, ran(reference, inputs, 7), strict=True):
         torch.testing.assert_close(got.double(), want.double(), rtol=2 * epsilon, atol=4 * epsilon, equal_nan=True)
     assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
 
@@ -70,3 +139,42 @@ def test_long_rows_of_few_heads_are_divided_on_hopper() -> None:
     assert choose(1, 65_536, 32, *shape).hopper
     assert not choose(1, 65_536, 32, 128, 128, torch.float32, (9, 0), 132, 232_448).hopper
     assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, (8, 0), 132, 166_912).hopper
+
+
+def test_plans_of_the_copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of many heads runs in parts, few heads in segments, many prompts by two warpgroups a program."""
+    monkeypatch.setattr("ridgeline.kernels.gated_delta.plan.TMA", True)
+    shape = (128, 128, torch.bfloat16, (9, 0), 132, 232_448)
+    one, few, many = choose(1, 8192, 32, *shape), choose(1, 65_536, 8, *shape), choose(16, 8192, 32, *shape)
+    assert all(plan.tma for plan in (one, few, many))
+    assert (one.columns, one.parts(8192)) == (64, 4)
+    assert (few.carry_columns, few.segment > 0, few.parts(65_536)) == (128, True, 1)
+    assert (many.columns, many.parts(8192)) == (128, 1)
+    assert choose(1, 1024, 32, *shape).parts(1024) == 1
+
+
+def test_products_of_a_warpgroup_overlap() -> None:
+    """The assembler runs products one by one, without a message, if a thread has too few registers: then it waits after
+    each of them. Compiled in a process of its own: in this one kernels may be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, "-W", "ignore", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    for found in json.loads(run.stdout.splitlines()[0]):
+        assert found["HGMMA"] >= 28 * found["warpgroups"]  # of 16 inputs each
+        assert found["waits"] <= 6 * found["warpgroups"]
+        assert found["copies"] >= 7  # two boxes for keys and queries each, one for everything else
+
+
+def main() -> None:
+    found = []
+    for kernel in hopper_tma.AOT[:2]:
+        code = aot._nvidia(aot.build(kernel, "sm_90").asm["cubin"], True)[2]
+        counts = {"HGMMA": "HGMMA", "waits": "WARPGROUP.DEPBAR", "copies": "UTMALDG"}
+        found.append({k: code.count(name) for k, name in counts.items()} | {"warpgroups": kernel.constexprs["WIDE"]})
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

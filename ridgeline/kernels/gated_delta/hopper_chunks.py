@@ -26,21 +26,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.gated_delta.hopper_states import CARRIES, OUTPUTS, ROWS, cells_of, piece_of
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK
 from ridgeline.kernels.gated_delta.triton_step import aot_types
 from ridgeline.kernels.gluon_names import barrier, barriers, load_rows
 
-ROWS, CARRIES, OUTPUTS = 0, 1, 2  # what a program runs: a row, a segment for its effect, a segment for its outputs
-
 _CARRIES, _OUTPUTS = gl.constexpr(CARRIES), gl.constexpr(OUTPUTS)
 _WARPS = gl.constexpr(4)  # that fill the ring, and as many that write
-
-
-@gluon.jit
-def _piece(span, piece):
-    """Return the first token of a piece and the one behind it: a row up to its mark, and from there on."""
-    first, middle, behind = span
-    return gl.where(piece == 0, first, middle), gl.where(piece == 0, middle, behind)
 
 
 @gluon.jit
@@ -90,7 +82,7 @@ def _fill(
     LAG: gl.constexpr = STAGES - 2
     step = span[0] * 0
     for piece in range(2):
-        first, behind = _piece(span, piece)
+        first, behind = piece_of(span, piece)
         for begin in range(first, behind, L):
             here = step % STAGES
             mbarrier.wait(empty.index(here), ((step // STAGES) & 1) ^ 1)
@@ -120,7 +112,7 @@ def _write(
     column = gl.expand_dims(gl.arange(0, C, gl.SliceLayout(0, layout)), 0)
     step = span[0] * 0
     for piece in range(2):
-        first, behind = _piece(span, piece)
+        first, behind = piece_of(span, piece)
         for begin in range(first, behind, L):
             slot = step % 2
             mbarrier.wait(o_full.index(slot), (step // 2) & 1)
@@ -159,7 +151,7 @@ def _run(
     of_state: gl.constexpr = gl.DotOperandLayout(0, state.type.layout, 2)
     token: gl.constexpr = gl.SliceLayout(0, narrow)
     nothing = gl.zeros([C, L], gl.float32, narrow)
-    first, behind = _piece(span, piece)
+    first, behind = piece_of(span, piece)
     later = gl.load(decay_ptr + first, mask=first < behind, other=0.0)
     left = gl.convert_layout(state.to(dtype), of_narrow)
     for begin in range(first, behind, L):
@@ -214,8 +206,8 @@ def _multiply(
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C // 16, 1], [16, K, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C // 16, 1], [16, L, 16])
     states_ptr += head * (K * V) + tile * C
-    columns = _cells(1, V, K, C, wide)  # of a state in its block, [keys, values]
-    cells = _cells(K, 1, K, C, wide)
+    columns = cells_of(1, V, K, C, wide)  # of a state in its block, [keys, values]
+    cells = cells_of(K, 1, K, C, wide)
     step = span[0] * 0
     if RUN == 0:
         exists = (columns >= 0) & (gl.load(fresh_ptr + row) == 0)
@@ -247,14 +239,6 @@ def _multiply(
                 gl.store(states_ptr + gl.load(marked_ptr + row) * states_block + columns, state)
             if behind == gl.load(start_ptr + row + 1):
                 gl.store(states_ptr + gl.load(writes_ptr + row) * states_block + columns, state)
-
-
-@gluon.jit
-def _cells(column_step, key_step, K: gl.constexpr, C: gl.constexpr, layout: gl.constexpr):
-    """Return the places of a state's cells, [columns, keys]."""
-    column = gl.expand_dims(gl.arange(0, C, gl.SliceLayout(1, layout)), 1)
-    key = gl.expand_dims(gl.arange(0, K, gl.SliceLayout(0, layout)), 0)
-    return column * column_step + key * key_step
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -369,4 +353,4 @@ def _aot(run: int, columns: int, stages: int) -> AotKernel:
     )
 
 
-AOT = (_aot(ROWS, 64, 3), _aot(CARRIES, 64, 3), _aot(OUTPUTS, 64, 3), _aot(ROWS, 128, 3))
+AOT = (_aot(ROWS, 64, 3), _aot(CARRIES, 64, 3))

@@ -8,6 +8,8 @@ import torch
 
 from ridgeline.kernels.gated_delta import triton_prepare
 
+TMA = False  # hopper_tma.py in place of hopper_chunks.py: it was not measured yet
+PART = 2048  # tokens: the first part is prepared by itself, and each one more begins and ends once more
 LEAST_SEGMENT = 512  # tokens; shorter ones spend their time on the states that they begin and end with
 
 
@@ -17,19 +19,31 @@ class Plan(NamedTuple):
     columns, warps: the columns of a state that a program of triton_chunks.py has, and its warps.
     stages: the chunks that are in shared memory at once.
     hopper: the kernel is that of hopper_chunks.py, where four warps multiply for 64 columns and eight for 128.
+    tma: it is that of hopper_tma.py.
     segment: the tokens of a segment, a multiple of a chunk's; 0: a row is not divided.
-    part, prepare_warps, registers: the blocks that triton_prepare.py inverts as a batch, its warps, and the limit of
-        each thread's registers; 0: there is none.
+    carry_columns: the columns of a program that runs a segment for its effect; 0: as many as the others.
+    part: how many tokens are prepared while those in front of them are multiplied, for hopper_tma.py without segments;
+        0: all are prepared first.
+    block, prepare_warps, registers, share: the blocks that triton_prepare.py inverts as a batch, its warps, the limit
+        of each thread's registers (0: there is none), and the value heads of a program.
     """
 
     columns: int
     warps: int
     stages: int
     hopper: bool = False
+    tma: bool = False
     segment: int = 0
-    part: int = triton_prepare.PART
+    carry_columns: int = 0
+    part: int = 0
+    block: int = triton_prepare.PART
     prepare_warps: int = triton_prepare.WARPS
     registers: int = triton_prepare.REGISTERS
+    share: int = 1
+
+    def parts(self, tokens: int) -> int:
+        """Return into how many parts so many tokens are divided."""
+        return max(1, tokens // self.part) if self.part and self.tma and not self.segment else 1
 
 
 def choose(
@@ -53,7 +67,19 @@ def choose(
         programs = rows * value_heads * tiles
         segment = -(-tokens * programs // rows // multiprocessors // 64) * 64 if 4 * programs <= multiprocessors else 0
         worth = segment and tokens >= 4 * max(segment, LEAST_SEGMENT)
-        return Plan(64, 4, stages, hopper=True, segment=max(segment, LEAST_SEGMENT) if worth else 0)
+        plan = Plan(64, 4, stages, hopper=True, segment=max(segment, LEAST_SEGMENT) if worth else 0)
+        return _by_engine(plan, programs, tokens, values, multiprocessors) if TMA else plan
     if rows * value_heads * tiles <= 2 * multiprocessors or values <= 64 or stages == 1:
         return Plan(min(64, 1 << (max(values, 16) - 1).bit_length()), 4, stages)
     return Plan(128, 8, stages)  # two warpgroups share what they read
+
+
+def _by_engine(plan: Plan, programs: int, tokens: int, values: int, multiprocessors: int) -> Plan:
+    """Return the plan with hopper_tma.py: two warpgroups a program where multiprocessors are what is short, and parts
+    where one row's chunks leave some of them to those that prepare."""
+    wide = 128 if values % 128 == 0 else 64
+    if plan.segment:
+        return plan._replace(tma=True, carry_columns=wide)
+    if programs > multiprocessors:
+        return plan._replace(tma=True, columns=wide)
+    return plan._replace(tma=True, part=PART if tokens >= 2 * PART else 0)

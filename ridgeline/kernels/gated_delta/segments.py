@@ -21,12 +21,14 @@ from ridgeline.kernels.gated_delta.triton_step import aot_types
 
 COLUMNS = 32
 WARPS = 8
+STAGES = 3  # two segments' lines are on their way: a step waits for a product, and no longer for 80 KiB
 
 
 @triton.jit
 def _gated_delta_carry(
     carried_ptr, states_ptr, start_ptr, reads_ptr, fresh_ptr, of_ptr, states_block,
-    G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, SHORT: tl.constexpr, PDL: tl.constexpr,
+    G: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Replace each segment's B by the state in front of it, BV columns of a head of a row.
 
@@ -46,20 +48,19 @@ def _gated_delta_carry(
     state = tl.load(states_ptr + key[None, :] * V + value[:, None], mask=held, other=0)
     cell = value[:, None] * K + key[None, :]
     first, behind = tl.load(of_ptr + row), tl.load(of_ptr + row + 1)
-    for segment in range(first, behind):
+    for segment in tl.range(first, behind, num_stages=STAGES):
         lines_ptr = carried_ptr + (tl.cast(segment, tl.int64) * G + head) * (V + K) * K
         added = tl.load(lines_ptr + cell)
         tl.store(lines_ptr + cell, state)
-        if segment + 1 < behind:
-            moved = tl.load(lines_ptr + V * K + other[:, None] * K + key[None, :])
-            state = tl.dot(state, moved, added, input_precision="tf32")
+        moved = tl.load(lines_ptr + V * K + other[:, None] * K + key[None, :])
+        state = tl.dot(state, moved, added, input_precision="tf32")
 
 
 def _aot() -> AotKernel:
     names = ("states_ptr", "start_ptr", "reads_ptr", "fresh_ptr", "states_block")
     types = {name: kind for name, kind in aot_types().items() if name in names}
     types |= {"carried_ptr": "*fp32", "of_ptr": "*i32"}
-    constants = {"G": 32, "K": 128, "V": 128, "BV": COLUMNS, "SHORT": 1}
+    constants = {"G": 32, "K": 128, "V": 128, "BV": COLUMNS, "SHORT": 1, "STAGES": STAGES}
     return AotKernel(
         _gated_delta_carry, types, constants, num_warps=WARPS, hot=True, tensor_cores="MMA", archs=("sm_90",)
     )
