@@ -37,8 +37,8 @@ class Tiles:
     """The cut of the kernel: a channel's state lies in `lanes` threads, and a program asks for the states' directions
     of `tokens` tokens at once, a multiple of `lanes`. It is `warps` warps, which need not wait for one another."""
 
-    lanes: int = 2
-    tokens: int = 4
+    lanes: int = 4
+    tokens: int = 8
     warps: int = 1
 
 
@@ -46,17 +46,18 @@ class Tiles:
 def _ask_tiles(
     x_ptrs, dt_ptrs, z_ptrs, limit, t,
     X_TOKEN: tl.constexpr, DT_TOKEN: tl.constexpr, Z_TOKEN: tl.constexpr, GATED: tl.constexpr, TILES: tl.constexpr,
-    LANES: tl.constexpr,
+    LANES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Return (x, dt, z) of TILES tiles. Tokens from `limit` on are zeros."""
+    """Return (x, dt, z) of TILES tiles. Tokens from `limit` on are zeros; WHOLE: there are none."""
+    other: tl.constexpr = None if WHOLE else 0.0
     asked = ()  # type: Any
     for g in tl.static_range(TILES):
-        exists = t + g * LANES < limit
-        x = tl.load(x_ptrs + g * LANES * X_TOKEN, mask=exists, other=0.0)
-        dt = tl.load(dt_ptrs + g * LANES * DT_TOKEN, mask=exists, other=0.0)
+        exists = None if WHOLE else t + g * LANES < limit
+        x = tl.load(x_ptrs + g * LANES * X_TOKEN, mask=exists, other=other)
+        dt = tl.load(dt_ptrs + g * LANES * DT_TOKEN, mask=exists, other=other)
         z = x
         if GATED:
-            z = tl.load(z_ptrs + g * LANES * Z_TOKEN, mask=exists, other=0.0)
+            z = tl.load(z_ptrs + g * LANES * Z_TOKEN, mask=exists, other=other)
         asked = asked + (x, dt, z)  # noqa: RUF005 (the form that Triton knows)
     return asked
 
@@ -64,17 +65,21 @@ def _ask_tiles(
 @triton.jit
 def _ask_words(
     b_ptr, c_ptr, token, limit, w,
-    B_WORDS: tl.constexpr, C_WORDS: tl.constexpr, WORDS: tl.constexpr, TOKENS: tl.constexpr,
+    B_WORDS: tl.constexpr, C_WORDS: tl.constexpr, WORDS: tl.constexpr, ROUNDS: tl.constexpr, TOKENS: tl.constexpr,
+    LANES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Return b and c of TOKENS tokens from `token` on, as words. Tokens from `limit` on are zeros."""
+    """Return b and c of TOKENS tokens from `token` on, as words. Tokens from `limit` on are zeros; WHOLE: there are
+    none, and no words that do not exist."""
     b_words = b_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
     c_words = c_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
+    other: tl.constexpr = None if WHOLE else 0
     asked = ()  # type: Any
     for j in tl.static_range(TOKENS):
-        exists = w < tl.where(j < limit, WORDS, 0)
-        b = tl.load(b_words + (token + j) * B_WORDS + w, mask=exists, other=0)
-        c = tl.load(c_words + (token + j) * C_WORDS + w, mask=exists, other=0)
-        asked = asked + (b, c)  # noqa: RUF005
+        for r in tl.static_range(ROUNDS):
+            exists = None if WHOLE else w + r * LANES < tl.where(j < limit, WORDS, 0)
+            b = tl.load(b_words + (token + j) * B_WORDS + (w + r * LANES), mask=exists, other=other)
+            c = tl.load(c_words + (token + j) * C_WORDS + (w + r * LANES), mask=exists, other=other)
+            asked = asked + (b, c)  # noqa: RUF005
     return asked
 
 
@@ -91,30 +96,58 @@ def _number(words, part: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
+def _of_lane(tile, lane, LANES: tl.constexpr):
+    """Return the tile in which every token has the values of token `lane`, or thread `t` those of token lane[t]."""
+    return tile if LANES == 1 else tl.gather(tile, lane + tl.zeros(tile.shape, tl.int32), 1)
+
+
+@triton.jit
+def _sums(parts, t, LANES: tl.constexpr):
+    """Return the tile whose token `lane` is the sum of parts[lane] over the threads of a channel."""
+    # Each thread keeps half of the tokens and gives away the other half, until it has the sum of one token
+    if LANES == 1:
+        return parts[0]
+    elif LANES == 2:
+        mine = tl.where(t == 0, parts[0], parts[1])
+        return mine + _of_lane(tl.where(t == 0, parts[1], parts[0]), t ^ 1, LANES)
+    else:
+        low, even = t < 2, t % 2 == 0
+        mine0, mine1 = tl.where(low, parts[0], parts[2]), tl.where(low, parts[1], parts[3])
+        mine0 += _of_lane(tl.where(low, parts[2], parts[0]), t ^ 2, LANES)
+        mine1 += _of_lane(tl.where(low, parts[3], parts[1]), t ^ 2, LANES)
+        return tl.where(even, mine0, mine1) + _of_lane(tl.where(even, mine1, mine0), t ^ 1, LANES)
+
+
+@triton.jit
 def _tiles(
     x_ptr, dt_ptr, rate_ptr, b_ptr, c_ptr, skip_ptr, bias_ptr, z_ptr, y_ptr, states_ptr,
     start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr, block_size,
     X_TOKEN: tl.constexpr, DT_TOKEN: tl.constexpr, B_TOKEN: tl.constexpr, C_TOKEN: tl.constexpr, Z_TOKEN: tl.constexpr,
-    X: tl.constexpr, S: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_W: tl.constexpr, PARTS: tl.constexpr,
+    X: tl.constexpr, S: tl.constexpr, BLOCK_X: tl.constexpr, ROUNDS: tl.constexpr, EACH: tl.constexpr,
     LANES: tl.constexpr, TILES: tl.constexpr, LOG2_E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Run the tokens of row `program_id(1)` through BLOCK_X channels."""
+    """Run the tokens of row `program_id(1)` through BLOCK_X channels. A word of b and c has EACH numbers, and a thread
+    has ROUNDS words of a channel."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     TOKENS: tl.constexpr = LANES * TILES
+    WORDS: tl.constexpr = S // EACH
+    EVEN: tl.constexpr = X % BLOCK_X == 0 and WORDS == LANES * ROUNDS
     GATED: tl.constexpr = z_ptr is not None
-    B_WORDS: tl.constexpr = B_TOKEN // PARTS
-    C_WORDS: tl.constexpr = C_TOKEN // PARTS
+    TYPE: tl.constexpr = b_ptr.dtype.element_ty
     # Two neighbours change places: the compiler, which would spread a tile over the threads by how it lies in memory,
     # does not see that they are neighbours, so a channel's tokens are where the channel's states are.
     channel = tl.program_id(0) * BLOCK_X + (tl.arange(0, BLOCK_X) ^ 1)
-    w, t = tl.arange(0, BLOCK_W), tl.arange(0, LANES)[None, :]
+    w = tl.arange(0, LANES)
+    t = w[None, :]
     in_x = channel < X
-    place = channel[:, None] * S + (w * PARTS)[None, :]  # of the first number of each word
-    inside = in_x[:, None] & (w * PARTS < S)[None, :]
+    place = channel[:, None] * S + (w * EACH)[None, :]  # of the first number of each first word
     rates = ()  # type: Any
-    for part in tl.static_range(PARTS):
-        rate = tl.load(rate_ptr + place + part, mask=inside, other=0.0)
+    for part in tl.static_range(ROUNDS * EACH):
+        inside = in_x[:, None] & (w + part // EACH * LANES < WORDS)[None, :]
+        rate = tl.load(
+            rate_ptr + place + (part // EACH * LANES * EACH + part % EACH), mask=inside, other=0.0
+        )  # fmt: skip
         rates = rates + (rate.to(tl.float32) * LOG2_E,)  # noqa: RUF005
     skip = tl.load(skip_ptr + channel, mask=in_x, other=0.0).to(tl.float32)[:, None]
     bias = tl.zeros((BLOCK_X, 1), tl.float32)
@@ -128,11 +161,14 @@ def _tiles(
     if length <= 0:
         return
     mark = tl.load(marks_ptr + row)
-    held = inside & (tl.load(fresh_ptr + row) == 0)  # nothing of a fresh row's state is read
+    held = WORDS * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # nothing of a fresh row's state is read
     old = tl.load(reads_ptr + row) * block_size
     states = ()  # type: Any
-    for part in tl.static_range(PARTS):
-        state = tl.load(states_ptr + old + place + part, mask=held, other=0.0)
+    for part in tl.static_range(ROUNDS * EACH):
+        inside = in_x[:, None] & (w + part // EACH * LANES < held)[None, :]
+        state = tl.load(
+            states_ptr + old + place + (part // EACH * LANES * EACH + part % EACH), mask=inside, other=0.0
+        )  # fmt: skip
         states = states + (state,)  # noqa: RUF005
     done = mark * 0
     for span in range(2):  # to the mark, and from there on
@@ -146,59 +182,73 @@ def _tiles(
             z_ptrs = z_ptr + (begin + t) * Z_TOKEN + channel[:, None]
         left = behind - done
         limit = tl.where(in_x, left, 0)[:, None]
-        if X % BLOCK_X == 0:
-            limit = tl.where(in_x, left, left)[:, None]
-        now = _ask_tiles(x_ptrs, dt_ptrs, z_ptrs, limit, t, X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES)
+        now = _ask_tiles(x_ptrs, dt_ptrs, z_ptrs, limit, t, X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES, False)
+        x_ptrs += TOKENS * X_TOKEN
+        dt_ptrs += TOKENS * DT_TOKEN
+        z_ptrs += TOKENS * Z_TOKEN
         soon = _ask_tiles(
-            x_ptrs + TOKENS * X_TOKEN, dt_ptrs + TOKENS * DT_TOKEN, z_ptrs + TOKENS * Z_TOKEN, limit - TOKENS, t,
-            X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES,
+            x_ptrs, dt_ptrs, z_ptrs, limit - TOKENS, t, X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES, False
         )  # fmt: skip
-        words = _ask_words(b_ptr, c_ptr, begin, left, w, B_WORDS, C_WORDS, S // PARTS, TOKENS)
+        words = _ask_words(
+            b_ptr, c_ptr, begin, left, w, B_TOKEN // EACH, C_TOKEN // EACH, WORDS, ROUNDS, TOKENS, LANES, False
+        )  # fmt: skip
         for ahead in range(TOKENS, left + TOKENS, TOKENS):
             x_ptrs += TOKENS * X_TOKEN
             dt_ptrs += TOKENS * DT_TOKEN
             z_ptrs += TOKENS * Z_TOKEN
-            later = _ask_tiles(
-                x_ptrs + TOKENS * X_TOKEN, dt_ptrs + TOKENS * DT_TOKEN, z_ptrs + TOKENS * Z_TOKEN, limit - 2 * TOKENS,
-                t, X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES,
-            )  # fmt: skip
-            next_words = _ask_words(
-                b_ptr, c_ptr, begin + ahead, left - ahead, w, B_WORDS, C_WORDS, S // PARTS, TOKENS
-            )  # fmt: skip
+            if EVEN and left - ahead >= 2 * TOKENS:
+                later = _ask_tiles(
+                    x_ptrs, dt_ptrs, z_ptrs, limit, t, X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES, True
+                )  # fmt: skip
+                next_words = _ask_words(
+                    b_ptr, c_ptr, begin + ahead, left, w,
+                    B_TOKEN // EACH, C_TOKEN // EACH, WORDS, ROUNDS, TOKENS, LANES, True,
+                )  # fmt: skip
+            else:
+                later = _ask_tiles(
+                    x_ptrs, dt_ptrs, z_ptrs, limit - ahead - TOKENS, t,
+                    X_TOKEN, DT_TOKEN, Z_TOKEN, GATED, TILES, LANES, False,
+                )  # fmt: skip
+                next_words = _ask_words(
+                    b_ptr, c_ptr, begin + ahead, left - ahead, w,
+                    B_TOKEN // EACH, C_TOKEN // EACH, WORDS, ROUNDS, TOKENS, LANES, False,
+                )  # fmt: skip
             for g in tl.static_range(TILES):
-                live = t + g * LANES < limit
+                live = t + g * LANES < limit - (ahead - TOKENS)
                 x = now[3 * g].to(tl.float32)
                 step = smooth_step(now[3 * g + 1].to(tl.float32) + bias)
                 step = tl.where(live, step, 0.0)  # behind the end nothing changes
                 added = step * x
-                y = skip * x
+                outs = ()  # type: Any
                 for lane in tl.static_range(LANES):
-                    step_X1 = tl.sum(tl.where(t == lane, step, 0.0), 1)[:, None]
-                    added_X1 = tl.sum(tl.where(t == lane, added, 0.0), 1)[:, None]
+                    of_step, of_added = _of_lane(step, lane, LANES), _of_lane(added, lane, LANES)
                     news = ()  # type: Any
-                    outs = tl.zeros((BLOCK_X, BLOCK_W), tl.float32)
-                    for part in tl.static_range(PARTS):
-                        b = _number(words[2 * (g * LANES + lane)], part, b_ptr.dtype.element_ty)
-                        c = _number(words[2 * (g * LANES + lane) + 1], part, c_ptr.dtype.element_ty)
-                        state = states[part] * tl.exp2(step_X1 * rates[part]) + added_X1 * b[None, :]
-                        outs += state * c[None, :]
+                    out = tl.zeros((BLOCK_X, LANES), tl.float32)
+                    for part in tl.static_range(ROUNDS * EACH):
+                        b = _number(words[2 * ((g * LANES + lane) * ROUNDS + part // EACH)], part % EACH, TYPE)
+                        c = _number(words[2 * ((g * LANES + lane) * ROUNDS + part // EACH) + 1], part % EACH, TYPE)
+                        state = states[part] * tl.exp2(of_step * rates[part]) + of_added * b[None, :]
+                        out += state * c[None, :]
                         news = news + (state,)  # noqa: RUF005
                     states = news
-                    y += tl.where(t == lane, tl.sum(outs, 1)[:, None], 0.0)
+                    outs = outs + (out,)  # noqa: RUF005
+                y = skip * x + _sums(outs, t, LANES)
                 if GATED:
                     y *= quick_silu(now[3 * g + 2].to(tl.float32))
                 tl.store(y_ptrs + g * LANES * X, y.to(y_ptr.dtype.element_ty), mask=live)
             y_ptrs += TOKENS * X
-            limit -= TOKENS
             now, soon, words = soon, later, next_words
         if (span == 0) & (mark > 0):
             marked = tl.load(marked_ptr + row) * block_size
-            for part in tl.static_range(PARTS):
-                tl.store(states_ptr + marked + place + part, states[part], mask=inside)
+            for part in tl.static_range(ROUNDS * EACH):
+                inside = in_x[:, None] & (w + part // EACH * LANES < WORDS)[None, :]
+                at_mark = states_ptr + marked + place + (part // EACH * LANES * EACH + part % EACH)
+                tl.store(at_mark, states[part], mask=inside)
         done = behind
     new = tl.load(writes_ptr + row) * block_size
-    for part in tl.static_range(PARTS):
-        tl.store(states_ptr + new + place + part, states[part], mask=inside)
+    for part in tl.static_range(ROUNDS * EACH):
+        inside = in_x[:, None] & (w + part // EACH * LANES < WORDS)[None, :]
+        tl.store(states_ptr + new + place + (part // EACH * LANES * EACH + part % EACH), states[part], mask=inside)
 
 
 def run(
@@ -240,11 +290,11 @@ def aligned(x_TS: Tensor) -> Tensor:
 
 def shape_constants(channels: int, size: int, itemsize: int, strides: list[int], cut: Tiles) -> dict[str, Any]:
     """Return the kernel's constants; `strides` are those of x, dt, b, c and z, and `itemsize` is that of b and c."""
-    parts = WORD // itemsize
+    each = WORD // itemsize
     names = ("X_TOKEN", "DT_TOKEN", "B_TOKEN", "C_TOKEN", "Z_TOKEN")
     return dict(zip(names, strides, strict=True)) | {
         "X": channels, "S": size, "BLOCK_X": 32 * cut.warps // cut.lanes,
-        "BLOCK_W": max(cut.lanes, triton.next_power_of_2(size // parts)), "PARTS": parts,
+        "ROUNDS": triton.cdiv(size // each, cut.lanes), "EACH": each,
         "LANES": cut.lanes, "TILES": cut.tokens // cut.lanes, "LOG2_E": LOG2_E,
     }  # fmt: skip
 
@@ -257,4 +307,4 @@ def _aot(cut: Tiles) -> AotKernel:
     )  # fmt: skip
 
 
-AOT = (_aot(Tiles()), _aot(Tiles(4)), _aot(Tiles(1)), _aot(Tiles(2,8)), _aot(Tiles(4,8)))
+AOT = (_aot(Tiles()), _aot(Tiles(2, 4)), _aot(Tiles(warps=2)))
