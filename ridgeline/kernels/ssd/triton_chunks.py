@@ -426,14 +426,19 @@ def shape_constants(heads: int, width: int, size: int, dtype: torch.dtype, cut: 
     }  # fmt: skip
 
 
-def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKernel:
-    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state."""
+def aot_types(kernel: Any) -> dict[str, str]:
+    """Return the types of a kernel's arguments in a model whose activations are bf16."""
     chunk_parts = {"first_ptr", "length_ptr", "row_ptr", "chunk_ptr", "start_ptr", "marks_ptr"}
     types = dict.fromkeys(kernel.arg_names, "i32:16") | {"share": "i32"}
     types |= {name: "*fp32" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= dict.fromkeys(("x_ptr", "b_ptr", "c_ptr", "y_ptr", "dt_ptr"), "*bf16")
     types |= dict.fromkeys(chunk_parts, "*i32") | dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
-    types |= {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
+    return types | {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
+
+
+def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKernel:
+    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state."""
+    types = aot_types(kernel)
     constants = shape_constants(128, 64, 128, torch.bfloat16, cut)
     constants |= {"X_TOKEN": 8448, "BC_TOKEN": 8448}
     constants |= {
