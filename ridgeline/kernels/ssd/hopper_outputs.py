@@ -148,11 +148,11 @@ def _multiply(
         left = gl.exp2(gl.minimum(log - shift, _FINITE))
         products = products_tiles.index(here).load(narrow).to(gl.float32)
         mixed = gl.convert_layout((products * left).to(dtype), of_narrow)
+        y = warpgroup_mma_wait(0, deps=(y,))
+        y = warpgroup_mma(mixed, x, y * gl.exp2(log), is_async=True)
         weight = gl.expand_dims(factors.index(here * 3 + 2).slice(which * Q, Q, 0).load(added), 0)
         weighted = (x.permute((1, 0)).load(of_wide).to(gl.float32) * weight).to(dtype)
         total = gl.exp2(log_line.slice(Q - 1, 1, 0).load(gl.SliceLayout(0, wide)))
-        y = warpgroup_mma_wait(0, deps=(y,))
-        y = warpgroup_mma(mixed, x, y * gl.exp2(log), is_async=True)
         state = warpgroup_mma(weighted, b, state * gl.expand_dims(total, 0), is_async=True)
         plain = x.load(narrow).to(gl.float32) * skip
         y = warpgroup_mma_wait(1, deps=(y,))
@@ -226,7 +226,7 @@ def ssd_hopper_outputs(
             )),
         ],
         [_WARPS, _WARPS],
-        [208, 88],  # registers; the first partition has the rest
+        [208, 88],  # registers; the first partition has the rest, 208
     )  # fmt: skip
 
 
