@@ -1,5 +1,5 @@
-"""The selective scan on a GPU: rows of one token each by `triton_walk.py`, any others by it in another cut, or by
-`triton_tiles.py`.
+"""The selective scan on a GPU: rows of one token by `triton_walk.py`, longer ones by `triton_tiles.py`, or by the
+former in another cut.
 
 Legend: that of op.py
 """
@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.selective_scan.triton_tiles import Tiles, fits, run
+from ridgeline.kernels.selective_scan.triton_tiles import Tiles, fits, tiles
 from ridgeline.kernels.selective_scan.triton_walk import LONG, SHORT, Walk, walk
 from ridgeline.kernels.turns import Turns
 
-PROMPTS: Walk | Tiles = LONG  # the cut of steps whose rows have several tokens
+# The cut of steps with rows of several tokens; LONG is what was measured. A token takes half of its instructions here,
+# on twice as many warps (docs/log.md, "scans, predicted").
+PROMPTS: Walk | Tiles = Tiles()
 
 
 def selective_scan(
@@ -31,10 +33,13 @@ def selective_scan(
 ) -> Tensor:
     y_TX = torch.empty(x_TX.shape, dtype=x_TX.dtype, device=x_TX.device)
     given = (x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, states_NXS, turns, y_TX)
-    each = turns.tokens_each == 1
-    cut = cut or (SHORT if each else PROMPTS)
-    if isinstance(cut, Tiles) and fits(states_NXS.shape[2], b_TS.itemsize):
-        run(*given, cut)
-    else:
-        walk(*given, "each" if each else "all", cut if isinstance(cut, Walk) else LONG)
+    if turns.tokens_each == 1:
+        walk(*given, "each", cut if isinstance(cut, Walk) else SHORT)
+        return y_TX
+    cut = cut or PROMPTS
+    if isinstance(cut, Walk) or not fits(states_NXS.shape[2], b_TS.itemsize):
+        walk(*given, "all", cut if isinstance(cut, Walk) else LONG)
+        return y_TX
+    walk(*given, "single")
+    tiles(*given, cut)
     return y_TX
