@@ -130,7 +130,8 @@ class Scans(Sweep):
             return list(dict.fromkeys((PROMPTS, *SCAN_CUTS)))
         if case == "mamba2-g1":
             return list(dict.fromkeys((chosen, *SSD_CUTS)))
-        return list(dict.fromkeys(replace(chosen, outputs=outputs) for outputs in (chosen.outputs, *get_args(Outputs))))
+        outputs = [x for x in get_args(Outputs) if x != "hopper" or SHAPES[case].state_width <= 128]
+        return list(dict.fromkeys(replace(chosen, outputs=x) for x in (chosen.outputs, *outputs)))
 
     @staticmethod
     def _walks(case: str) -> list[Any]:

@@ -138,7 +138,9 @@ def test_numbers_of_unaligned_rows_are_copied() -> None:
     x, dt, rate, b, c, *others, states, turns = case.inputs(torch.float16, torch.device("cpu"))
     shifted = torch.cat((b[:, :1], b, c), 1)[:, 1:]
     given = (x, dt, rate, shifted[:, :8], shifted[:, 8:], *others)
-    assert_same(selective_scan(*given, states.clone(), turns), selective_scan(x, dt, rate, b, c, *others, states, turns), 0)
+    assert_same(
+        selective_scan(*given, states.clone(), turns), selective_scan(x, dt, rate, b, c, *others, states, turns), 0
+    )
 
 
 def steps_of(turns: Turns, sizes: list[int]) -> list[tuple[slice, Turns]]:

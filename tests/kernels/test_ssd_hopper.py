@@ -35,7 +35,9 @@ class Blind:
         def run(*arguments: Any, num_warps: int, **named: Any) -> None:
             assert num_warps == 4
             self.runs += 1
-            launch(self.kernel, grid, **dict(zip(self.kernel.fn.__code__.co_varnames, arguments, strict=False)), **named)
+            launch(
+                self.kernel, grid, **dict(zip(self.kernel.fn.__code__.co_varnames, arguments, strict=False)), **named
+            )
 
         return run
 

@@ -37,8 +37,8 @@ WORD = 8  # bytes of b or c that are loaded at once
 
 @dataclass(frozen=True)
 class Tiles:
-    """The cut of the kernel: a channel's state lies in `lanes` threads (1, 2 or 4), and a program asks for what `tokens`
-    tokens are made of at once, a multiple of `lanes`."""
+    """The cut of the kernel: a channel's state lies in `lanes` threads (1, 2 or 4), and a program asks at once for what
+    `tokens` tokens are made of, a multiple of `lanes`."""
 
     lanes: int = 4
     tokens: int = 8
@@ -86,15 +86,15 @@ def _ask_words(
 
 
 @triton.jit
-def _number(words, part: tl.constexpr, TYPE: tl.constexpr):
+def _number(words, part: tl.constexpr, kind: tl.constexpr):
     """Return number `part` of each word, in float32."""
-    half = (words >> 32 * (part * 2 // (64 // TYPE.primitive_bitwidth))).to(tl.int32)
-    if TYPE == tl.float32:
+    half = (words >> 32 * (part * 2 // (64 // kind.primitive_bitwidth))).to(tl.int32)
+    if kind == tl.float32:
         return half.to(tl.float32, bitcast=True)
-    elif TYPE == tl.bfloat16:
+    elif kind == tl.bfloat16:
         return (half << 16 if part % 2 == 0 else half & -65536).to(tl.float32, bitcast=True)
     else:
-        return (half >> 16 * (part % 2)).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+        return (half >> 16 * (part % 2)).to(tl.int16).to(kind, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -292,7 +292,9 @@ def aligned(x_TS: Tensor) -> Tensor:
     return x_TS if words else x_TS.clone(memory_format=torch.contiguous_format)
 
 
-def shape_constants(channels: int, size: int, itemsize: int, strides: list[int], cut: Tiles, threads: int = 32) -> dict[str, Any]:
+def shape_constants(
+    channels: int, size: int, itemsize: int, strides: list[int], cut: Tiles, threads: int = 32
+) -> dict[str, Any]:
     """Return the kernel's constants; `strides` are those of x, dt, b, c and z, and `itemsize` is that of b and c."""
     each = WORD // itemsize
     names = ("X_TOKEN", "DT_TOKEN", "B_TOKEN", "C_TOKEN", "Z_TOKEN")

@@ -22,8 +22,9 @@ TOKENS_PER_HEAD = 16  # 8k tokens of 128 heads are 512 programs, two rounds of a
 class Cut:
     """chunk: tokens of a chunk. heads: of a program, which share b and c. segment: tokens of a segment.
 
-    outputs: the last launch, which walks through segments. "own": each program multiplies c by b; "shared": the products
-        are there for all heads; "hopper": the same in hopper_outputs.py, whose cut is fixed, where that can run.
+    outputs: the last launch, which walks through segments. "own": each program multiplies c by b; "shared": the
+        products are there for all heads; "hopper": the same in hopper_outputs.py, whose cut is fixed, where that can
+        run.
     """
 
     chunk: int = 64

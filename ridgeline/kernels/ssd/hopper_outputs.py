@@ -110,7 +110,7 @@ def _multiply(
 ):  # fmt: skip
     """Run the chunks of one head, and write its outputs and its state."""
     b_tiles, c_tiles, x_tiles, products_tiles, factors, state_tiles = tiles
-    first, length, row, begin, end = segment
+    first, length, row, _, end = segment
     dtype: gl.constexpr = b_tiles.dtype
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, S, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, Q, 16])
@@ -135,7 +135,7 @@ def _multiply(
     state_tile.store(state.to(dtype))
     fence_async_shared()
     barrier()
-    y_ptr += first.to(gl.int64) * (H * P) + head * P  # type: ignore[attr-defined]
+    y_ptr += first.to(gl.int64) * (H * P) + head * P
     step = length * 0
     for ahead in range(0, length, Q):
         here = step % STAGES
@@ -236,14 +236,15 @@ def fits(heads: int, groups: int, width: int, size: int, itemsize: int) -> bool:
 
 
 def _aot() -> AotKernel:
-    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state."""
+    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state. The second head's
+    partition keeps some of its addresses on the stack, and reads them once a chunk."""
     constants = {"X_TOKEN": 8448, "BC_TOKEN": 8448, "G": 1, "H": 128, "P": WIDTH, "S": 128, "Q": CHUNK}
     constants |= {"SEGMENT": 2048, "STAGES": STAGES}
     types = aot_types(ssd_hopper_outputs) | {"products_ptr": "*bf16"}
     names = [name for name in ssd_hopper_outputs.arg_names if name not in (*constants, "PDL")]
     return AotKernel(
         ssd_hopper_outputs, {name: types[name] for name in names}, constants,
-        num_warps=4, hot=True, tensor_cores="HGMMA", archs=("sm_90",),
+        num_warps=4, tensor_cores="HGMMA", archs=("sm_90",),
     )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The launches for rows of several tokens; triton_chunks.py says what they compute.
 
-Legend: that of triton_chunks.py, and
-    K  numbers of a chunk and head that its kernels share: `log`, `shift` and `weight`
+Legend: that of triton_chunks.py
 """
 
 from __future__ import annotations
@@ -187,8 +186,8 @@ def _outputs(given: Given) -> None:
         return
     from ridgeline.kernels.ssd import hopper_outputs
 
-    names = ("X_TOKEN", "BC_TOKEN", "H", "P", "S", "Q", "SEGMENT")
+    names_of_hopper = ("X_TOKEN", "BC_TOKEN", "H", "P", "S", "Q", "SEGMENT")
     hopper_outputs.ssd_hopper_outputs[(heads // 2, many)](
-        *of_outputs, G=groups, **{name: shape[name] for name in names}, STAGES=hopper_outputs.STAGES,
+        *of_outputs, G=groups, **{name: shape[name] for name in names_of_hopper}, STAGES=hopper_outputs.STAGES,
         num_warps=4, **given.options,
     )  # fmt: skip
