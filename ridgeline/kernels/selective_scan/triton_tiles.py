@@ -313,4 +313,4 @@ def _aot(cut: Tiles) -> AotKernel:
     )  # fmt: skip
 
 
-AOT = (_aot(Tiles()), _aot(Tiles(2, 4)))
+AOT = (_aot(Tiles()),)

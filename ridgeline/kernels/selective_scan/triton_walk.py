@@ -204,4 +204,4 @@ def _aot(rows: Rows, cut: Walk = SHORT) -> AotKernel:
     return AotKernel(_walk, signature(_walk, constants), constants, num_warps=cut.warps, hot=True, archs=ONE_OF_EACH)
 
 
-AOT = (_aot("each"), _aot("single"), _aot("all", LONG), _aot("all"))
+AOT = (_aot("each"), _aot("all", LONG), _aot("all"))

@@ -400,8 +400,4 @@ AOT = (
     _aot(_pass, Cut(), dot=False),
     _aot(_scan, Cut(), hot=False),  # ptxas spills a few of what a loop keeps, and reads them once a chunk
     _aot(_scan, Cut(warps=8), hot=False),
-    _aot(_scan, Cut(heads=2, warps=8), hot=False),
-    _aot(_scan, Cut(heads=2, warps=4), hot=False),
-    _aot(_scan, Cut(chunk=128, warps=8), hot=False),
-    _aot(_scan, Cut(chunk=128, heads=2, warps=8), hot=False),
 )

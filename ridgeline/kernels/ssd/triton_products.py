@@ -127,6 +127,5 @@ def _aot(kernel: Any, cut: Cut, *, hot: bool = True) -> AotKernel:
 
 AOT = (
     _aot(_products, Cut()),
-    _aot(_outputs, Cut(warps=8)),
     _aot(_outputs, Cut(), hot=False),  # ptxas spills two of what a loop keeps, and reads them once a chunk
 )
