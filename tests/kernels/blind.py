@@ -135,7 +135,8 @@ class Language:
         self.index, self.grid, self.changed = index, grid, changed
         self.static_range, self.load, self.store = builtins.range, load, store
         self.inline_asm_elementwise = inline_asm
-        self.sigmoid, self.rsqrt, self.exp, self.erf = torch.sigmoid, torch.rsqrt, torch.exp, torch.erf
+        self.sigmoid, self.rsqrt, self.erf = torch.sigmoid, torch.rsqrt, torch.erf
+        self.exp, self.exp2 = torch.exp, torch.exp2
         self.expand_dims = lambda x, axis: value(x).unsqueeze(axis)
         self.split = lambda x: (x[..., 0], x[..., 1])
         self.broadcast = lambda a, b: tuple(torch.broadcast_tensors(a, b))
@@ -302,6 +303,8 @@ def launch(kernel: Any, programs: int | tuple[int, ...], **arguments: Any) -> No
 
     def turned(name: str, x: Any) -> Any:
         if isinstance(x, Tensor):
+            if not x.numel():
+                return Pointer(x.flatten(), 0)
             size = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
             return Pointer(x.as_strided((size,), (1,), x.storage_offset()), 0)
         return value(x) if isinstance(x, int | float) and name not in constants else x

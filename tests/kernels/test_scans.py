@@ -103,6 +103,46 @@ def test_segments_chunks_and_heads_together_change_nothing(device: str) -> None:
         assert_same(ours[-2][1:], theirs[-2][1:], 3e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lanes", [0, 1, 2, 4])
+def test_no_cut_of_the_selective_scan_changes_anything(lanes: int, dtype: torch.dtype, device: str) -> None:
+    """Rows that end within blocks of tokens and with them, whole warps of channels and others, and states that are not
+    as many words as threads. (The interpreter rounds to bfloat16 by cutting off.)"""
+    pytest.importorskip("triton")
+    from ridgeline.kernels.selective_scan.triton import selective_scan
+    from ridgeline.kernels.selective_scan.triton_tiles import Tiles
+    from ridgeline.kernels.selective_scan.triton_walk import LONG
+
+    cut = Tiles(lanes, 2 * lanes) if lanes else LONG
+    run: Callable[..., Tensor] = selective_scan
+    for channels, width in ((32 // max(1, lanes), 16), (3, 12)):
+        case = mamba.Case((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
+        given = case.inputs(dtype, torch.device(device))
+        if width == 12:  # steps and gates far from 0, too
+            given = tuple(10 * x if i in (1, 7) else x for i, x in enumerate(given))
+        for tensor in given[:-2]:
+            if isinstance(tensor, Tensor) and len(tensor) == given[-1].num_tokens:
+                tensor[-2:] = torch.nan
+        ours, theirs = copied(given), copied(given)
+        y, wanted = run(*ours, cut=cut), mamba.selective_scan(*theirs)
+        assert_same(y[:-2], wanted[:-2], 2.0**-7 if dtype == torch.bfloat16 else TOLERANCE[dtype])
+        assert_same(ours[-2][1:], theirs[-2][1:], 3e-5)
+
+
+def test_numbers_of_unaligned_rows_are_copied() -> None:
+    pytest.importorskip("triton")
+    from ridgeline.kernels.selective_scan.triton import selective_scan
+
+    case = mamba.Case((11,), 3, 8)
+    x, dt, rate, b, c, *others, states, turns = case.inputs(torch.float16, torch.device("cpu"))
+    shifted = torch.cat((b[:, :1], b, c), 1)[:, 1:]
+    given = (x, dt, rate, shifted[:, :8], shifted[:, 8:], *others)
+    assert_same(
+        selective_scan(*given, states.clone(), turns), selective_scan(x, dt, rate, b, c, *others, states, turns), 0
+    )
+
+
 def steps_of(turns: Turns, sizes: list[int]) -> list[tuple[slice, Turns]]:
     """Return the steps in which one row runs so many tokens each, all of which read and write its block."""
     steps, begin = [], 0

@@ -1,4 +1,5 @@
-"""The selective scan on a GPU, by `triton_walk.py`: rows of one token each in one cut, any others in another.
+"""The selective scan on a GPU: rows of one token by `triton_walk.py`, longer ones by `triton_tiles.py`, or by the
+former in another cut.
 
 Legend: that of op.py
 """
@@ -8,8 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.selective_scan.triton_tiles import Tiles, fits, tiles
 from ridgeline.kernels.selective_scan.triton_walk import LONG, SHORT, Walk, walk
 from ridgeline.kernels.turns import Turns
+
+# The cut of steps with rows of several tokens; LONG is what was measured. A token takes half of its instructions here,
+# on twice as many warps (docs/log.md, "scans, predicted").
+PROMPTS: Walk | Tiles = Tiles()
 
 
 def selective_scan(
@@ -23,10 +29,17 @@ def selective_scan(
     z_TX: Tensor | None,
     states_NXS: Tensor,
     turns: Turns,
-    cut: Walk | None = None,
+    cut: Walk | Tiles | None = None,
 ) -> Tensor:
     y_TX = torch.empty(x_TX.shape, dtype=x_TX.dtype, device=x_TX.device)
     given = (x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, states_NXS, turns, y_TX)
-    each = turns.tokens_each == 1
-    walk(*given, "each" if each else "all", cut or (SHORT if each else LONG))
+    if turns.tokens_each == 1:
+        walk(*given, "each", cut if isinstance(cut, Walk) else SHORT)
+        return y_TX
+    cut = cut or PROMPTS
+    if isinstance(cut, Walk) or not fits(states_NXS.shape[2], b_TS.itemsize):
+        walk(*given, "all", cut if isinstance(cut, Walk) else LONG)
+        return y_TX
+    walk(*given, "single")
+    tiles(*given, cut)
     return y_TX

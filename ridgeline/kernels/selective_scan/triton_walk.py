@@ -23,7 +23,7 @@ from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.triton_math import silu, softplus
 from ridgeline.kernels.turns import Turns
 
-Rows = Literal["each", "all"]  # of one token each; of any number
+Rows = Literal["each", "single", "all"]  # all rows, which have one token each; those of one token; all
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _walk(
     else:
         first = tl.load(start_ptr + row)
         length = tl.load(start_ptr + row + 1) - first
-        if length <= 0:
+        if length <= 0 or (ROWS == "single" and length > 1):
             return
     mark = tl.load(marks_ptr + row)
     held = S * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # nothing of a fresh row's state is read

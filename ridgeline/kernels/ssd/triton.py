@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence on a GPU: rows of one token by `triton_walk.py`, longer ones by `triton_chunks.py`. The legend
+"""Mamba-2's recurrence on a GPU: rows of one token by `triton_walk.py`, longer ones by `prompts.py`. The legend
 is that of op.py.
 """
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.ssd.choose import Cut, choose
-from ridgeline.kernels.ssd.triton_chunks import scan
+from ridgeline.kernels.ssd.prompts import scan
 from ridgeline.kernels.ssd.triton_walk import Walk, walk
 from ridgeline.kernels.turns import Turns
 

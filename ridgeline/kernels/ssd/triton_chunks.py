@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence in chunks, as products. Four launches:
+"""Mamba-2's recurrence in chunks, as products: the kernels. Four launches (prompts.py):
 
     decays    what is left of a state, and of each token of a chunk, at the chunk's other tokens
     segments  what each segment but a row's last adds to the state
@@ -25,13 +25,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.ssd.choose import Cut
 from ridgeline.kernels.triton_math import softplus
-from ridgeline.kernels.turns import Turns
 
 LOG2_E = 1.4426950408889634
 # A token that leaves 2**-60 of a state or less leaves nothing. A larger logarithm would only cost the chunk's other
@@ -354,68 +351,6 @@ def _scan(
             tl.store(states_ptr + P * S + place, state2, mask=inside)
 
 
-def scan(
-    x_THP: Tensor,
-    dt_TH: Tensor,
-    rate_H: Tensor,
-    b_TGS: Tensor,
-    c_TGS: Tensor,
-    skip_H: Tensor,
-    dt_bias_H: Tensor,
-    dt_min: float,
-    dt_max: float,
-    states_NHPS: Tensor,
-    turns: Turns,
-    y_THP: Tensor,
-    cut: Cut,
-) -> None:
-    """Write the outputs of all rows of more than one token to `y_THP`, and replace their states."""
-    tokens, heads, width = x_THP.shape
-    groups, size = b_TGS.shape[1:]
-    if b_TGS.stride(0) != c_TGS.stride(0):
-        b_TGS, c_TGS = b_TGS.contiguous(), c_TGS.contiguous()
-    share, device, options = heads // groups, x_THP.device, launch_options(x_THP.device)
-    fresh_R = turns.fresh_R.view(torch.uint8)
-    chunks, segments = turns.chunks(cut.chunk, at_marks=False), turns.chunks(cut.segment, at_marks=False)
-    many, full = len(segments.first_C), tokens // cut.segment
-    # One chunk more than there is, since the scan asks for the next chunk's decay
-    log, shift, weight = torch.empty((3, len(chunks.first_C) + 1, heads, cut.chunk), dtype=torch.float32, device=device)
-    _decays[(len(chunks.first_C), triton.cdiv(heads, HEADS_AT_ONCE))](
-        dt_TH, rate_H, dt_bias_H, log, shift, weight, chunks.first_C, chunks.length_C, chunks.row_C, turns.start_R1,
-        dt_TH.stride(0), dt_min, dt_max,
-        H=heads, Q=cut.chunk, BLOCK_H=HEADS_AT_ONCE, LOG2_E=LOG2_E, FORGOTTEN=FORGOTTEN, num_warps=4, **options,
-    )  # fmt: skip
-    before_LHPS, sums_LHPS = torch.empty((2, full, heads, width, size), dtype=torch.float32, device=device)
-    shape = shape_constants(heads, width, size, x_THP.dtype, cut)
-    shape |= {"X_TOKEN": x_THP.stride(0), "BC_TOKEN": b_TGS.stride(0)}
-    parts = triton.cdiv(width, shape["BLOCK_P"])
-    segment = (segments.first_C, segments.length_C, segments.row_C, turns.start_R1, chunks.of_R1)
-    if full:
-        left_LH = torch.empty((full, heads), dtype=torch.float32, device=device)
-        _segments[(heads * parts, many)](
-            x_THP, b_TGS, log, shift, sums_LHPS, left_LH, *segment,
-            share, **shape, num_warps=cut.warps, **options,
-        )  # fmt: skip
-        block = min(1024, triton.next_power_of_2(width * size))
-        _pass[(heads * triton.cdiv(width * size, block), turns.num_rows)](
-            sums_LHPS, before_LHPS, left_LH, states_NHPS, turns.start_R1, turns.reads_R, fresh_R, states_NHPS.stride(0),
-            H=heads, SIZE=width * size, SEGMENT=cut.segment, BLOCK=block, num_warps=4, **options,
-        )  # fmt: skip
-    _marks[(heads * parts, turns.num_rows)](
-        x_THP, b_TGS, log, shift, before_LHPS, sums_LHPS, states_NHPS, turns.start_R1, chunks.of_R1,
-        turns.reads_R, fresh_R,
-        turns.marks_R, turns.marked_R, states_NHPS.stride(0), share,
-        **shape, num_warps=cut.warps, **options,
-    )  # fmt: skip
-    together = cut.heads if share % cut.heads == 0 else 1
-    _scan[(heads // together * parts, many)](
-        x_THP, b_TGS, c_TGS, skip_H, log, shift, weight, before_LHPS, sums_LHPS, y_THP, states_NHPS, *segment,
-        turns.reads_R, turns.writes_R, fresh_R,
-        states_NHPS.stride(0), share,
-        **shape, HEADS=together, num_warps=cut.warps, **options,
-    )  # fmt: skip
-
-
 def shape_constants(heads: int, width: int, size: int, dtype: torch.dtype, cut: Cut) -> dict[str, Any]:
     """Return the constants that `_segments` and `_scan` share. Products of float32 are not rounded."""
     return {
@@ -426,14 +361,19 @@ def shape_constants(heads: int, width: int, size: int, dtype: torch.dtype, cut: 
     }  # fmt: skip
 
 
-def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKernel:
-    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state."""
+def aot_types(kernel: Any) -> dict[str, str]:
+    """Return the types of a kernel's arguments in a model whose activations are bf16."""
     chunk_parts = {"first_ptr", "length_ptr", "row_ptr", "chunk_ptr", "start_ptr", "marks_ptr"}
     types = dict.fromkeys(kernel.arg_names, "i32:16") | {"share": "i32"}
     types |= {name: "*fp32" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= dict.fromkeys(("x_ptr", "b_ptr", "c_ptr", "y_ptr", "dt_ptr"), "*bf16")
     types |= dict.fromkeys(chunk_parts, "*i32") | dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
-    types |= {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
+    return types | {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
+
+
+def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKernel:
+    """Return an entry for Mamba-2's usual shape: 128 heads of 64 numbers, 128 of each in the state."""
+    types = aot_types(kernel)
     constants = shape_constants(128, 64, 128, torch.bfloat16, cut)
     constants |= {"X_TOKEN": 8448, "BC_TOKEN": 8448}
     constants |= {
@@ -460,8 +400,4 @@ AOT = (
     _aot(_pass, Cut(), dot=False),
     _aot(_scan, Cut(), hot=False),  # ptxas spills a few of what a loop keeps, and reads them once a chunk
     _aot(_scan, Cut(warps=8), hot=False),
-    _aot(_scan, Cut(heads=2, warps=8), hot=False),
-    _aot(_scan, Cut(heads=2, warps=4), hot=False),
-    _aot(_scan, Cut(chunk=128, warps=8), hot=False),
-    _aot(_scan, Cut(chunk=128, heads=2, warps=8), hot=False),
 )
