@@ -19,7 +19,7 @@ from ridgeline.kernels.turns import Turns
 
 
 class Work(NamedTuple):
-    """What the chunks of a step are made of, and where results go.
+    """The tensors that the chunks of a step are made of, and those for the results.
 
     solve_GTL, within_GTL, factors_GFT: what triton_prepare.py computes.
     short: rows of so many tokens do not run in chunks.

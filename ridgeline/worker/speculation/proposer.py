@@ -70,7 +70,7 @@ class Taken(NamedTuple):
 
     @property
     def ran_R(self) -> Tensor:
-        """Whether each row has tokens that belong to a request."""
+        """True for rows with tokens that belong to a request."""
         return (self.start_R1.diff() > 0) & self.live_T[self.first_R]
 
     def last_R(self, kv_len_R: Tensor) -> Tensor:
