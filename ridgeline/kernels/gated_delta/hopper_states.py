@@ -1,4 +1,4 @@
-"""The rows, parts or segments that programs of Hopper's kernels of the gated delta rule run, and the states at both ends.
+"""The stretches of rows that programs of the gated delta rule run on Hopper, and the states at both ends.
 
 A program runs a row, a part of one while the next part is prepared (plan.py), or a segment of one (segments.py).
 
