@@ -27,7 +27,7 @@ from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.responses import NAMES, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
-from ridgeline.text.parsers.events import Content, Event
+from ridgeline.text.parsers.events import Content, Event, Reasoning
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
@@ -151,6 +151,8 @@ class Answer:
                         await self._note("created", write)
                     await self._note("in_progress", write)
                 for event, logprobs in self._read(run, piece):
+                    if self._body.include_reasoning is False and isinstance(event, Reasoning):
+                        continue
                     for told in self._output.take(event, logprobs):
                         await self._put(told, write)
             cut = shapes.finish_reason(run.result.outputs[0]) == "length"
