@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from ridgeline.serving.http.absent import ABSENT
 from ridgeline.serving.requests.bodies import (
     ChatBody,
     CompletionBody,
@@ -72,6 +73,9 @@ Written by `python -m benchmarks.api_fields` from the lists that the server itse
 A field that none of these APIs has is refused, with the nearest name: most are misspelled, and
 `temprature` would leave the temperature at its default without a word. OpenAI refuses it too; vLLM
 ignores it, as `--unknown-fields ignore` does here. The header names it then.
+
+A route of another server that is not here is answered with 404 and what to use. They are listed at
+the end.
 """
 
 
@@ -86,7 +90,9 @@ def page() -> str:
             found, remark = state(bodies, name)
             rows.append(f"| `{name}` | {owners} | {found} | {remark} |")
         parts.append("\n".join(rows) + "\n")
-    return "\n".join(parts)
+    rows = ["## Routes of other servers that are not here", "", "| route | 404 that says |", "|---|---|"]
+    rows += [f"| `{route}` | {why}. |" for route, why in ABSENT.items()]
+    return "\n".join([*parts, *rows]) + "\n"
 
 
 if __name__ == "__main__":
