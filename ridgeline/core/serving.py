@@ -76,6 +76,8 @@ class ServeConfig:
     log_json: write logs as JSON.
     access_log: write a line for each request.
     request_breakdown: responses say where their time went.
+    enable_per_request_metrics: they say it in vLLM's words too, in `metrics`.
+    enable_force_include_usage: every chunk of a stream tells the usage so far, whatever its request says.
     root_path: the path prefix under which a proxy shows the server, whether or not it removes it.
     engine: options of `LLMConfig`, as given.
     """
@@ -130,6 +132,8 @@ class ServeConfig:
     log_json: bool = False
     access_log: bool = True
     request_breakdown: bool = False
+    enable_per_request_metrics: bool = False
+    enable_force_include_usage: bool = False
     root_path: str = ""
     engine: dict[str, object] = field(default_factory=dict)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -73,6 +75,34 @@ def test_a_proxys_prefix_may_be_removed_or_not(api_server_of: FaceOf) -> None:
         assert (await client.get("/llm/llm/v1/models", headers=key)).status_code == 404
 
     run(api_server_of, test, root_path="/llm", api_key=("k",), admin_key=("a",))
+
+
+def test_answers_and_streams_tell_times_and_usage_without_being_asked(api_server_of: FaceOf) -> None:
+    chat = {"messages": [{"role": "user", "content": "def f("}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    names = {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "tokens_per_second", "mean_itl_ms"}
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for path, asked in (("/v1/completions", ASKED | {"ignore_eos": True}), ("/v1/chat/completions", chat)):
+            begun = time.monotonic()
+            whole = (await client.post(path, json=asked | {"include_breakdown": True})).json()
+            took = 1000 * (time.monotonic() - begun)
+            metrics, [part] = whole["metrics"], whole["ridgeline"]["completions"]
+            assert metrics.keys() == names
+            assert 0 <= metrics["queue_time_ms"] == 1000 * part["queue"]
+            assert metrics["time_to_first_token_ms"] + metrics["generation_time_ms"] < took
+            assert metrics["mean_itl_ms"] * 3 == pytest.approx(metrics["generation_time_ms"])
+            assert metrics["tokens_per_second"] == pytest.approx(4 / (part["prefill"] + part["decode"]))
+            one = (await client.post(path, json=asked | {"max_tokens": 1})).json()
+            assert one["metrics"].keys() == names - {"mean_itl_ms"}
+            assert "metrics" not in (await client.post(path, json=asked | {"n": 2})).json()
+            stream = await client.post(path, json=asked | {"stream": True})
+            *chunks, last = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+            counts = [chunk["usage"]["completion_tokens"] for chunk in [*chunks, last]]
+            assert counts == [*([0] if "chat" in path else []), 1, 2, 3, 4, 4]
+            assert (last["choices"], last["metrics"].keys()) == ([], names)
+            assert not any("metrics" in chunk for chunk in chunks)
+
+    run(api_server_of, test, enable_force_include_usage=True, enable_per_request_metrics=True)
 
 
 def test_origins_methods_headers_and_credentials(api_server_of: FaceOf) -> None:
