@@ -359,7 +359,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("prompts are texts or token ids", SWITCH, "enable-mm-embeds mm-encoder-only", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),
     ("answers have the role assistant", VALUE, "response-role", ("assistant",)),
-    ("ask for token ids in the request, with return_token_ids", SWITCH, "return-tokens-as-token-ids", ()),
     ("start the server again after a certificate has changed", SWITCH, "enable-ssl-refresh", ()),
     ("gRPC has a port beside HTTP's; use --grpc-port", SWITCH, "grpc", ()),
     ("grammars follow each request; only the key `backend` is taken", VALUE, "structured-outputs-config",

@@ -196,7 +196,10 @@ class Chat:
         end = self._told_logprobs[output.index] = len(output.logprobs)
         ids = output.token_ids[start:end]
         body = self._body
-        top, by_id = -1 if body.logprob_token_ids else body.top_logprobs or 0, bool(body.return_tokens_as_token_ids)
+        top, by_id = (
+            -1 if body.logprob_token_ids else body.top_logprobs or 0,
+            shapes.names_by_id(self._api.config, body),
+        )
         return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], top, by_id=by_id)
 
     def _envelope(self, kind: str) -> dict[str, Any]:

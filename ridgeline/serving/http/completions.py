@@ -193,7 +193,7 @@ class Completions:
             ids += output.token_ids[start : told.entries]
             entries += output.logprobs[start:]
         texts = shapes.token_texts(self._api.tokenizer, ids)
-        by_id = bool(self._body.return_tokens_as_token_ids)
+        by_id = shapes.names_by_id(self._api.config, self._body)
         top = -1 if self._body.logprob_token_ids else self._body.logprobs or 0
         found = shapes.completion_logprobs(ids, entries, top, texts, told.offset, by_id=by_id)
         told.offset += sum(map(len, texts))

@@ -124,6 +124,12 @@ def timing(config: ServeConfig, body: GenerationBody, runs: Sequence[Run]) -> di
     return found
 
 
+def names_by_id(config: ServeConfig, body: GenerationBody) -> bool:
+    """Return True if tokens of logprobs are named by their ids."""
+    asked = body.return_tokens_as_token_ids
+    return config.return_tokens_as_token_ids if asked is None else asked
+
+
 def wants_usage(config: ServeConfig, body: GenerationBody) -> tuple[bool, bool]:
     """Return two flags: usage at the end of a stream, and usage with every chunk."""
     if config.enable_force_include_usage:

@@ -105,6 +105,17 @@ def test_answers_and_streams_tell_times_and_usage_without_being_asked(api_server
     run(api_server_of, test, enable_force_include_usage=True, enable_per_request_metrics=True)
 
 
+def test_tokens_of_logprobs_have_the_names_that_the_operator_chose(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for asked, by_id in ((None, True), (False, False)):
+            body = ASKED | {"logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": asked}
+            [choice] = (await client.post("/v1/completions", json=body)).json()["choices"]
+            names = [f"token_id:{token}" for token in choice["token_ids"]]
+            assert (choice["logprobs"]["tokens"] == names) is by_id
+
+    run(api_server_of, test, return_tokens_as_token_ids=True)
+
+
 def test_origins_methods_headers_and_credentials(api_server_of: FaceOf) -> None:
     asked = {
         "Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-mine"
@@ -158,9 +169,9 @@ def test_the_templates_arguments_have_defaults(api_server_of: FaceOf, tmp_path: 
     template = tmp_path / "template.jinja"
     template.write_text("{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].content }}")
 
-    async def main() -> list[str]:
+    async def main(given: str) -> list[str]:
         defaults = {"enable_thinking": False, "reasoning_effort": "low"}
-        config = ServeConfig(chat_template=str(template), default_chat_template_kwargs=defaults)
+        config = ServeConfig(chat_template=given, default_chat_template_kwargs=defaults)
         async with api_server_of(config) as api:
             bodies: list[dict[str, Any]] = [
                 {},
@@ -170,7 +181,10 @@ def test_the_templates_arguments_have_defaults(api_server_of: FaceOf, tmp_path: 
             asked = [ChatBody(messages=[{"role": "user", "content": "hi"}], **body) for body in bodies]
             return [await render(api, body) for body in asked]
 
-    assert asyncio.run(main()) == ["False low hi", "False high hi", "1 x hi"]
+    for given in (str(template), template.read_text()):  # a file, or the text itself
+        assert asyncio.run(main(given)) == ["False low hi", "False high hi", "1 x hi"]
+    with pytest.raises(InvalidConfig, match=r"nowhere.jinja' cannot be used"):
+        asyncio.run(main("nowhere.jinja"))
     with pytest.raises(InvalidConfig, match="tools"):
         ServeConfig(default_chat_template_kwargs={"tools": []})
 
