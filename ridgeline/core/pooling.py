@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.vllm_arguments import POOLING, with_vllms_fields
 
 Kind = Literal["last", "mean", "cls"]
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
@@ -74,6 +75,7 @@ class PoolingSpec:
         return self.whole or task in TOKENWISE
 
 
+@with_vllms_fields(POOLING)
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
     """The choices of a pooling request. Names are vLLM's.
