@@ -8,15 +8,31 @@ if TYPE_CHECKING:
     from ridgeline.core.pooling import PoolingParams
     from ridgeline.core.request import SamplingParams
     from ridgeline.llm import LLM
+    from ridgeline.offline.jobs import TextPrompt, TokensPrompt
     from ridgeline.text.beams import BeamSearchParams
+    from ridgeline.text.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "BeamSearchParams", "PoolingParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 _LAZY = {
     "LLM": "ridgeline.llm",
     "PoolingParams": "ridgeline.core.pooling",
     "SamplingParams": "ridgeline.core.request",
     "BeamSearchParams": "ridgeline.text.beams",
+    "CompletionOutput": "ridgeline.text.outputs",
+    "RequestOutput": "ridgeline.text.outputs",
+    "TextPrompt": "ridgeline.offline.jobs",
+    "TokensPrompt": "ridgeline.offline.jobs",
 }
 
 

@@ -20,10 +20,11 @@ from ridgeline.core.pooling import PoolingParams, PoolingSpec, Task
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import SamplingParams
 from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.vllm_arguments import BEAMS, CHATS, METHODS, PROMPTS, SCORES, takes_vllms
 from ridgeline.core.vllm_flags import of_keywords
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.beam_rounds import run_rounds
-from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TokensPrompt
+from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TextPrompt, TokensPrompt
 from ridgeline.offline.pooling import Pooled, PoolingRuns, outputs, reranked, scored_output, with_options
 from ridgeline.offline.running import RunningJobs
 from ridgeline.progress import LoadingBar
@@ -48,7 +49,7 @@ from ridgeline.weights.folder import NO_DEFAULTS, generation_file, resolve_token
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.modules import read_prompts
 
-__all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt"]
+__all__ = ["LLM", "Params", "Prompt", "StreamOutput", "TextPrompt", "TokensPrompt"]
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class LLM:
 
     # ---- what a user calls ------------------------------------------------------------------------------------
 
+    @takes_vllms(PROMPTS)
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -121,6 +123,7 @@ class LLM:
         ]
         return self._running.finish(jobs, use_tqdm=use_tqdm)
 
+    @takes_vllms(SCORES)
     def score(
         self,
         prompts: Any,
@@ -169,6 +172,7 @@ class LLM:
         results = iter(self._running.finish(jobs, use_tqdm=use_tqdm))
         return [[score_of(next(results), start) for _, start in each] for each in pairs]
 
+    @takes_vllms(PROMPTS)
     def encode(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -184,6 +188,7 @@ class LLM:
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
         return outputs(PoolingRequestOutput, found, lambda vector: PoolingOutput(torch.from_numpy(vector)))
 
+    @takes_vllms(PROMPTS)
     def embed(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -201,6 +206,7 @@ class LLM:
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm, named=(prompt_name, prompt))
         return outputs(EmbeddingRequestOutput, found, lambda vector: EmbeddingOutput(vector.tolist()))
 
+    @takes_vllms(PROMPTS)
     def classify(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -230,6 +236,7 @@ class LLM:
         outputs = self.score(query, listed, use_tqdm=use_tqdm, pooling_params=pooling_params, instruction=instruction)
         return reranked(listed, [output.outputs.score for output in outputs], top_n)
 
+    @takes_vllms(BEAMS)
     def beam_search(
         self,
         prompts: Prompt | Iterable[Prompt],
@@ -260,6 +267,7 @@ class LLM:
         search = BeamSearch(params, stop_ids, min(params.max_tokens, room))
         return search, RequestOutput(str(self._jobs.count), text, ids, [])
 
+    @takes_vllms(CHATS)
     def chat(
         self,
         messages: Sequence[Any],
@@ -269,22 +277,39 @@ class LLM:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of {"role", "content"}) or several, through the model's chat template."""
+        """Answer one conversation (a list of {"role", "content"}) or several, through the model's chat template or
+        another. With `continue_final_message` (and no `add_generation_prompt`) the last message is gone on with."""
         many = isinstance(messages, (list, tuple)) and bool(messages) and not isinstance(messages[0], Mapping)
-        prompts = [
-            self.chat_prompt(
-                conversation, add_generation_prompt=add_generation_prompt, tools=tools, **(chat_template_kwargs or {})
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt cannot both be true; leave one out.",
+                param="continue_final_message",
             )
-            for conversation in (messages if many else [messages])
-        ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        options = (chat_template_kwargs or {}) | {"chat_template": chat_template, "tools": tools}
+        options |= {"continue_final_message": continue_final_message}
+        if not continue_final_message:
+            options["add_generation_prompt"] = add_generation_prompt
+        prompts = [self.chat_prompt(conversation, **options) for conversation in (messages if many else [messages])]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
-    def chat_prompt(self, messages: Sequence[Any], **options: Any) -> TokensPrompt:
+    def chat_prompt(
+        self,
+        messages: Sequence[Any],
+        *,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        **options: Any,
+    ) -> TokensPrompt:
         """Return a conversation as the prompt that the model was trained to continue."""
         if self._chat_template is None:
             raise InvalidRequest("chat needs the tokenizer; build LLM without skip_tokenizer_init.", param="messages")
-        text = self._chat_template.render(messages, **options)
+        template = self._chat_template if chat_template is None else self._chat_template.with_source(chat_template)
+        rendered = template.render_open if continue_final_message else template.render
+        text = rendered(messages, **options)
         return {"prompt_token_ids": self.get_tokenizer().encode(text, add_special_tokens=False)}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
@@ -294,6 +319,18 @@ class LLM:
         if params.num_drawn > params.n:
             raise InvalidRequest("best_of chooses when all have ended, so it cannot be streamed.", param="best_of")
         return self._running.run([self._make(prompt, params)])
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, which says for vLLM's methods what to use."""
+        if (why := METHODS.get(name)) is not None:
+            raise AttributeError(f"{name} is not here: {why}.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def reset_prefix_cache(self) -> bool:
+        """Let no later prompt find anything of what was cached."""
+        self._check_running()
+        self.engine.forget_prefixes()
+        return True
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raise InvalidRequest if there is none."""

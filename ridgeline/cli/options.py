@@ -153,12 +153,12 @@ def with_ranks(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def option(
-    owner: type, field_name: str, text: str, panel: str, *, unset: bool = False, envvar: str | None = None
+    owner: type, field_name: str, text: str, panel: str, *, unset: bool = False, envvar: list[str] | None = None
 ) -> inspect.Parameter:
     """Return one option. `panel` is its panel in the help.
 
-    With `unset` its default is None, meaning "not given", and the help names the real default. `envvar` is the
-    environment variable that sets it if the command line does not.
+    With `unset` its default is None, meaning "not given", and the help names the real default. `envvar` holds the
+    environment variables that set it if the command line does not.
     """
     field = next(f for f in dataclasses.fields(owner) if f.name == field_name)
     kind = _plain_type(typing.get_type_hints(owner)[field_name])

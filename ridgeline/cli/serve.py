@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -63,7 +64,7 @@ SERVE_HELP = {
     "allow_credentials": "Let these pages send cookies and HTTP authentication.",
     "disable_fastapi_docs": "Leave /docs, /redoc and /openapi.json out.",
     "middleware": "ASGI middleware to import (module.name). It is code that runs in the server with all its rights.",
-    "chat_template": "File with a Jinja template, instead of the model's own.",
+    "chat_template": "File with a Jinja template, or its text, instead of the model's own.",
     "default_chat_template_kwargs": "JSON object of the template's arguments where a request gives none of that name.",
     "generation_config": "Source of sampling defaults: auto (the model's folder), none, or another folder.",
     "override_generation_config": "JSON object of sampling defaults that win over these.",
@@ -79,15 +80,20 @@ SERVE_HELP = {
     "log_level": "debug, info, warning or error.",
     "log_json": "Log JSON objects, one a line.",
     "access_log": "Log each request.",
+    "return_tokens_as_token_ids": "Name tokens of logprobs by their ids (token_id:5) where a request does not say.",
     "request_breakdown": "Report in each answer where its time went.",
+    "enable_per_request_metrics": "Report it in vLLM's words, as `metrics`, where there is one completion.",
+    "enable_force_include_usage": "Tell the usage so far with every chunk of a stream, whatever its request says.",
     "root_path": "Prefix under which a proxy shows the server, whether or not it removes it.",
 }
-# keys in arguments would show in `ps`
+# keys in arguments would show in `ps`; the first of several variables that is set counts
 ENVIRONMENT = {
-    "api_key": "RIDGELINE_API_KEY",
-    "admin_key": "RIDGELINE_ADMIN_KEY",
-    "ssl_keyfile_password": "RIDGELINE_SSL_KEYFILE_PASSWORD",
+    "api_key": ["RIDGELINE_API_KEY", "VLLM_API_KEY"],
+    "admin_key": ["RIDGELINE_ADMIN_KEY"],
+    "ssl_keyfile_password": ["RIDGELINE_SSL_KEYFILE_PASSWORD"],
 }
+THEIRS = "VLLM_"  # vLLM's variables begin so
+READ = {name for names in ENVIRONMENT.values() for name in names}
 ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {
     *("skip_tokenizer_init", "data_parallel_size", "generation_config", "override_generation_config")
 }
@@ -102,6 +108,9 @@ class ServeCommand(TyperCommand):
     more: ClassVar[Mapping[str, Takes]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if left := sorted(name for name in os.environ if name.startswith(THEIRS) and name not in READ):
+            why = "no effect: settings are flags and never environment variables."
+            print(f"ridgeline: {', '.join(left)}: {why}", file=sys.stderr)
         found = translate(args, {**own_flags(), **self.more, "help": Takes.NOTHING})
         for line in found.lines:
             if line.state is not State.REFUSED:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.vllm_arguments import POOLING, with_vllms_fields
 
 Kind = Literal["last", "mean", "cls"]
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
@@ -74,6 +75,7 @@ class PoolingSpec:
         return self.whole or task in TOKENWISE
 
 
+@with_vllms_fields(POOLING)
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
     """The choices of a pooling request. Names are vLLM's.
@@ -81,13 +83,15 @@ class PoolingParams:
     task: "embed", "classify", "token_embed" or "token_classify"; None: what the called method or the model does.
     dimensions: the length that an embedding is cut to, before it is normalised (Kusupati et al., arXiv 2205.13147).
     use_activation: embeddings are normalised, or scores become probabilities; None: as the model says.
-    truncate_prompt_tokens: only so many first tokens of a prompt count; -1: as many as the model takes.
+    truncate_prompt_tokens: only so many tokens of a prompt count; -1: as many as the model takes.
+    truncation_side: where a prompt is cut: "right" keeps its first tokens and "left" its last; None: "right".
     """
 
     task: Task | None = None
     dimensions: int | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
@@ -102,6 +106,11 @@ class PoolingParams:
         if not isinstance(self.use_activation, bool | None):
             raise InvalidRequest(
                 f"use_activation must be True or False, got {str(self.use_activation)[:80]!r}.", param="use_activation"
+            )
+
+        if self.truncation_side not in (None, "left", "right"):
+            raise InvalidRequest(
+                f"truncation_side is left or right, got {str(self.truncation_side)[:80]!r}.", param="truncation_side"
             )
 
     def _check_integer(self, name: str, least: int) -> None:

@@ -15,6 +15,7 @@ from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
 from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.pooling import SECOND_TEXT, Task
+from ridgeline.core.vllm_arguments import SAMPLING, with_vllms_fields
 
 BACKGROUND = 2**31  # the priority of work that nobody waits for, beyond what clients may ask for
 MAX_N = 128
@@ -58,6 +59,7 @@ class RepetitionDetectionParams:
         raise InvalidRequest(f"repetition_detection: {sentence}.", param="repetition_detection")
 
 
+@with_vllms_fields(SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """The choice of tokens. Names and defaults are vLLM's, so code moves over by changing the import.

@@ -58,7 +58,7 @@ class ServeConfig:
     disable_fastapi_docs: leave /docs, /redoc and /openapi.json out.
     middleware: import paths (module.name) of ASGI middleware, a class or an async function of request and call_next. It
         is code that runs inside the server with all its rights.
-    chat_template: a file, in place of the model's own template.
+    chat_template: a file or a template's text, in place of the model's own template.
     default_chat_template_kwargs: arguments of the template where a request gives none of that name.
     generation_config: the source of sampling defaults: "auto" (the model's generation_config.json), "none", or a folder
         with such a file.
@@ -75,7 +75,10 @@ class ServeConfig:
     model_repository: a folder with models described by config.pbtxt, as Triton's, in place of a model.
     log_json: write logs as JSON.
     access_log: write a line for each request.
+    return_tokens_as_token_ids: tokens of logprobs are named by their ids where a request does not say.
     request_breakdown: responses say where their time went.
+    enable_per_request_metrics: they say it in vLLM's words too, in `metrics`.
+    enable_force_include_usage: every chunk of a stream tells the usage so far, whatever its request says.
     root_path: the path prefix under which a proxy shows the server, whether or not it removes it.
     engine: options of `LLMConfig`, as given.
     """
@@ -129,7 +132,10 @@ class ServeConfig:
     log_level: str = "info"
     log_json: bool = False
     access_log: bool = True
+    return_tokens_as_token_ids: bool = False
     request_breakdown: bool = False
+    enable_per_request_metrics: bool = False
+    enable_force_include_usage: bool = False
     root_path: str = ""
     engine: dict[str, object] = field(default_factory=dict)
 

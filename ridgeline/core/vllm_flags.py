@@ -37,7 +37,7 @@ class Flag:
     text: why it is accepted, or what to do where it is refused.
     ours: our flag where it is renamed.
     harmless: values with which it is accepted although it is refused. A JSON object is harmless if all its keys are in
-        one that is listed.
+        one that is listed, with the same value or, where that is empty, with any.
     """
 
     name: str
@@ -62,7 +62,8 @@ def _covers(listed: str, value: object) -> bool:
         given = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return False
-    return isinstance(given, Mapping) and given.keys() <= json.loads(listed).keys()
+    taken = json.loads(listed)
+    return isinstance(given, Mapping) and all(key in taken and taken[key] in ("", given[key]) for key in given)
 
 
 SWITCH, VALUE, LIST = Takes.NOTHING, Takes.VALUE, Takes.LIST
@@ -231,7 +232,6 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     ("every answer has X-Request-Id", SWITCH, "enable-request-id-headers"),
     ("open requests are always counted: ridgeline:face_open_requests", SWITCH, "enable-server-load-tracking"),
     ("/tokenizer_info is always there", SWITCH, "enable-tokenizer-info-endpoint"),
-    ("--request-breakdown says in each answer where its time went", SWITCH, "enable-per-request-metrics"),
     ("tools are left out of the prompt wherever tool_choice is none", SWITCH, "exclude-tools-when-tool-choice-none"),
     ("lines about /health appear at the level debug alone", VALUE, "disable-access-log-for-endpoints"),
     ("--log-level and --log-json say how logs look", VALUE, "log-config-file logging-config"),
@@ -330,7 +330,7 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
      "logits-processor-pattern model-class-overrides additional-config model-loader-extra-config", ("{}",)),
     (_CODE, VALUE, "worker-cls", ("auto",)),
     (_CODE, LIST, "logits-processors", ()),
-    (_REASONING, VALUE, "reasoning-config", ("{}",)),
+    (_REASONING, VALUE, "reasoning-config", ('{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}',)),
     (_REASONING, SWITCH, "include-reasoning", ()),
     ("efforts reach the template as they are", VALUE, "reasoning-effort-map", ("{}",)),
     ("efforts reach the template as they are", VALUE, "anthropic-disabled-thinking-effort", ("auto",)),
@@ -359,8 +359,6 @@ _REFUSED: tuple[tuple[str, Takes, str, tuple[str, ...]], ...] = (
     ("prompts are texts or token ids", SWITCH, "enable-mm-embeds mm-encoder-only", ()),
     ("messages reach the template as texts", VALUE, "chat-template-content-format", ("auto", "string")),
     ("answers have the role assistant", VALUE, "response-role", ("assistant",)),
-    ("ask for token ids in the request, with return_token_ids", SWITCH, "return-tokens-as-token-ids", ()),
-    ("ask for usage in each request, with stream_options", SWITCH, "enable-force-include-usage", ()),
     ("start the server again after a certificate has changed", SWITCH, "enable-ssl-refresh", ()),
     ("gRPC has a port beside HTTP's; use --grpc-port", SWITCH, "grpc", ()),
     ("grammars follow each request; only the key `backend` is taken", VALUE, "structured-outputs-config",

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ridgeline.core.embeds import PLACEHOLDER
 from ridgeline.core.errors import InvalidRequest
@@ -27,12 +27,22 @@ class EmbedsPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids."""
+    """A prompt as token ids. It may have a `cache_salt` of its own, and its text as `prompt`."""
 
     prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
-Prompt = str | TokensPrompt | EmbedsPrompt
+class TextPrompt(TypedDict):
+    """A prompt as text. It may have a `cache_salt` of its own."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
+Prompt = str | TextPrompt | TokensPrompt | EmbedsPrompt
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -72,11 +82,12 @@ class JobMaker:
 
     def make(self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Job:
         """Return a job that the engine can run. Raise InvalidRequest."""
+        asked: Any = prompt if isinstance(prompt, Mapping) else {}
+        check_keys(asked)
+        cache_salt = asked.get("cache_salt") or cache_salt
         if not isinstance(cache_salt, str):
             raise InvalidRequest(f"cache_salt must be a string, got {short(cache_salt)}.", param="cache_salt")
-        asked: Any = prompt
-        given = isinstance(asked, Mapping) and "prompt_embeds" in asked
-        embeds = embeds_of(asked["prompt_embeds"]) if given else None
+        embeds = embeds_of(asked["prompt_embeds"]) if "prompt_embeds" in asked else None
         text, ids = self.encode(prompt) if embeds is None else (None, [PLACEHOLDER] * len(embeds))
         if self._tokenizer is None and params.stop_strings:
             raise InvalidRequest("stop strings need the tokenizer; use stop_token_ids.", param="stop")
@@ -107,8 +118,12 @@ class JobMaker:
         """Return a prompt's text, if it has one, and its token ids. Raise InvalidRequest."""
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
+        given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
+        text, ids = given.get("prompt"), given.get("prompt_token_ids")
+        if isinstance(text, str) and ids is None:
+            return text, self.tokenizer.encode(text)
         try:
-            return None, integers(prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None)
+            return text if isinstance(text, str) else None, integers(ids)
         except TypeError:
             raise InvalidRequest(
                 f"a prompt is a string or {{'prompt_token_ids': [whole numbers]}}, got {short(prompt)}.", param="prompt"
@@ -122,3 +137,13 @@ class JobMaker:
                 "this LLM was built with skip_tokenizer_init; give prompts as token ids.", param="prompt"
             )
         return self._tokenizer
+
+
+def check_keys(prompt: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for something in a prompt that nothing here reads."""
+    for name in sorted(map(str, prompt.keys() - KEYS)):
+        if prompt.get(name):
+            raise InvalidRequest(
+                f"a prompt holds {short(name)}, which is not here; it may hold {', '.join(sorted(KEYS))}.",
+                param="prompt",
+            )

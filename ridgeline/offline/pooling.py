@@ -14,6 +14,7 @@ from ridgeline.core.pooling import PoolingParams, PoolingSpec
 from ridgeline.core.request import Request, RequestStats
 from ridgeline.engine.engine import Engine
 from ridgeline.interrupts import uninterrupted
+from ridgeline.offline.jobs import check_keys
 from ridgeline.progress import batch_bar
 from ridgeline.text.arguments import listed_prompts, short
 from ridgeline.text.pooled import (
@@ -186,7 +187,11 @@ class PoolingRuns:
     def _encoded(self, prompt: Any, params: PoolingParams, before: str) -> Encoded:
         if isinstance(prompt, str):
             return self.encoder.one(before + prompt, params)
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+        given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
+        check_keys(given)
+        text, ids = given.get("prompt"), given.get("prompt_token_ids")
+        if isinstance(text, str) and ids is None:
+            return self.encoder.one(before + text, params)
         return listed_tokens(ids, params, self._engine.config.max_model_len)
 
     def _note(self, request: Request, stats: RequestStats) -> None:

@@ -23,6 +23,7 @@ from ridgeline.serving.kept.kept import Kept
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.serving.repository.folder import served_models
 from ridgeline.serving.repository.models import ServedModel
+from ridgeline.text.arguments import short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms, choose
 from ridgeline.text.pooled import Encoder
@@ -167,12 +168,14 @@ def _tracing(endpoint: str, model: str, instance: str) -> Callable[[Run, BaseExc
     return observer(endpoint, model, instance)
 
 
-def _chat_template(path: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-    if path is None:
+def _chat_template(given: str | None, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+    """Return the template that the operator gave, as a file or as its text, or else the folder's own."""
+    if given is None:
         return ChatTemplate.from_folder(folder, special_tokens)
     try:
-        template = ChatTemplate(Path(path).read_text(), special_tokens)
+        source = given if any(mark in given for mark in ("{%", "{{")) else Path(given).read_text()
+        template = ChatTemplate(source, special_tokens)
         template.render([{"role": "user", "content": "?"}])
     except (OSError, UnicodeDecodeError, InvalidRequest) as error:
-        raise InvalidConfig(f"the chat template {path} cannot be used ({error}).") from error
+        raise InvalidConfig(f"the chat template {short(given)} cannot be used ({error}).") from error
     return template

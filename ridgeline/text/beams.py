@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import SamplingParams
+from ridgeline.core.vllm_arguments import BEAM_SEARCH, with_vllms_fields
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ MAX_BEAMS = 64
 MAX_CANDIDATES = 1024  # the likeliest tokens that one beam reports
 
 
+@with_vllms_fields(BEAM_SEARCH)
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """The parameters of a search.

@@ -145,38 +145,64 @@ class Encoder:
         return room(params, self.max_model_len)
 
     def one(self, text: str, params: PoolingParams, *, add_special_tokens: bool = True) -> Encoded:
-        """Return a text's tokens. What is cut off lies at the end, before the special tokens there."""
-        return Encoded(self._cut(text, None, self.room(params), add_special_tokens)[0], text)
+        """Return a text's tokens. What is cut off lies at the end, before the special tokens there, or at the
+        beginning."""
+        return Encoded(self._cut(text, None, params, add_special_tokens)[0], text)
 
-    def pair(self, query: str, document: str, params: PoolingParams, *, instruction: str | None = None) -> Encoded:
-        """Return the tokens of a pair, as the model compares it."""
-        room = self.room(params)
+    def pair(
+        self,
+        query: str,
+        document: str,
+        params: PoolingParams,
+        *,
+        instruction: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Encoded:
+        """Return the tokens of a pair, as the model compares it. template_kwargs: what its template gets besides; an
+        instruction among these wins."""
+        extra: dict[str, Any] = ({} if instruction is None else {"instruction": instruction}) | dict(
+            template_kwargs or {}
+        )
         if self._template is not None:
             messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-            extra: dict[str, Any] = {} if instruction is None else {"instruction": instruction}
             text = self._template.render(messages, add_generation_prompt=True, **extra)
-            return Encoded(self.tokenizer.encode(text, add_special_tokens=False)[:room])
+            return Encoded(_kept(self.tokenizer.encode(text, add_special_tokens=False), self.room(params), params))
+        if extra.keys() - {"instruction"}:
+            raise InvalidRequest(
+                "this model's pairs go through no template; leave chat_template_kwargs out.",
+                param="chat_template_kwargs",
+            )
         if self.spec.difference:
-            return Encoded(self._asked(query, document, instruction or RERANKER_INSTRUCTION, room))
-        if instruction is not None:
+            return Encoded(self._asked(query, document, extra.get("instruction") or RERANKER_INSTRUCTION, params))
+        if extra:
             raise InvalidRequest("this model takes no instruction with a pair; leave it out.", param="instruction")
-        return Encoded(*self._cut(query, document, room, True))
+        return Encoded(*self._cut(query, document, params, True))
 
-    def _asked(self, query: str, document: str, instruction: str, room: int | None) -> list[int]:
+    def _asked(self, query: str, document: str, instruction: str, params: PoolingParams) -> list[int]:
         """Return the question whether a document answers a query. Only the pair is cut."""
         pair = RERANKER_PAIR.format(instruction=instruction, query=query, document=document)
         begin, middle, end = (
             self.tokenizer.encode(text, add_special_tokens=False) for text in (RERANKER_BEGIN, pair, RERANKER_END)
         )
-        left = len(middle) if room is None else max(0, room - len(begin) - len(end))
-        return [*begin, *middle[:left], *end]
+        room = self.room(params)
+        left = None if room is None else max(0, room - len(begin) - len(end))
+        return [*begin, *_kept(middle, left, params), *end]
 
-    def _cut(self, text: str, second: str | None, room: int | None, special: bool) -> tuple[list[int], None, int]:
+    def _cut(self, text: str, second: str | None, params: PoolingParams, special: bool) -> tuple[list[int], None, int]:
         """Return the ids of one text or two, None, and where the second begins if the tokenizer tells them apart."""
+        room = self.room(params)
         if room is None and second is None:
             return self.tokenizer.encode(text, special), None, 0
-        ids, second_text = self.tokenizer.encode_within(text, second, room, add_special_tokens=special)
+        side = params.truncation_side or "right"
+        ids, second_text = self.tokenizer.encode_within(text, second, room, add_special_tokens=special, side=side)
         return ids, None, second_text
+
+
+def _kept(ids: list[int], most: int | None, params: PoolingParams) -> list[int]:
+    """Return so many of the tokens, from the side that is kept."""
+    if most is None or len(ids) <= most:
+        return ids
+    return ids[len(ids) - most :] if params.truncation_side == "left" else ids[:most]
 
 
 def room(params: PoolingParams, max_model_len: int) -> int | None:
@@ -195,7 +221,7 @@ def room(params: PoolingParams, max_model_len: int) -> int | None:
 def listed_tokens(ids: object, params: PoolingParams, max_model_len: int) -> Encoded:
     """Return a prompt that came as token ids. Raise InvalidRequest."""
     try:
-        return Encoded(integers(ids)[: room(params, max_model_len)])
+        return Encoded(_kept(integers(ids), room(params, max_model_len), params))
     except TypeError:
         raise InvalidRequest(
             f"a prompt is a string or {{'prompt_token_ids': [whole numbers]}}, got {short(ids)}.", param="prompt"

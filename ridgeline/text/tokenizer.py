@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import AddedToken
@@ -112,12 +112,19 @@ class Tokenizer:
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
 
     def encode_within(
-        self, text: str, second: str | None, room: int | None, *, add_special_tokens: bool = True
+        self,
+        text: str,
+        second: str | None,
+        room: int | None,
+        *,
+        add_special_tokens: bool = True,
+        side: Literal["left", "right"] = "right",
     ) -> tuple[list[int], int]:
         """Return the token ids of a text, or of two as the tokenizer joins them, and the first one of the second text
         (0: the tokenizer does not tell them apart). Raise InvalidRequest as `encode`.
 
-        room: no more tokens than that, special ones included. Texts lose their ends, and of two the longer one first.
+        room: no more tokens than that, special ones included. Texts lose their ends (or, with the side "left", their
+            beginnings), and of two the longer one first.
         """
         try:
             first_of, *others = self.backend.encode_batch(
@@ -129,7 +136,7 @@ class Tokenizer:
                 lengths = _cut_to(room - special, len(first_of.ids), 0 if second_of is None else len(second_of.ids))
                 for encoding, length in zip((first_of, second_of), lengths, strict=True):
                     if encoding is not None:
-                        encoding.truncate(length)
+                        encoding.truncate(length, direction=side)
             joined = self.backend.post_process(first_of, second_of, add_special_tokens=add_special_tokens)
         except InvalidRequest:
             raise
@@ -138,6 +145,15 @@ class Tokenizer:
             raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
         types = joined.type_ids
         return joined.ids, types.index(1) if second is not None and 1 in types else 0
+
+    def beginning(self, text: str, most: int) -> str:
+        """Return the part of a text that its first `most` tokens were made from. Raise InvalidRequest as `encode`."""
+        try:
+            encoding = self.backend.encode_batch([text], add_special_tokens=False)[0]
+        except BaseException as error:
+            reraise_unless_failed(error)
+            raise InvalidRequest(_why_not_encoded(text, error), param="prompt") from error
+        return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1]]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids outside the vocabulary have none.

@@ -85,12 +85,20 @@ def test_own_flags_are_those_of_the_verb() -> None:
         ("m --enable-chunked-prefill --swap-space 4 --disable-log-requests -O3 --no-enable-log-requests", "m"),
         ("m --cpu-offload-gb 0 --no-enable-lora --response-role assistant", "m"),
         ("""m --structured-outputs-config '{"backend": "xgrammar"}'""", "m"),
+        ("""m --reasoning-config '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'""", "m"),
         ("m -O.mode=3 --compilation-config.cudagraph_mode FULL", "m"),
     ],
 )  # fmt: skip
 def test_a_command_line_of_vllms_is_ours(given: str, ours: str) -> None:
     assert words(given) == shlex.split(ours)
     assert words(ours) == shlex.split(ours), "ours is its own translation"
+
+
+def test_an_object_is_harmless_with_the_values_that_ask_for_what_happens_anyway() -> None:
+    ends = {"<think>": "reasoning_start_str", "\n\nNow the answer.</think>": "reasoning_end_str"}
+    for value, key in ends.items():
+        found = translate(["m", f"--reasoning-config.{key}", value], OWN)
+        assert bool(found.refused) is (key == "reasoning_end_str")
 
 
 def test_nothing_is_taken_in_silence() -> None:
@@ -140,6 +148,23 @@ def test_what_we_have_not_is_refused_by_name(
     assert printed.startswith("ridgeline: ")
     assert said in printed
     assert len(printed.splitlines()) == 1
+
+
+def test_vllms_variable_of_keys_is_read_and_others_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that its operator believes to be locked must not stand open."""
+    monkeypatch.setenv("VLLM_API_KEY", "theirs")
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    monkeypatch.delenv("RIDGELINE_API_KEY", raising=False)
+    verb = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    assert verb.make_context("serve", ["m"]).params["api_key"] == ["theirs"]
+    assert capsys.readouterr().err == (
+        "ridgeline: VLLM_USE_V1: no effect: settings are flags and never environment variables.\n"
+    )
+    monkeypatch.setenv("RIDGELINE_API_KEY", "ours")
+    assert verb.make_context("serve", ["m"]).params["api_key"] == ["ours"]
+    assert verb.make_context("serve", ["m", "--api-key", "flag"]).params["api_key"] == ["flag"]
 
 
 # ---- migrate ----------------------------------------------------------------------------------------------------

@@ -124,6 +124,14 @@ def test_a_template_tells_the_forms(template: str, tools: str | None, reasoning:
     assert choose("none", "none", [template], ()) == Forms()
 
 
+def test_names_of_vllms_are_those_of_the_same_form_or_unknown() -> None:
+    for name, ours in (("granite4", "hermes"), ("qwen3_json", "hermes"), ("qwen3_xml", "qwen3_coder")):
+        forms = choose(name, "granite_thinking_parser", [], ())
+        assert (forms.tools and forms.tools.name, forms.reasoning and forms.reasoning.name) == (ours, "deepseek_r1")
+    with pytest.raises(InvalidConfig, match="longcat"):  # its tag is another, <longcat_tool_call>
+        choose("longcat", "none", [], ())
+
+
 def test_every_form_has_names_of_its_own() -> None:
     assert {tools for _, tools, _ in TEMPLATES} == {form.name for form in TOOL_FORMS} | {None}
     for forms in (TOOL_FORMS, REASONING_FORMS):

@@ -57,21 +57,24 @@ _Answer = TypeVar("_Answer")
 
 class RequestTicket:
     """One completion under way. `inbox` holds its tokens (as numbers) and events, oldest first. `ended` is None until
-    the completion has ended. `weight` is the load that it is to its engine, in tokens."""
+    the completion has ended. `weight` is the load that it is to its engine, in tokens. What comes while the server
+    itself is `busy` with the request is not held against its reader."""
 
-    __slots__ = ("_buffer", "_waiter", "ended", "failure", "id", "inbox", "weight")
+    __slots__ = ("_buffer", "_waiter", "busy", "ended", "failure", "id", "inbox", "weight")
 
     def __init__(self, number: int, buffer: int, weight: int) -> None:
         self.id, self.weight = number, weight
         self.inbox: deque[int | Event] = deque()
         self.ended: Ended | None = None
         self.failure: RequestFailed | None = None
+        self.busy = False
         self._buffer = buffer
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: int | Event) -> bool:
         """Add a token or an event. Return False if the reader is now further behind than it may be."""
         self.inbox.append(item)
+        self._buffer += self.busy
         self.wake()
         return len(self.inbox) <= self._buffer
 

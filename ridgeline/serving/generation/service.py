@@ -265,7 +265,7 @@ class Run:
             elif _logprobs_in(item) <= SCORED_INLINE:
                 text.append(self._take_event(item, completion))
             else:
-                text.append(await asyncio.to_thread(self._take_event, item, completion))
+                text.append(await self._take_slowly(item, completion))
         inbox.clear()
         if completion.output.finish_reason == "error":
             raise EngineFailed(completion.output.error or "the request ended with an error.")
@@ -276,6 +276,16 @@ class Run:
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
         return Piece("".join(text), new, completion.output, list(map(len, text[: len(new)])))
+
+    async def _take_slowly(self, event: Event, completion: Completion) -> str:
+        """Take an event of many logprobs in a thread."""
+        for ticket in self._tickets:
+            ticket.busy = True
+        try:
+            return await asyncio.to_thread(self._take_event, event, completion)
+        finally:
+            for ticket in self._tickets:
+                ticket.busy = False
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":

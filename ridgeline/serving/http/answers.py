@@ -48,6 +48,7 @@ class Envelope(Answer):
     model: str
     system_fingerprint: str
     ridgeline: dict[str, Any] | list[dict[str, Any]] | None = Field(None, description="where the time went")
+    metrics: dict[str, float] | None = Field(None, description="the same in vLLM's words")
 
 
 # ---- chats --------------------------------------------------------------------------------------------------------

@@ -27,9 +27,11 @@ from ridgeline.serving.http import (
     responses,
     tokenize,
 )
+from ridgeline.serving.http.absent import absence
 from ridgeline.serving.http.describe import describe
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import ClientGone
+from ridgeline.serving.http.paths import route_path
 from ridgeline.version import __version__
 
 OPTIONAL = ("ridgeline.serving.http.operator", "ridgeline.serving.http.rest", "ridgeline.serving.http.health")
@@ -60,4 +62,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        why = absence(route_path(request.scope))
+        error = HTTPException(404, why) if why is not None else error
     return response_for(error, request.scope)

@@ -56,8 +56,7 @@ class Chat:
         self._said: list[Said] = [Said() for _ in self._readers]  # by whole answers
         self._echo = _echoed(body) if body.echo else ""
         self._head = self._envelope("chat.completion.chunk")  # as every chunk begins
-        self._usage = shapes.wants_usage(body)
-        self._breakdown = body.include_breakdown or api.config.request_breakdown
+        self._usage = shapes.wants_usage(api.config, body)
 
     async def whole(self) -> Response:
         async with self._api.service.run(self._asked) as run:
@@ -79,9 +78,7 @@ class Chat:
             answer["prompt_token_ids"] = result.prompt_token_ids
         if self._body.return_prompt_text:
             answer["prompt_text"] = self._asked.prompt
-        if self._breakdown:
-            answer["ridgeline"] = shapes.breakdowns([run])
-        return answer
+        return answer | shapes.timing(self._api.config, self._body, [run])
 
     async def stream(self, write: Write) -> None:
         at_end, always = self._usage
@@ -91,11 +88,11 @@ class Chat:
             async for piece in shapes.spaced(run, self._body.stream_interval):
                 plain = self._readers[piece.output.index].plain  # most are, and need no events
                 said = None if plain else Said().add(self._read(run, piece))
-                tally.add(run, piece)
                 index = piece.output.index
                 if index not in greeted:
                     greeted.add(index)
                     await self._greet(write, tally, run, index)
+                tally.add(run, piece)
                 if self._body.logprobs:  # which may list the whole vocabulary
                     size = shapes.piece_entries(run, piece)
                     choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, piece, said))
@@ -103,7 +100,7 @@ class Chat:
                     choice = self._delta(piece, said)
                 if choice is not None:
                     await self._write(write, tally, [choice])
-        last: dict[str, Any] = {"ridgeline": shapes.breakdowns([run])} if self._breakdown else {}
+        last = shapes.timing(self._api.config, self._body, [run])
         if at_end or always or last:
             chunk = self._envelope("chat.completion.chunk") | {"choices": []} | last
             if at_end or always:
@@ -199,7 +196,10 @@ class Chat:
         end = self._told_logprobs[output.index] = len(output.logprobs)
         ids = output.token_ids[start:end]
         body = self._body
-        top, by_id = -1 if body.logprob_token_ids else body.top_logprobs or 0, bool(body.return_tokens_as_token_ids)
+        top, by_id = (
+            -1 if body.logprob_token_ids else body.top_logprobs or 0,
+            shapes.names_by_id(self._api.config, body),
+        )
         return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], top, by_id=by_id)
 
     def _envelope(self, kind: str) -> dict[str, Any]:

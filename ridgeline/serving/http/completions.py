@@ -81,7 +81,7 @@ class Completions:
         self._asked = asked
         self._model, self._created = check_model(api, body.model), int(time.time())
         self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not shown
-        self._breakdown = body.include_breakdown or api.config.request_breakdown
+        self._wants_usage = shapes.wants_usage(api.config, body)
 
     async def whole(self) -> Response:
         runs = [self._api.service.run(asked) for asked in self._asked]
@@ -95,16 +95,14 @@ class Completions:
             ],
             "usage": self._usage(runs),
         }
-        if self._breakdown:
-            answer["ridgeline"] = shapes.breakdowns(runs)
-        return answer
+        return answer | shapes.timing(self._api.config, self._body, runs)
 
     async def stream(self, write: Write) -> None:
-        at_end, always = shapes.wants_usage(self._body)
+        at_end, always = self._wants_usage
         runs = [self._api.service.run(asked) for asked in self._asked]
         tally = shapes.Tally(runs)
         await together([self._stream(run, index, write, tally) for index, run in enumerate(runs)])
-        last: dict[str, Any] = {"ridgeline": shapes.breakdowns(runs)} if self._breakdown else {}
+        last = shapes.timing(self._api.config, self._body, runs)
         if at_end or always or last:
             chunk = self._envelope() | {"choices": []} | last
             if at_end or always:
@@ -130,7 +128,7 @@ class Completions:
 
     def _write(self, write: Write, choice: dict[str, Any], tally: shapes.Tally) -> Awaitable[None]:
         chunk = self._envelope() | {"choices": [choice]}
-        at_end, always = shapes.wants_usage(self._body)
+        at_end, always = self._wants_usage
         if at_end or always:
             chunk["usage"] = self._told_usage(tally.usage) if always else None
         return write(chunk)
@@ -195,7 +193,7 @@ class Completions:
             ids += output.token_ids[start : told.entries]
             entries += output.logprobs[start:]
         texts = shapes.token_texts(self._api.tokenizer, ids)
-        by_id = bool(self._body.return_tokens_as_token_ids)
+        by_id = shapes.names_by_id(self._api.config, self._body)
         top = -1 if self._body.logprob_token_ids else self._body.logprobs or 0
         found = shapes.completion_logprobs(ids, entries, top, texts, told.offset, by_id=by_id)
         told.offset += sum(map(len, texts))

@@ -1,4 +1,4 @@
-"""The routes of Anthropic's API: POST /v1/messages and /v1/messages/count_tokens.
+"""The routes of Anthropic's API: POST /v1/messages, /v1/messages/count_tokens, and vLLM's /v1/messages/render.
 
 A request is put into a chat's words (requests/messages.py) and runs as chats do. Errors have Anthropic's shape
 (http/errors.py), and `x-api-key` is a key as any other.
@@ -24,6 +24,7 @@ from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
@@ -45,6 +46,14 @@ Told = dict[str, Any]
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
+    async def read(request: Request) -> tuple[MessagesBody, ChatBody, GenerationRequest]:
+        _check_version(request)
+        body = await read_body(request, MessagesBody)
+        name = request_id(request, body.request_id)
+        with named(NAMES):
+            chat = await _chat(api, body, request)
+            return body, chat, _bounded(api, body, await chat_request(api, chat, name))
+
     @routes.post(
         "/v1/messages",
         **described(
@@ -57,17 +66,20 @@ def router(api: ApiServer) -> APIRouter:
         ),
     )
     async def messages(request: Request) -> Response:
-        _check_version(request)
-        body = await read_body(request, MessagesBody)
-        name = request_id(request, body.request_id)
-        with named(NAMES):
-            chat = await _chat(api, body, request)
-            asked = _bounded(api, body, await chat_request(api, chat, name))
+        body, chat, asked = await read(request)
         answer = Answer(api, body, chat, asked)
         if body.stream:
             return MessageEvents(answer.stream)
         with named(NAMES):
             return await while_connected(request.receive, answer.whole())
+
+    @routes.post(
+        "/v1/messages/render",
+        **described(MessagesBody, "A conversation as a prompt", answers.Rendered, error=answers.AnthropicsErrorAnswer),
+    )
+    async def render_messages(request: Request) -> Response:
+        body, _, asked = await read(request)
+        return await json_response(len(asked.prompt_token_ids), lambda: shown(api, body, asked))
 
     @routes.post(
         "/v1/messages/count_tokens",

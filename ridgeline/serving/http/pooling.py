@@ -53,7 +53,7 @@ def router(api: ApiServer) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         body: EmbeddingBody | EmbeddingChatBody
         body = await read_body(request, EmbeddingBody, EmbeddingChatBody, choose=_is_chat)
-        name = request_id(request)
+        name = request_id(request, body.request_id)
         params = pooling_params(body, "embed", dimensions=body.dimensions)
         found = await answer(request, await inputs(api, body, params, name))
         return await _listed(api, body.model, f"embd-{name}", "embedding", "embedding", found, _encoder(body))
@@ -64,7 +64,7 @@ def router(api: ApiServer) -> APIRouter:
     async def pool(request: Request) -> Response:
         body: PoolingBody | PoolingChatBody
         body = await read_body(request, PoolingBody, PoolingChatBody, choose=_is_chat)
-        name = request_id(request)
+        name = request_id(request, body.request_id)
         params = pooling_params(body, body.task, dimensions=body.dimensions)
         found = await answer(request, await inputs(api, body, params, name))
         return await _listed(api, body.model, f"pool-{name}", "pooling", "data", found, _encoder(body))
@@ -75,7 +75,7 @@ def router(api: ApiServer) -> APIRouter:
     async def classify(request: Request) -> Response:
         body: ClassifyBody | ClassifyChatBody
         body = await read_body(request, ClassifyBody, ClassifyChatBody, choose=_is_chat)
-        name = request_id(request)
+        name = request_id(request, body.request_id)
         found = await answer(request, await inputs(api, body, pooling_params(body, "classify"), name))
         labels = pooling_facts(api.service).labels
 
@@ -95,7 +95,7 @@ def router(api: ApiServer) -> APIRouter:
 
     async def score(request: Request) -> Response:
         body = await read_body(request, ScoreBody)
-        name = request_id(request)
+        name = request_id(request, body.request_id)
         firsts, seconds = sides(body)
         found = await answer(request, await compared(api, body, firsts, seconds, name))
         data = [
@@ -107,7 +107,7 @@ def router(api: ApiServer) -> APIRouter:
 
     async def rerank(request: Request) -> Response:
         body = await read_body(request, RerankBody)
-        name = request_id(request)
+        name = request_id(request, body.request_id)
         documents = [body.documents] if isinstance(body.documents, str) else body.documents
         found = await answer(request, await compared(api, body, [body.query], documents, name))
         scores = _scores(api, found, 1)

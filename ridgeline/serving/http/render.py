@@ -1,5 +1,5 @@
 """The routes that show a request as the engine would get it: POST /v1/chat/completions/render and
-/v1/completions/render. Nothing is run."""
+/v1/completions/render. Nothing is run. Those of /v1/responses and /v1/messages stand with the routes that run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http.answers import Rendered
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id
-from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody
+from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, SampledBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests
 
 
@@ -38,7 +38,7 @@ def router(api: ApiServer) -> APIRouter:
     return routes
 
 
-def shown(api: ApiServer, body: GenerationBody, asked: GenerationRequest) -> dict[str, Any]:
+def shown(api: ApiServer, body: SampledBody, asked: GenerationRequest) -> dict[str, Any]:
     """Return a request with the names that vLLM gives its parts."""
     params = asdict(asked.params)
     return {

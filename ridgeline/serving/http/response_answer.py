@@ -27,7 +27,7 @@ from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.responses import NAMES, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
-from ridgeline.text.parsers.events import Content, Event
+from ridgeline.text.parsers.events import Content, Event, Reasoning
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
@@ -42,7 +42,7 @@ class Answer:
     def __init__(
         self, api: ApiServer, body: ResponsesBody, chat: ChatBody, asked: GenerationRequest, conversation: Conversation
     ) -> None:
-        self._api, self._body, self._asked = api, body, asked
+        self._api, self._body, self.asked = api, body, asked
         self.name = api.kept.new_name()
         key = self.name.removeprefix("resp_")
         self._items = [_with_id(item, f"{key}_i{index}") for index, item in enumerate(conversation.items)]
@@ -83,7 +83,7 @@ class Answer:
         self._status, begun = "queued", asyncio.get_running_loop().create_future()
         log = Log() if self._body.stream else None
         record = Record(self.name, self._tenant, self._owner, self._encoded(), background=True, log=log)
-        items = await off_loop(len(self._asked.prompt_token_ids), INLINE_ENTRIES, lambda: encode(self._items))
+        items = await off_loop(len(self.asked.prompt_token_ids), INLINE_ENTRIES, lambda: encode(self._items))
         record.turns = (*self._before, items)
         record.task = asyncio.create_task(self._work(record, begun))
         try:
@@ -138,7 +138,7 @@ class Answer:
 
     async def _write(self, write: Write, begun: asyncio.Future[None] | None = None) -> None:
         """Run the request and write its events."""
-        async with self._api.service.run(self._asked) as run:
+        async with self._api.service.run(self.asked) as run:
             self._run = run
             if begun is not None:
                 begun.set_result(None)
@@ -151,6 +151,8 @@ class Answer:
                         await self._note("created", write)
                     await self._note("in_progress", write)
                 for event, logprobs in self._read(run, piece):
+                    if self._body.include_reasoning is False and isinstance(event, Reasoning):
+                        continue
                     for told in self._output.take(event, logprobs):
                         await self._put(told, write)
             cut = shapes.finish_reason(run.result.outputs[0]) == "length"
@@ -217,7 +219,7 @@ class Answer:
         return encode(self._told())
 
     def _told(self) -> dict[str, Any]:
-        body, params, status = self._body, self._asked.params, self._status
+        body, params, status = self._body, self.asked.params, self._status
         form = None if body.text is None or body.text.format is None else body.text.format
         plain = {"type": "text"}
         text = plain if form is None else form.model_dump(by_alias=True, exclude_none=True)

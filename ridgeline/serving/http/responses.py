@@ -20,6 +20,7 @@ from ridgeline.serving.http.conversation import Conversation, decoded, fitted
 from ridgeline.serving.http.describe import answers as answered
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import json_response, read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.response_answer import Answer, ResponseNotFound, events
 from ridgeline.serving.http.sse import NamedEvents
 from ridgeline.serving.kept.kept import Found
@@ -32,11 +33,7 @@ from ridgeline.serving.requests.validation import check_model, encode, render
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    @routes.post(
-        "/v1/responses",
-        **described(ResponsesBody, "The next answer", answers.ResponseAnswer, chunk=answers.ResponseEvent, named=True),
-    )
-    async def create(request: Request) -> Response:
+    async def read(request: Request) -> tuple[ResponsesBody, Answer]:
         body = await read_body(request, ResponsesBody)
         name = request_id(request, body.request_id)
         with named(NAMES):
@@ -46,13 +43,25 @@ def router(api: ApiServer) -> APIRouter:
         if body.store and not api.kept.keeps:
             ignored.append("store")
         tell_ignored(request, ignored)
-        answer = Answer(api, body, chat, asked, conversation)
+        return body, Answer(api, body, chat, asked, conversation)
+
+    @routes.post(
+        "/v1/responses",
+        **described(ResponsesBody, "The next answer", answers.ResponseAnswer, chunk=answers.ResponseEvent, named=True),
+    )
+    async def create(request: Request) -> Response:
+        body, answer = await read(request)
         if body.background:
             return await answer.begin()
         if body.stream:
             return NamedEvents(answer.stream)
         with named(NAMES):
             return await while_connected(request.receive, answer.whole())
+
+    @routes.post("/v1/responses/render", **described(ResponsesBody, "A conversation as a prompt", answers.Rendered))
+    async def render_response(request: Request) -> Response:
+        body, answer = await read(request)
+        return await json_response(len(answer.asked.prompt_token_ids), lambda: shown(api, body, answer.asked))
 
     @routes.post("/v1/responses/input_tokens", **described(CountBody, "The length of the prompt", answers.InputTokens))
     async def count(request: Request) -> Response:

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.errors import EngineFailed
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
-from ridgeline.serving.observed.breakdown import breakdown
+from ridgeline.serving.observed.breakdown import breakdown, vllm_metrics
 from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
 from ridgeline.text.tokenizer import Tokenizer
@@ -112,15 +113,29 @@ def finish_reason(output: CompletionOutput) -> str | None:
     raise EngineFailed(output.error or "the request was ended before it was complete; try again.")
 
 
-def breakdowns(runs: Sequence[Run]) -> dict[str, Any] | list[dict[str, Any]]:
-    found = [breakdown(run) for run in runs]
-    return found[0] if len(found) == 1 else found
+def timing(config: ServeConfig, body: GenerationBody, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the fields of an answer that say where its time went."""
+    found: dict[str, Any] = {}
+    if body.include_breakdown or config.request_breakdown:
+        each = [breakdown(run) for run in runs]
+        found["ridgeline"] = each[0] if len(each) == 1 else each
+    if config.enable_per_request_metrics and len(runs) == len(runs[0].endings) == 1:
+        found["metrics"] = vllm_metrics(runs[0])
+    return found
 
 
-def wants_usage(body: GenerationBody) -> tuple[bool, bool]:
+def names_by_id(config: ServeConfig, body: GenerationBody) -> bool:
+    """Return True if tokens of logprobs are named by their ids."""
+    asked = body.return_tokens_as_token_ids
+    return config.return_tokens_as_token_ids if asked is None else asked
+
+
+def wants_usage(config: ServeConfig, body: GenerationBody) -> tuple[bool, bool]:
     """Return two flags: usage at the end of a stream, and usage with every chunk."""
+    if config.enable_force_include_usage:
+        return True, True
     options = body.stream_options
-    at_end = options is not None and options.include_usage is not False
+    at_end = options is not None and bool(options.include_usage)
     return at_end, at_end and options is not None and bool(options.continuous_usage_stats)
 
 

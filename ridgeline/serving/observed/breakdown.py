@@ -17,6 +17,8 @@ from ridgeline.core.request import RequestStats
 from ridgeline.serving.generation.service import Run
 from ridgeline.transport.messages import Life
 
+SHORTEST = 1e-9  # seconds that a rate is divided by at least
+
 
 def breakdown(run: Run) -> dict[str, Any]:
     """Return the breakdown of a request that this API server ran. A completion that was given up has no figures."""
@@ -47,6 +49,24 @@ def breakdowns(lives: list[Life]) -> list[dict[str, Any]]:
                 "completions": completions,
             }
         )
+    return found
+
+
+def vllm_metrics(run: Run) -> dict[str, float]:
+    """Return the times of a request's one completion in milliseconds, under vLLM's names. Those of the first token and
+    of generating begin where the one before ends. One that was given up has none."""
+    [ended] = run.endings
+    if ended is None or ended.stats.first_scheduled is None or ended.stats.first_token is None:
+        return {}
+    stats, begun, first = ended.stats, ended.stats.first_scheduled, ended.stats.first_token
+    found = {
+        "queue_time_ms": 1000 * (begun - stats.arrival),
+        "time_to_first_token_ms": 1000 * (first - begun),
+        "generation_time_ms": 1000 * (stats.finished - first),
+        "tokens_per_second": stats.output_tokens / max(stats.finished - begun, SHORTEST),
+    }
+    if stats.output_tokens > 1:
+        found["mean_itl_ms"] = found["generation_time_ms"] / (stats.output_tokens - 1)
     return found
 
 

@@ -9,7 +9,7 @@ default without a word. OpenAI refuses it too. vLLM ignores it, and says so at t
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -47,6 +47,7 @@ REFUSED: dict[str, Refusal] = {
     "routed_experts_prompt_start": Refusal("routed experts are not reported; leave routed_experts_prompt_start out."),
     "thinking_token_budget": Refusal("thinking_token_budget is not supported; leave it out.", (-1,)),
     "return_token_offsets": Refusal("return_token_offsets is not supported; leave it out."),
+    "return_weight_versions": Refusal("weights have no versions here; leave return_weight_versions out."),
     **{
         f"guided_{kind}": Refusal(f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}.")
         for kind in ("json", "regex", "choice", "grammar", "whitespace_pattern")
@@ -68,6 +69,7 @@ HARMLESS: dict[str, str] = {
     "media_io_kwargs": "for images and sound, which are refused themselves",
     "mm_processor_kwargs": "for images and sound, which are refused themselves",
     "return_mm_kwargs": "for images and sound, which are refused themselves",
+    "mm_payload": "for images and sound, which are refused themselves",
     "guided_decoding_backend": "one library does all grammars",
 }
 # Other servers' names for fields of ours that spelling alone would not find.
@@ -83,26 +85,36 @@ RENAMED = {
 SAMPLED = """frequency_penalty logit_bias logprobs max_tokens model n presence_penalty seed stop stream stream_options
 temperature top_p user"""
 VLLMS = """allowed_token_ids bad_words cache_salt ec_transfer_params ignore_eos include_stop_str_in_output
-kv_transfer_params length_penalty logprob_token_ids min_p min_tokens priority prompt_logprobs repetition_detection
-repetition_penalty request_id response_format return_mm_kwargs return_token_ids return_token_offsets
-return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens spaces_between_special_tokens
-stop_token_ids stream_interval structured_outputs thinking_token_budget top_k truncate_prompt_tokens truncation_side
-use_beam_search vllm_xargs watermarking add_special_tokens echo"""
+kv_transfer_params length_penalty logprob_token_ids min_p min_tokens mm_payload priority prompt_logprobs
+repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_token_ids
+return_token_offsets return_tokens_as_token_ids return_weight_versions routed_experts_prompt_start session_id
+skip_special_tokens spaces_between_special_tokens stop_token_ids stream_interval structured_outputs
+thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
+add_special_tokens echo"""
 OPENAIS_RESPONSES = """access_programs background background_options context_management conversation image include
 input instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id
 prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store
 stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user"""
-VLLMS_RESPONSES = """background cache_salt enable_response_messages frequency_penalty ignore_eos include
-include_stop_str_in_output input instructions kv_transfer_params logit_bias max_output_tokens max_tool_calls metadata
-mm_processor_kwargs model parallel_tool_calls presence_penalty previous_input_messages previous_response
-previous_response_id priority prompt prompt_cache_key reasoning repetition_penalty request_id seed service_tier
-skip_special_tokens stop store stream structured_outputs temperature text tool_choice tools top_k top_logprobs top_p
-truncation user vllm_xargs"""
+VLLMS_RESPONSES = """background cache_salt chat_template_kwargs ec_transfer_params enable_response_messages
+frequency_penalty ignore_eos include include_reasoning include_stop_str_in_output input instructions kv_transfer_params
+logit_bias max_output_tokens max_tool_calls media_io_kwargs metadata min_p mm_payload mm_processor_kwargs model
+parallel_tool_calls presence_penalty previous_input_messages previous_response previous_response_id priority prompt
+prompt_cache_key prompt_cache_options prompt_cache_retention reasoning repetition_penalty request_id return_mm_kwargs
+safety_identifier seed service_tier session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids
+store stream structured_outputs temperature text tool_choice tools top_k top_logprobs top_p truncation user vllm_xargs
+watermarking"""
 MESSAGES = """billing_policy cache_control compaction container context_management diagnostics fallback_credit_token
 fallbacks inference_geo max_tokens mcp_servers messages metadata model output_config output_format service_tier speed
 stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id workspace_id"""
-VLLMS_MESSAGES = """chat_template_kwargs kv_transfer_params max_tokens messages metadata model output_config
-stop_sequences stream system temperature tool_choice tools top_k top_p"""
+VLLMS_MESSAGES = """cache_salt chat_template_kwargs ec_transfer_params kv_transfer_params max_tokens messages metadata
+mm_payload model output_config return_mm_kwargs stop_sequences stream system temperature thinking tool_choice tools
+top_k top_p vllm_xargs watermarking"""
+CONVERSATION = """add_generation_prompt chat_template chat_template_kwargs continue_final_message media_io_kwargs
+messages mm_processor_kwargs add_special_tokens"""
+POOLED = """cache_salt mm_processor_kwargs model padding priority request_id truncate_prompt_tokens truncation_side
+use_activation user"""
+EMBEDDED = f"{POOLED} {CONVERSATION} dimensions embed_dtype encoding_format endianness input"
+COMPARED = f"{POOLED} chat_template_kwargs documents instruction max_tokens_per_doc max_tokens_per_query"
 # All fields of these APIs: OpenAI's as of openai-python 2 and 3, Anthropic's as of its versions 2023-06-01 and
 # 2026-10-21 with betas, vLLM's as of 0.26 to 0.33 with older names of its own.
 APIS: dict[str, dict[str, frozenset[str]]] = {
@@ -136,6 +148,20 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
         "Anthropic": frozenset(MESSAGES.split()),
         "vLLM": frozenset(VLLMS_MESSAGES.split()),
     },
+    "embeddings": {
+        "OpenAI": frozenset(["dimensions", "encoding_format", "input", "model", "user"]),
+        "vLLM": frozenset(EMBEDDED.split()),
+    },
+    "pooling": {"vLLM": frozenset(f"{EMBEDDED} task".split())},
+    "classify": {"vLLM": frozenset(f"{POOLED} {CONVERSATION} input".split())},
+    "score": {"vLLM": frozenset(f"{COMPARED} data_1 data_2 items queries text_1 text_2".split())},
+    "rerank": {
+        "Cohere": frozenset(["documents", "max_tokens_per_doc", "model", "priority", "query", "top_n"]),
+        "Jina": frozenset(["documents", "model", "query", "return_documents", "top_n"]),
+        "vLLM": frozenset(f"{COMPARED} query top_n".split()),
+    },
+    "tokenize": {"vLLM": frozenset(f"{CONVERSATION} model prompt return_token_strs tools".split())},
+    "detokenize": {"vLLM": frozenset({"model", "tokens"})},
 }
 
 
@@ -209,12 +235,15 @@ def known_names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
-def state(model: type[BaseModel], name: str) -> tuple[str, str]:
-    """Return the state of a field in a body (implemented, refused, harmless), and a remark."""
-    if name in known_names(model):
+def state(models: Sequence[type[BaseModel]], name: str) -> tuple[str, str]:
+    """Return the state of a field in the bodies of a route (implemented, refused, harmless), and a remark."""
+    if any(name in known_names(model) for model in models):
         return "implemented", ""
-    refused, harmless = {**REFUSED, **refused_by(model)}, getattr(model, "harmless", ())
-    if name in refused:
-        idle = [repr(value) for value in refused[name].idle]
-        return "refused", refused[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
-    return "harmless", harmless[name] if isinstance(harmless, Mapping) and name in harmless else HARMLESS[name]
+    for model in models:
+        refused, harmless = {**REFUSED, **refused_by(model)}, getattr(model, "harmless", ())
+        if name in refused:
+            idle = [repr(value) for value in refused[name].idle]
+            return "refused", refused[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
+        if isinstance(harmless, Mapping) and name in harmless:
+            return "harmless", harmless[name]
+    return "harmless", HARMLESS[name]

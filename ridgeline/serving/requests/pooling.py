@@ -4,10 +4,10 @@ vLLM's, of which those of embeddings are OpenAI's, and those of reranking Jina's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -15,7 +15,8 @@ from ridgeline.core.pooling import TOKENWISE, PoolingParams, Task
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
-from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, TemplateBody
+from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, Object, TemplateBody
+from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.validation import CHARS_PER_TOKEN, INLINE_CHARS, check_model, encode, render
 from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
 
@@ -75,13 +76,19 @@ Documents = Annotated[Any, BeforeValidator(_check_texts), WithJsonSchema(_TEXTS)
 class PooledBody(Body):
     """The fields that all of these requests take."""
 
+    refused: ClassVar[Mapping[str, Refusal]] = {
+        "padding": Refusal("nothing is padded here; leave padding out.", ("do_not_pad",))
+    }
+
     model: str | None = None
     user: Annotated[str, Field(max_length=MOST_NAME)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = None
     normalize: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Name | None = None
+    request_id: Name | None = None
 
 
 class InputBody(PooledBody):
@@ -94,6 +101,8 @@ class InputBody(PooledBody):
 
 class ChatInputBody(PooledBody, TemplateBody):
     """The same with a conversation in place of the input."""
+
+    add_special_tokens: bool | None = None
 
 
 class Encoding(Body):
@@ -133,8 +142,17 @@ class ClassifyChatBody(ChatInputBody):
     """The body of POST /classify with a conversation."""
 
 
-class ScoreBody(PooledBody):
-    """The body of POST /score. Each side has three names."""
+class ComparedBody(PooledBody):
+    """The fields of requests that compare. A text loses its end beyond so many tokens (0: it keeps all)."""
+
+    instruction: str | None = None
+    chat_template_kwargs: Object | None = None
+    max_tokens_per_query: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
+class ScoreBody(ComparedBody):
+    """The body of POST /score. Each side has several names."""
 
     text_1: Texts = None
     text_2: Texts = None
@@ -142,24 +160,27 @@ class ScoreBody(PooledBody):
     documents: Texts = None
     data_1: Texts = None
     data_2: Texts = None
-    instruction: str | None = None
+    items: Texts = None
 
 
-class RerankBody(PooledBody):
+class RerankBody(ComparedBody):
     """The body of POST /rerank."""
 
     query: str
     documents: Documents
     top_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     return_documents: bool | None = None
-    instruction: str | None = None
 
 
 def pooling_params(body: PooledBody, task: Task | None, **more: Any) -> PoolingParams:
     """Return a body's parameters. Raise InvalidRequest."""
     activation = body.normalize if body.use_activation is None else body.use_activation
     return PoolingParams(
-        task=task, use_activation=activation, truncate_prompt_tokens=body.truncate_prompt_tokens, **more
+        task=task,
+        use_activation=activation,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
+        **more,
     )
 
 
@@ -171,7 +192,7 @@ async def inputs(
     pooling_facts(api.service)
     if isinstance(body, ChatInputBody):
         text = await render(api, body)
-        ids = await encode(api, text, add_special_tokens=False, param="messages")
+        ids = await encode(api, text, add_special_tokens=bool(body.add_special_tokens), param="messages")
         return asked(api, body, [listed_tokens(ids, params, api.service.facts().max_model_len)], params, request_id)
     one = isinstance(body.input, str) or isinstance(body.input[0], int)
     listed = [body.input] if one else body.input
@@ -265,7 +286,7 @@ def asked(
 
 async def compared(
     api: ApiServer,
-    body: ScoreBody | RerankBody,
+    body: ComparedBody,
     firsts: list[str],
     seconds: list[str],
     request_id: str,
@@ -282,25 +303,40 @@ async def compared(
             f"there are {len(firsts)} texts on one side and {len(seconds)} on the other; give one, or as many.",
             param="text_1",
         )
+    firsts = await _beginnings(api, firsts, body.max_tokens_per_query)
+    seconds = await _beginnings(api, seconds, body.max_tokens_per_doc)
     if spec.task == "embed":
-        if body.instruction is not None:
-            raise BadRequest("instruction is for rerankers, and this model embeds; leave it out.", param="instruction")
+        for name in ("instruction", "chat_template_kwargs"):
+            if getattr(body, name):
+                raise BadRequest(f"{name} is for rerankers, and this model embeds; leave it out.", param=name)
         params = replace(params, use_activation=None)
         before = api.encoder.prompt(None)
         texts = [(f"{before}{text}",) for text in (*firsts, *seconds)]
         encoded = await encoded_all(api, texts, partial(api.encoder.one, params=params), params)
     else:
-        pair = partial(api.encoder.pair, params=params, instruction=body.instruction)
+        kwargs = body.chat_template_kwargs
+        pair = partial(api.encoder.pair, params=params, instruction=body.instruction, template_kwargs=kwargs)
         one = firsts[0] if len(firsts) == 1 else None
         pairs = [(one, text) for text in seconds] if one is not None else list(zip(firsts, seconds, strict=True))
         encoded = await encoded_all(api, pairs, pair, params)
     return asked(api, body, encoded, params, request_id)
 
 
+async def _beginnings(api: ApiServer, texts: list[str], most: int | None) -> list[str]:
+    """Return the texts, each with so many tokens at most. Raise InvalidRequest."""
+    if not most:
+        return texts
+
+    def work() -> list[str]:
+        return [api.tokenizer.beginning(text, most) for text in texts]
+
+    return work() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(work)
+
+
 def sides(body: ScoreBody) -> tuple[list[str], list[str]]:
     """Return the texts of both sides. Raise BadRequest unless each side is there under one of its names."""
     found = []
-    for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2")):
+    for names in (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2", "items")):
         given = [name for name in names if getattr(body, name) is not None]
         if len(given) != 1:
             told = f"{' and '.join(given)} are the same" if given else f"{names[0]} is required"

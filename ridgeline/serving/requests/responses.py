@@ -182,6 +182,7 @@ class ResponsesBody(CountBody, SampledBody):
     chat_template: Annotated[str, Field(max_length=MOST_TEMPLATE)] | None = None
     chat_template_kwargs: Object | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
+    include_reasoning: bool | None = None
 
 
 def input_items(body: CountBody) -> list[Object]:

@@ -68,6 +68,7 @@ def schemas_of(body: ChatBody) -> dict[str, dict[str, Any]]:
 
 def calls_grammar(body: ChatBody, tokenizer: Tokenizer, forms: Forms) -> Grammar | None:
     """Return the grammar that holds the output to calls in the form that the reader expects, if tool_choice forces any.
+    `response_format` is for messages, of which there are none then.
 
     Raise BadRequest if the calls cannot be forced.
     """
@@ -87,8 +88,8 @@ def calls_grammar(body: ChatBody, tokenizer: Tokenizer, forms: Forms) -> Grammar
         )
     if not functions:
         raise BadRequest("tool_choice is required, and there are no tools; give some.", param="tool_choice")
-    if body.structured_outputs is not None or (body.response_format and body.response_format.type != "text"):
-        raise BadRequest("a forced tool call has a form of its own; leave other structure out.", param="tool_choice")
+    if body.structured_outputs is not None:
+        raise BadRequest("a forced tool call has a form of its own; leave structured_outputs out.", param="tool_choice")
     form, added = forms.forced(schemas_of(body)), tokenizer.added
     frame = form.newer[1] if form.newer is not None and form.newer[0] in added else form.frame
     assert frame is not None

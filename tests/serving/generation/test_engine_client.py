@@ -21,6 +21,7 @@ from ridgeline.core.request import RequestStats, SamplingParams
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
+from ridgeline.serving.generation import service
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.transport.messages import (
     Cancel,
@@ -283,6 +284,35 @@ def test_a_backlog_is_no_slow_reader(tmp_path: Path) -> None:
             engine.finish(number, 701)
             time.sleep(0.3)
             assert len((await reading).result.outputs[0].token_ids) == 501
+
+    in_time(work())
+
+
+def test_a_server_that_is_slow_itself_is_no_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logprobs of a prompt over a whole vocabulary take it longer than the tokens behind them take the engine."""
+    take = service.Run._take_event
+
+    def slowly(run: Run, event: Event, completion: Any) -> str:
+        time.sleep(0.3)
+        return take(run, event, completion)
+
+    monkeypatch.setattr(service, "SCORED_INLINE", -1)
+    monkeypatch.setattr(service.Run, "_take_event", slowly)
+
+    async def work() -> None:
+        async with scripted(tmp_path, stream_buffer=4) as (engine, api):
+            reading = asyncio.create_task(finish(api, asked(n=2)))
+            first, second = [(await engine.heard(Submit)).id for _ in range(2)]
+            event = Event(id=first, token_id=699)
+            engine.say(Progress(ids=[], token_ids=[], events=[event], ended=[]))
+            await asyncio.sleep(0.1)
+            for number in (first, second):
+                for _ in range(20):
+                    engine.tokens(number, 700)
+            await asyncio.sleep(0.4)
+            engine.finish(first, 701)
+            engine.finish(second, 701)
+            assert [len(output.token_ids) for output in (await reading).result.outputs] == [22, 21]
 
     in_time(work())
 

@@ -83,6 +83,10 @@ VALUES: dict[str, dict[str, Any]] = {
     | {
         "stream_options": {"stream": True, "stream_options": {}},
         "include": {"include": ["message.output_text.logprobs"]},
+        "include_reasoning": {"include_reasoning": False},
+        "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
+        "min_p": {"min_p": 0.5},
+        "stop_token_ids": {"stop_token_ids": [5]},
         "top_logprobs": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
         "input": {"input": [USER]},
         "instructions": {"instructions": "a"},
@@ -106,6 +110,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "tools": {"tools": [{"name": "f", "input_schema": {"type": "object"}}]},
         "tool_choice": {"tool_choice": {"type": "none"}},
         "chat_template_kwargs": {"chat_template_kwargs": {"a": 1}},
+        "cache_salt": {"cache_salt": "x"},
     },
 }
 # These need an operator's flag, or a model that reasons; their own tests have them.
@@ -154,13 +159,13 @@ def test_every_refused_field_is_refused_by_name_and_every_harmless_one_is_named(
         assert answer.status_code == 400, name
         error = answer.json()["error"]
         assert name in error["message"] if route == "messages" else name == error["param"]
-    refusals = REFUSED | dict(refused_by(BODIES[route]))
+    refusals = REFUSED | dict(refused_by(BODIES[route][0]))
     idle = {name: refusals[name].idle[0] for name in refused if refusals[name].idle}
     answer = post(server, route, **idle)
     assert answer.status_code == 200, answer.text
     assert "ridgeline-ignored" not in answer.headers
     harmless = [name for name in sorted(names) if states[name] == "harmless"]
-    assert set(harmless) <= HARMLESS.keys() | set(BODIES[route].harmless)
+    assert set(harmless) <= HARMLESS.keys() | set(getattr(BODIES[route][0], "harmless", ()))
     answer = post(server, route, **dict.fromkeys(harmless, "x"))
     assert answer.status_code == 200, answer.text
     assert answer.headers["ridgeline-ignored"].split(", ") == harmless

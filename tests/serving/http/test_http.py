@@ -496,8 +496,9 @@ def test_usage_comes_in_a_chunk_of_its_own_and_null_before(server: Server, offli
     want = offline[PROMPTS[0]]
     assert final["usage"]["prompt_tokens"] == len(want.prompt_token_ids)
     assert final["usage"]["completion_tokens"] == len(want.outputs[0].token_ids)
-    plain = events(post(server, "/v1/completions", json=asked))
-    assert all("usage" not in json.loads(chunk) for chunk in plain[:-1])
+    for options in (None, {}, {"continuous_usage_stats": True}):
+        plain = events(post(server, "/v1/completions", json=asked | {"stream_options": options}))
+        assert all("usage" not in json.loads(chunk) for chunk in plain[:-1])
     options = {"include_usage": True, "continuous_usage_stats": True}
     counted = events(post(server, "/v1/completions", json=asked | {"stream_options": options}))[:-1]
     counts = [json.loads(chunk)["usage"]["completion_tokens"] for chunk in counted]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -75,6 +77,45 @@ def test_a_proxys_prefix_may_be_removed_or_not(api_server_of: FaceOf) -> None:
     run(api_server_of, test, root_path="/llm", api_key=("k",), admin_key=("a",))
 
 
+def test_answers_and_streams_tell_times_and_usage_without_being_asked(api_server_of: FaceOf) -> None:
+    chat = {"messages": [{"role": "user", "content": "def f("}], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    names = {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "tokens_per_second", "mean_itl_ms"}
+
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for path, asked in (("/v1/completions", ASKED | {"ignore_eos": True}), ("/v1/chat/completions", chat)):
+            begun = time.monotonic()
+            whole = (await client.post(path, json=asked | {"include_breakdown": True})).json()
+            took = 1000 * (time.monotonic() - begun)
+            metrics, [part] = whole["metrics"], whole["ridgeline"]["completions"]
+            assert metrics.keys() == names
+            assert 0 <= metrics["queue_time_ms"] == 1000 * part["queue"]
+            assert metrics["time_to_first_token_ms"] + metrics["generation_time_ms"] < took
+            assert metrics["mean_itl_ms"] * 3 == pytest.approx(metrics["generation_time_ms"])
+            assert metrics["tokens_per_second"] == pytest.approx(4 / (part["prefill"] + part["decode"]))
+            one = (await client.post(path, json=asked | {"max_tokens": 1})).json()
+            assert one["metrics"].keys() == names - {"mean_itl_ms"}
+            assert "metrics" not in (await client.post(path, json=asked | {"n": 2})).json()
+            stream = await client.post(path, json=asked | {"stream": True})
+            *chunks, last = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+            counts = [chunk["usage"]["completion_tokens"] for chunk in [*chunks, last]]
+            assert counts == [*([0] if "chat" in path else []), 1, 2, 3, 4, 4]
+            assert (last["choices"], last["metrics"].keys()) == ([], names)
+            assert not any("metrics" in chunk for chunk in chunks)
+
+    run(api_server_of, test, enable_force_include_usage=True, enable_per_request_metrics=True)
+
+
+def test_tokens_of_logprobs_have_the_names_that_the_operator_chose(api_server_of: FaceOf) -> None:
+    async def test(client: httpx.AsyncClient, api: ApiServer) -> None:
+        for asked, by_id in ((None, True), (False, False)):
+            body = ASKED | {"logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": asked}
+            [choice] = (await client.post("/v1/completions", json=body)).json()["choices"]
+            names = [f"token_id:{token}" for token in choice["token_ids"]]
+            assert (choice["logprobs"]["tokens"] == names) is by_id
+
+    run(api_server_of, test, return_tokens_as_token_ids=True)
+
+
 def test_origins_methods_headers_and_credentials(api_server_of: FaceOf) -> None:
     asked = {
         "Origin": "http://page", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-mine"
@@ -128,9 +169,9 @@ def test_the_templates_arguments_have_defaults(api_server_of: FaceOf, tmp_path: 
     template = tmp_path / "template.jinja"
     template.write_text("{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].content }}")
 
-    async def main() -> list[str]:
+    async def main(given: str) -> list[str]:
         defaults = {"enable_thinking": False, "reasoning_effort": "low"}
-        config = ServeConfig(chat_template=str(template), default_chat_template_kwargs=defaults)
+        config = ServeConfig(chat_template=given, default_chat_template_kwargs=defaults)
         async with api_server_of(config) as api:
             bodies: list[dict[str, Any]] = [
                 {},
@@ -140,7 +181,10 @@ def test_the_templates_arguments_have_defaults(api_server_of: FaceOf, tmp_path: 
             asked = [ChatBody(messages=[{"role": "user", "content": "hi"}], **body) for body in bodies]
             return [await render(api, body) for body in asked]
 
-    assert asyncio.run(main()) == ["False low hi", "False high hi", "1 x hi"]
+    for given in (str(template), template.read_text()):  # a file, or the text itself
+        assert asyncio.run(main(given)) == ["False low hi", "False high hi", "1 x hi"]
+    with pytest.raises(InvalidConfig, match=r"nowhere.jinja' cannot be used"):
+        asyncio.run(main("nowhere.jinja"))
     with pytest.raises(InvalidConfig, match="tools"):
         ServeConfig(default_chat_template_kwargs={"tools": []})
 

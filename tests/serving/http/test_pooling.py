@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from benchmarks.api_fields import BODIES, TITLES
 from ridgeline import LLM
 from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.serving.http import answers
 from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
 from ridgeline.serving.requests import pooling
+from ridgeline.serving.requests.fields import APIS, state
 from ridgeline.transport.zmq import EngineSocket
 from tests import pooled_models
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
@@ -141,6 +143,75 @@ def test_numbers_come_in_the_form_that_was_asked_for(embeds: Server, vectors: di
         TypeAdapter(answers.Embeddings).validate_python(answer)
         got = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), dtype)
         assert got == pytest.approx(vectors[TEXTS[0]], abs=1e-3 if kind == "float16" else NEAR)
+
+
+POOLED: dict[str, Any] = {"request_id": "one", "truncate_prompt_tokens": 4, "truncation_side": "left", "user": "x"}
+POOLED |= {"cache_salt": "x", "model": MODEL, "priority": 1, "use_activation": False, "padding": "do_not_pad"}
+VECTORS = {"dimensions": 8, "embed_dtype": "float16", "encoding_format": "base64", "endianness": "big"}
+COMPARED = {"max_tokens_per_doc": 3, "max_tokens_per_query": 3, "instruction": "", "chat_template_kwargs": {}}
+IMPLEMENTED: dict[str, list[dict[str, Any]]] = {
+    "embeddings": [{"input": "a", "add_special_tokens": False, **POOLED, **VECTORS}],
+    "pooling": [{"input": [5], "task": "token_embed", "add_special_tokens": True, **POOLED, **VECTORS}],
+    "score": [
+        {first: QUERY, second: DOCUMENTS, **POOLED, **COMPARED}
+        for first, second in (
+            ("text_1", "text_2"),
+            ("data_1", "data_2"),
+            ("queries", "documents"),
+            ("queries", "items"),
+        )
+    ],
+    "rerank": [{"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": False, **POOLED, **COMPARED}],
+    "tokenize": [{"prompt": "a", "add_special_tokens": False, "return_token_strs": True, "model": MODEL}],
+    "detokenize": [{"tokens": [5], "model": MODEL}],
+}
+# What conversations take needs a chat template, and classifying a model with several labels.
+CHATS = {
+    *("messages", "tools", "add_generation_prompt", "continue_final_message"),
+    *("chat_template", "chat_template_kwargs"),
+}
+
+
+@pytest.mark.parametrize("route", IMPLEMENTED)
+def test_every_field_of_other_servers_is_taken_or_named(embeds: Server, route: str) -> None:
+    path, names = TITLES[route].partition(",")[0], frozenset[str]().union(*APIS[route].values())
+    states = {name: state(BODIES[route], name)[0] for name in names}
+    given = IMPLEMENTED[route]
+    assert {name for name in names if states[name] == "implemented"} <= set[str]().union(*given) | CHATS
+    harmless = sorted(name for name in names if states[name] == "harmless")
+    for body in given:
+        answer = post(embeds, path, **body, **dict.fromkeys(harmless, "x"))
+        assert answer.status_code == 200, answer.text
+        assert answer.headers.get("ridgeline-ignored", "") == ", ".join(harmless)
+        if "request_id" in body:
+            assert answer.json()["id"].endswith("-one")
+        refused = [name for name in names if states[name] == "refused"]
+        for name in refused:
+            error = post(embeds, path, **body | {name: "something"}).json()["error"]
+            assert (error["param"], name in error["message"]) == (name, True)
+
+
+def test_an_input_may_be_cut_at_its_beginning(embeds: Server, vectors: dict[str, list[float]]) -> None:
+    """The special tokens at both ends stay, as the tokenizer's own truncation leaves them."""
+    for side, words in (("left", "of france"), ("right", "what is"), (None, "what is")):
+        cut = {"truncate_prompt_tokens": 4, "truncation_side": side}
+        answers = [
+            post(embeds, "/v1/embeddings", **each).json() for each in ({"input": QUERY, **cut}, {"input": words})
+        ]
+        assert answers[0]["data"][0]["embedding"] == pytest.approx(answers[1]["data"][0]["embedding"], abs=NEAR)
+    ids = post(embeds, "/tokenize", prompt=QUERY).json()["tokens"]
+    kept = post(embeds, "/pooling", input=ids, truncate_prompt_tokens=2, truncation_side="left").json()["data"]
+    assert kept == post(embeds, "/pooling", input=ids[-2:]).json()["data"]
+
+
+def test_texts_that_are_compared_may_be_cut_one_by_one(embeds: Server, ranks: Server) -> None:
+    """The same as texts that were never longer."""
+    for server in (embeds, ranks):
+        limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 2}
+        long = post(server, "/score", text_1=QUERY, text_2=DOCUMENTS, **limits).json()["data"]
+        short = [" ".join(document.split()[:2]) for document in DOCUMENTS]
+        assert long == post(server, "/score", text_1="what is the", text_2=short).json()["data"]
+    refused(post(ranks, "/score", text_1="a", text_2="b", chat_template_kwargs={"x": 1}), "chat_template_kwargs", "no")
 
 
 def test_a_prompt_of_the_model_goes_before_the_input(embeds: Server, vectors: dict[str, list[float]]) -> None:

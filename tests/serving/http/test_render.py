@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from ridgeline.serving.http import answers
+from ridgeline.serving.http.absent import absence
 from tests.serving.conftest import MODEL, PATIENCE, Server
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "def add(a, b):"}], "max_tokens": 4}
@@ -40,3 +41,27 @@ def test_mistakes_are_those_of_the_route_that_runs(server: Server) -> None:
         shown, ran = post(server, f"{path}/render", **wrong), post(server, path, **wrong)
         assert (shown.status_code, shown.json()) == (ran.status_code, ran.json())
         assert shown.status_code == 400
+
+
+def test_a_response_and_a_message_are_shown_as_the_chat_that_they_become(server: Server) -> None:
+    chat = post(server, "chat/completions/render", **CHAT).json()
+    said = {name: value for name, value in CHAT.items() if name != "messages"}
+    response = {"model": MODEL, "max_output_tokens": 4, "input": CHAT["messages"], "stream": True}
+    for path, body in (("messages", CHAT | {"stream": True}), ("responses", response)):
+        told = answers.Rendered.model_validate_json(post(server, f"{path}/render", **body).content)
+        assert (told.prompt, told.token_ids, told.stream) == (chat["prompt"], chat["token_ids"], True)
+        assert told.sampling_params["max_tokens"] == 4
+    error = post(server, "messages/render", **said).json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+
+
+def test_a_route_of_another_server_says_what_to_use(server: Server) -> None:
+    for path in ("audio/transcriptions", "load_lora_adapter", "chat/completions/batch", "decisions"):
+        error = post(server, path).json()["error"]
+        assert (error["code"], error["type"]) == ("not_found", "invalid_request_error")
+        assert error["message"].startswith("/v1/")
+        assert error["message"].endswith(".")
+        assert "is not here: " in error["message"]
+    here = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    assert not [path for path in here if absence(path)]
+    assert post(server, "audios").json()["error"]["message"] == "Not Found."

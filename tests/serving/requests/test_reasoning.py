@@ -71,6 +71,19 @@ def test_a_budget_ends_reasoning_and_a_grammar_follows(thinker: Server) -> None:
     assert streamed(thinker, include_reasoning=False) == (None, ANSWER, BUDGET)
 
 
+def test_a_response_tells_its_reasoning_unless_the_client_wants_none(thinker: Server) -> None:
+    asked = {name: value for name, value in ASKED.items() if name not in ("messages", "max_tokens", "stream_options")}
+    for wanted, kinds in ((None, ["reasoning", "message"]), (False, ["message"])):
+        body = {**asked, "input": ASKED["messages"], "include_reasoning": wanted, "stream": True}
+        answer = httpx.post(f"{thinker.url}/v1/responses", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert ("response.reasoning_text.delta" in answer.text) is (wanted is None)
+        done = json.loads(answer.text.strip().rpartition("data: ")[2])["response"]
+        assert [item["type"] for item in done["output"]] == kinds
+        assert done["output"][-1]["content"][0]["text"] == ANSWER
+        assert done["usage"]["output_tokens_details"]["reasoning_tokens"] == BUDGET
+
+
 def test_several_choices_count_together_and_the_likeliest_keep_their_own(thinker: Server) -> None:
     *_, tokens, answer = whole(thinker, n=2)
     assert tokens == 2 * BUDGET

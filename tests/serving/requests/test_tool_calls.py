@@ -95,6 +95,17 @@ def test_a_named_call_is_the_one_that_is_made(server: Server, name: str) -> None
         assert choice.finish_reason == "stop", "as OpenAI ends a call that the client named"
 
 
+def test_the_form_of_messages_does_not_hinder_a_forced_call(server: Server) -> None:
+    """There is no message then, so nothing goes against the form."""
+    schema = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    asked = ASKED | {"tool_choice": "required", "parallel_tool_calls": False, "response_format": form}
+    message = server.client.chat.completions.create(**asked).choices[0].message
+    [call] = message.tool_calls or []
+    assert message.content is None
+    assert fits(call.function.name, json.loads(call.function.arguments))
+
+
 @pytest.fixture(scope="module")
 def hermes(start_server: StartServer) -> Iterator[Server]:
     with start_server(tool_call_parser="hermes") as running:
@@ -191,7 +202,6 @@ REQUIRED = {"tool_choice": "required"}
         (REQUIRED | {"tools": [tool("f", parameters=[])]}, "tools.0.function.parameters"),
         (REQUIRED | {"tools": [tool("f", parameters={"type": "array"})]}, "tools.0.function.parameters"),
         (REQUIRED | {"tools": [tool("f", parameters={"properties": {"a": {"type": "odd"}}})]}, "tools"),
-        (REQUIRED | {"tools": TOOLS, "response_format": {"type": "json_object"}}, "tool_choice"),
         (REQUIRED | {"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),

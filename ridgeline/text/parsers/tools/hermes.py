@@ -45,7 +45,7 @@ class HermesParser(CallParser):
 
 FORM = ToolForm(
     name="hermes",
-    aliases=("qwen2", "qwen25", "qwen3", "longcat"),
+    aliases=("qwen2", "qwen25", "qwen3", "qwen3_json", "granite4"),
     parser=HermesParser,
     known_by=((OPEN, '"arguments"'), (OPEN,)),
     tags=(OPEN, CLOSE),

@@ -1,0 +1,64 @@
+"""Routes of OpenAI's, Cohere's and vLLM's servers that this one has not, each with a sentence for who asks for it."""
+
+from __future__ import annotations
+
+from ridgeline.serving.http.paths import is_under
+
+_ADAPTERS = "adapters are not supported; merge them into the model's weights and serve the merged folder"
+_SOUND = "sound is not supported: the model reads and writes text alone"
+_TRAINING = "weights are not sent to a running server; write them to a folder and use POST /reload_weights"
+_TOKENS = "send token ids as the prompt of /v1/completions, with return_token_ids"
+_CACHES = "caches are not handed between servers"
+_FIXED = "the number of engines is fixed; start the server anew with --data-parallel-size"
+_CHOICES = "use /v1/chat/completions with structured_outputs: {choice: …}, and logprobs"
+
+# A route and all below it → why it is not here, or what to use
+ABSENT: dict[str, str] = {
+    "/abort_requests": "a request ends when its client hangs up; POST /pause?mode=abort ends all",
+    "/cohere": "use /v1/chat/completions",
+    "/collective_rpc": "no code of a client's is run",
+    "/fault_tolerance": "a process that dies is started again by itself; /health tells",
+    "/finish_weight_update": _TRAINING,
+    "/generative_scoring": "use /v1/completions with logprob_token_ids, or /score",
+    "/get_world_size": "/server_info tells how the model is divided",
+    "/inference/v1": _TOKENS,
+    "/init_weight_transfer_engine": _TRAINING,
+    "/invocations": "use /v1/chat/completions, /v1/completions or /v1/embeddings",
+    "/is_scaling_elastic_ep": _FIXED,
+    "/kv_event_sources": _CACHES,
+    "/release_kv_cache_memory": "use POST /sleep, which gives back weights too",
+    "/reset_encoder_cache": "only text is read, so nothing of images or sound is kept",
+    "/reset_mm_cache": "only text is read, so nothing of images or sound is kept",
+    "/scale_elastic_ep": _FIXED,
+    "/shutdown_weight_transfer_engine": _TRAINING,
+    "/start_draft_weight_update": _TRAINING,
+    "/start_profile": "`ridgeline profile` measures kernels",
+    "/start_weight_update": _TRAINING,
+    "/stop_profile": "`ridgeline profile` measures kernels",
+    "/update_weight_version": _TRAINING,
+    "/update_weights": _TRAINING,
+    "/v1/assistants": "use /v1/responses",
+    "/v1/audio": _SOUND,
+    "/v1/chat/completions/batch": "send each conversation to /v1/chat/completions, or a file of them to /v1/batches",
+    "/v1/chat/completions/derender": _TOKENS,
+    "/v1/completions/derender": _TOKENS,
+    "/v1/conversations": "use /v1/responses with previous_response_id",
+    "/v1/decisions": _CHOICES,
+    "/v1/fine_tuning": "`ridgeline train` makes models, and a server runs them",
+    "/v1/images": "images are not supported: the model reads and writes text alone",
+    "/v1/load_lora_adapter": _ADAPTERS,
+    "/v1/moderations": "use /classify with a model that classifies",
+    "/v1/realtime": _SOUND,
+    "/v1/systemone": _CHOICES,
+    "/v1/threads": "use /v1/responses",
+    "/v1/unload_lora_adapter": _ADAPTERS,
+    "/v2/chat": "use /v1/chat/completions",
+    "/v2/embed": "use /v1/embeddings",
+    "/weight_checker": _TRAINING,
+    "/weight_info": _TRAINING,
+}
+
+
+def absence(path: str) -> str | None:
+    """Return the sentence for a path under a route that is not here, without its full stop; None for any other."""
+    return next((f"{route} is not here: {why}" for route, why in ABSENT.items() if is_under(route, path)), None)
