@@ -113,7 +113,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", default="", help="workloads whose name begins so")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--schemes", nargs="+", default=["plain", "int8", "w8a8", "w4a16"], help="of Ridgeline's weights")
+    parser.add_argument(
+        "--schemes", nargs="+", default=["plain", "int8", "w8a8", "w4a16"], help="of Ridgeline's weights"
+    )
     parser.add_argument("--gguf")
     parser.add_argument("--gguf-int8")
     parser.add_argument("--gguf-int4")

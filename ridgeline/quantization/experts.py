@@ -1,8 +1,8 @@
 """The forms that experts' stacked weights take.
 
 Where the grouped ops multiply a whole stack at once, as on a GPU, it stays a stack: as it was loaded, or in FP8 or in
-codes. On a CPU plain numbers are laid out in panels. Elsewhere a stack becomes a list of `Weight`s, which are multiplied
-one expert after the other.
+codes. On a CPU plain numbers are laid out in panels. Elsewhere a stack becomes a list of `Weight`s, which are
+multiplied one expert after the other.
 
 Legend:
     T  tokens
@@ -120,9 +120,9 @@ def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme, gat
         if not multiplies_stacks(loaded.ops):
             return loaded.listed()
         return loaded
-    if scheme.name == "plain" and _chosen(loaded.ops) == {"panels"}:
-        if (panels := pack(loaded.weight_EOI, gated)) is not None:
-            return panels
+    in_panels = scheme.name == "plain" and _chosen(loaded.ops) == {"panels"}
+    if in_panels and (panels := pack(loaded.weight_EOI, gated)) is not None:
+        return panels
     matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
     first = scheme.prepare(matrices[0])
     if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
