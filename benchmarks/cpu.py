@@ -1,7 +1,7 @@
 """The CPU path, plain and quantized, beside transformers and llama.cpp: random weights, bfloat16 or float32.
 
     python benchmarks/cpu.py [--model qwen3-0.6b] [--rounds 3] [--threads 2] [--scale 4] [--only 'batch 16']
-                             [--dtype bfloat16] [--schemes plain int8 w8a8 w4a16]
+                             [--dtype bfloat16] [--schemes plain int8 w8a8 w4a16] [--clock wall]
                              [--output benchmarks/results/cpu.jsonl] [--gguf BF16.gguf] [--gguf-int8 Q8_0.gguf]
                              [--gguf-int4 Q4_K_M.gguf]
 
@@ -11,7 +11,8 @@
 engine has a process of its own, since OpenMP's threads wait actively for work only if there are no more of them than
 cores. The engines take turns, so that other work on the machine slows all of them alike. The table has medians and the
 best of the rounds; their distance tells how noisy the run was. It has the median of the rounds' own ratios too, which
-other work moves least. Achieved bytes per second count the weights once per
+other work moves least. On a machine without a quiet minute, `--clock processor --threads 1` counts the time that an
+engine computed, without that in which it waited for a core. Achieved bytes per second count the weights once per
 output token of the longest request; beside them stands the rate of a sum over memory. --scale divides the lengths of
 the ragged batch.
 """
@@ -42,6 +43,7 @@ MODELS = Path(__file__).parent / "models"
 VOCABULARY = 30_000  # ids of prompts, which every model has
 OPTIONS: dict[str, Any] = {"device": "cpu", "dummy": True, "max_model_len": 1024}
 ALONE = {"enable_prefix_caching": False, "max_num_seqs": 32}  # a round must not find the last round's prompts
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Requests = tuple[list[list[int]], list[int]]
 
 
@@ -51,10 +53,10 @@ class Engine:
     weights: the bytes of weights that a step reads, or 0 if they are not known.
     """
 
-    def __init__(self, kind: str, model: str, threads: int, dtype: str, extra: dict[str, Any]) -> None:
+    def __init__(self, kind: str, model: str, asked: argparse.Namespace, extra: dict[str, Any]) -> None:
         self._pipe, other = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(other, kind, model, threads, dtype, extra), daemon=True
+            target=_serve, args=(other, kind, model, asked, extra), daemon=True
         )
         self._process.start()
         self.weights: int = self._pipe.recv()
@@ -69,10 +71,10 @@ class Engine:
         self._process.join()
 
 
-def _serve(pipe: Connection, kind: str, model: str, threads: int, dtype: str, extra: dict[str, Any]) -> None:
-    torch.set_num_threads(threads)
+def _serve(pipe: Connection, kind: str, model: str, asked: argparse.Namespace, extra: dict[str, Any]) -> None:
+    torch.set_num_threads(asked.threads)
     dummy = not model.endswith(".gguf")
-    engine = ENGINES[kind](model, LoadOptions(**{**OPTIONS, "dtype": dtype, "dummy": dummy}, extra=extra))
+    engine = ENGINES[kind](model, LoadOptions(**{**OPTIONS, "dtype": asked.dtype, "dummy": dummy}, extra=extra))
     weights = 0
     if kind == "ridgeline":
         decoder = engine.llm.assembly.worker.runner.decoder
@@ -81,7 +83,7 @@ def _serve(pipe: Connection, kind: str, model: str, threads: int, dtype: str, ex
     with suppress(EOFError):  # the other end is gone
         while True:
             prompts, counts = pipe.recv()
-            pipe.send(_seconds(partial(engine.generate, prompts, counts, 0.0)))
+            pipe.send(_seconds(partial(engine.generate, prompts, counts, 0.0), CLOCKS[asked.clock]))
 
 
 def read_bandwidth(rounds: int) -> float:
@@ -98,10 +100,10 @@ def ragged(count: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: 
     return prompts, [rng.randint(*outputs) for _ in range(count)]
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def _seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    started = clock()
     run()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def main() -> None:
@@ -116,6 +118,7 @@ def main() -> None:
     parser.add_argument(
         "--schemes", nargs="+", default=["plain", "int8", "w8a8", "w4a16"], help="of Ridgeline's weights"
     )
+    parser.add_argument("--clock", default="wall", choices=CLOCKS)
     parser.add_argument("--gguf")
     parser.add_argument("--gguf-int8")
     parser.add_argument("--gguf-int4")
@@ -128,13 +131,13 @@ def main() -> None:
     for scheme in asked.schemes:
         held = {} if scheme == "plain" else {"quantization": scheme}
         name = " ".join(["ridgeline", *held.values()])
-        engines[name] = Engine("ridgeline", model, asked.threads, asked.dtype, {**ALONE, **held})
-    engines["transformers"] = Engine("transformers", model, asked.threads, asked.dtype, {})
+        engines[name] = Engine("ridgeline", model, asked, {**ALONE, **held})
+    engines["transformers"] = Engine("transformers", model, asked, {})
     threads = {"n_threads": asked.threads, "n_threads_batch": asked.threads, "parallel": 8}
     files = {"llama.cpp": asked.gguf, "llama.cpp Q8_0": asked.gguf_int8, "llama.cpp Q4_K_M": asked.gguf_int4}
     for name, path in files.items():
         if path:
-            engines[name] = Engine("llama_cpp", path, asked.threads, asked.dtype, threads)
+            engines[name] = Engine("llama_cpp", path, asked, threads)
     cut = asked.scale
     loads = {
         "batch 1, 32 in, 64 out": (1, (32, 32), (64, 64)),
@@ -160,6 +163,7 @@ def main() -> None:
             row = {
                 "model": asked.model,
                 "dtype": asked.dtype,
+                "clock": asked.clock,
                 "workload": load,
                 "engine": name,
                 "tokens_per_s_median": sum(requests[1]) / statistics.median(taken),

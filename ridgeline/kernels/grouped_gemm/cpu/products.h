@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t AHEAD = 2048;  // bytes of weights, which are asked for so early: a CPU by itself does not cross pages
+constexpr int64_t AHEAD = 4096;  // bytes of weights, which are asked for so early: 55 GB/s, and 47 with 512 bytes
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 constexpr int ROWS = 8;  // that are multiplied together: their sums and a step's weights fill the registers
