@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from ridgeline.core.user_cache import user_cache
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ def library(source: Path, target: str = "native") -> ctypes.CDLL | None:
 
 def compiled(source: Path, target: str) -> Path:
     """Return the path of the compiled file. Raises NoLibrary."""
-    text = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]  # all that it may include
+    headers = {*source.parent.glob("*.h"), *Path(__file__).parent.rglob("*.h")}  # all that it may include
+    text = [path.read_bytes() for path in (source, *sorted(headers))]
     digest = hashlib.sha256(repr((text, FLAGS, target, _machine())).encode()).hexdigest()[:20]
     folder = _folder()
     path = folder / f"{source.stem}-{digest}.so"
@@ -74,6 +77,18 @@ def compiled(source: Path, target: str) -> Path:
         raise NoLibrary(str(error)) from error
     logger.info("compiled %s in %.0f s: %s", source.name, time.monotonic() - started, path)
     return path
+
+
+@cache
+def openmp() -> int | None:
+    """Return the address of the function that runs torch's own threads. A second set of threads would compete with
+    them for the cores. None: there is none, and one thread computes."""
+    try:
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        logger.warning("torch has no OpenMP here: C++ of the package runs on one thread.")
+        return None
 
 
 def has_compiler() -> bool:

@@ -51,7 +51,7 @@ def on_cpu(platform: Platform) -> bool:
 
 
 def has_byte_products(platform: Platform) -> bool:
-    """Return True on a CPU that the C++ products of bytes are written for: one with AVX2."""
+    """Return True on a CPU that the package's C++ is written for: one with AVX2."""
     return on_cpu(platform) and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 

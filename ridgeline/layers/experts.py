@@ -68,7 +68,7 @@ class ExpertStack(nn.Module):
         if self.weight is None or self.on_host:
             return
         loaded = StackedWeights(self.ops, self.weight)
-        self.matrices = prepare_experts(loaded, self.scheme)
+        self.matrices = prepare_experts(loaded, self.scheme, gated=len(self.parts) == 2)
         if self.matrices is not loaded:
             self.weight = None
 

@@ -1,7 +1,8 @@
 """The forms that experts' stacked weights take.
 
 Where the grouped ops multiply a whole stack at once, as on a GPU, it stays a stack: as it was loaded, or in FP8 or in
-codes. Elsewhere it becomes a list of `Weight`s, which are multiplied one expert after the other.
+codes. On a CPU plain numbers are laid out in panels. Elsewhere a stack becomes a list of `Weight`s, which are
+multiplied one expert after the other.
 
 Legend:
     T  tokens
@@ -25,6 +26,7 @@ from torch import Tensor
 from ridgeline.core.weight_format import CodedFormat, Fp8Format, Held
 from ridgeline.kernels.fp8_gemm.op import Fp8
 from ridgeline.kernels.grouped_gemm.matrices import Quantized, arranged, part, shape_of, stacked
+from ridgeline.kernels.grouped_gemm.panels import pack
 from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
 from ridgeline.kernels.onednn import together_in_large_pages
 from ridgeline.kernels.op import REFERENCE
@@ -108,13 +110,19 @@ class ListedWeights:
         return self.weights[expert].linear(rows_NI, bias_O)
 
 
-def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme) -> ExpertWeights:
+def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme, gated: bool = False) -> ExpertWeights:
     """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster. A quantized
-    stack keeps its form."""
+    stack keeps its form.
+
+    gated: a matrix is gate and up.
+    """
     if isinstance(loaded, QuantizedStack):
         if not multiplies_stacks(loaded.ops):
             return loaded.listed()
         return loaded
+    in_panels = scheme.name == "plain" and _chosen(loaded.ops) == {"panels"}
+    if in_panels and (panels := pack(loaded.weight_EOI, gated)) is not None:
+        return panels
     matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
     first = scheme.prepare(matrices[0])
     if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
@@ -148,13 +156,16 @@ def held_experts(ops: Ops, filling: Filling, dtype: torch.dtype) -> ExpertWeight
 
 def multiplies_stacks(ops: Ops) -> bool:
     """Return True if the grouped ops are kernels, which multiply a whole stack at once."""
-    return not {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]} & {"torch", REFERENCE}
+    return not _chosen(ops) & {"panels", "torch", REFERENCE}
 
 
 def _arranged(ops: Ops, stack: Quantized, dtype: torch.dtype, parts: Sequence[int]) -> Quantized:
     """Return the stack as the chosen ops want it in memory. parts: outputs of each."""
-    chosen = {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]}
-    return arranged(stack, dtype, parts) if chosen == {"triton"} else stack
+    return arranged(stack, dtype, parts) if _chosen(ops) == {"triton"} else stack
+
+
+def _chosen(ops: Ops) -> set[str]:
+    return {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]}
 
 
 def _one(ops: Ops, weight: Quantized) -> Weight:

@@ -21,8 +21,9 @@ from ridgeline.core.model_spec import MLPSpec, NormSpec
 from ridgeline.kernels import onednn
 from ridgeline.kernels.coded_gemm.op import MXFP4
 from ridgeline.kernels.grouped_gemm.op import Case
+from ridgeline.kernels.grouped_gemm.panels import ExpertPanels, functions
 from ridgeline.kernels.onednn import LARGE_PAGE
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.op import Platform, has_byte_products
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.experts import Experts, ExpertStack
@@ -87,7 +88,7 @@ def test_what_experts_take_is_counted(name: str) -> None:
     taken = held + made.gate_up.prepared_bytes + made.down.prepared_bytes
     scale_bytes = {"plain": 0, "int8": 2, "w8a8": 4}[name]
     least = numbers * (SCHEMES[name].weight_bytes or 2) + rows * scale_bytes
-    # oneDNN fills its blocks up to 64 columns and 64 rows at most
+    # Blocks are filled up: oneDNN's to 64 columns and 64 rows at most, panels to 32 rows
     assert least <= taken <= 1.5 * least
 
 
@@ -102,10 +103,17 @@ def test_a_token_does_not_depend_on_those_beside_it(name: str) -> None:
         torch.testing.assert_close(alone[0], together[token], rtol=2**-6, atol=2**-6)
 
 
-def test_float32_experts_stay_one_stack() -> None:
-    made = prepare(layer(SPEC, "plain", dtype=torch.float32))
-    assert made.gate_up.weight is not None
-    assert made.gate_up.prepared_bytes == 0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_plain_experts_are_laid_out_in_panels_where_cpp_multiplies_them(dtype: torch.dtype) -> None:
+    """In the two dtypes that it takes. The torch implementation gets float32 as it was loaded."""
+    made = prepare(layer(SPEC, "plain", dtype=dtype))
+    compiled = has_byte_products(HERE) and functions() is not None
+    for stack in (made.gate_up, made.down):
+        assert isinstance(stack.matrices, ExpertPanels) == (compiled and dtype != torch.float16)
+    asked = prepare(layer(SPEC, "plain", Ops(HERE, {"grouped_gate_up": "torch", "grouped_down": "torch"}), dtype))
+    assert not isinstance(asked.gate_up.matrices, ExpertPanels)
+    assert (asked.gate_up.weight is not None) == (asked.gate_up.prepared_bytes == 0)
+    assert asked.gate_up.weight is not None or dtype != torch.float32
 
 
 def resident() -> int:

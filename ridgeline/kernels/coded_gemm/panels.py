@@ -18,7 +18,6 @@ Legend:
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -34,11 +33,9 @@ from ridgeline.kernels.activation.torch_ops import gated_activation
 from ridgeline.kernels.coded_gemm import op
 from ridgeline.kernels.coded_gemm.op import TABLES, Coded
 from ridgeline.kernels.gemm.op import linear as plain_linear
-from ridgeline.kernels.native import library
+from ridgeline.kernels.native import library, openmp
 from ridgeline.kernels.norm.torch_ops import rms_norm
 from ridgeline.kernels.onednn import in_large_pages
-
-logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "cpu" / "panels.cpp"
 LANES, RUN, VECTORS = 16, 32, 8  # as in cpu/
@@ -89,18 +86,6 @@ def multiply(target: str = "native") -> Multiply | None:
     function = found.multiply
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
     return function
-
-
-@cache
-def openmp() -> int | None:
-    """Return the address of the function that runs torch's own threads. A second set of threads would compete with
-    them for the cores. None: there is none, and one thread computes."""
-    try:
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_cpu.GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        logger.warning("torch has no OpenMP here: products of coded weights run on one thread.")
-        return None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 A mixture's feed-forward is two ops. The first gathers each expert's tokens, multiplies them with gate and up and
 applies the gated activation. The second multiplies with down and adds up each token's experts in the order of its
-choice, so that the sum does not depend on the tokens beside it.
+choice or of their numbers, so that the sum does not depend on the tokens beside it.
 
 Matrices are plain stacks, or in FP8 or codes (matrices.py).
 
@@ -30,7 +30,7 @@ from ridgeline.kernels.activation.op import activation, gated_activation
 from ridgeline.kernels.coded_gemm import op as coded
 from ridgeline.kernels.fp8_gemm.op import to_fp8
 from ridgeline.kernels.grouped_gemm.matrices import Matrices, product, shape_of, stacked
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.op import Implementation, Op, has_byte_products, on_gpu
 from ridgeline.kernels.route.op import Routes, in_order
 
 
@@ -165,6 +165,7 @@ GROUPED_GATE_UP = Op(
     grouped_gate_up,
     (
         Implementation("triton", f"{_HERE}.triton:grouped_gate_up", on_gpu),
+        Implementation("panels", f"{_HERE}.panels:grouped_gate_up", has_byte_products),
         Implementation("torch", f"{_HERE}.torch_ops:grouped_gate_up"),
         Implementation("batch_invariant", f"{_HERE}.batch_invariant:grouped_gate_up", on_gpu),
     ),
@@ -174,6 +175,7 @@ GROUPED_DOWN = Op(
     grouped_down,
     (
         Implementation("triton", f"{_HERE}.triton:grouped_down", on_gpu),
+        Implementation("panels", f"{_HERE}.panels:grouped_down", has_byte_products),
         Implementation("torch", f"{_HERE}.torch_ops:grouped_down"),
         Implementation("batch_invariant", f"{_HERE}.batch_invariant:grouped_down", on_gpu),
     ),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.op import Implementation, Op, has_byte_products, on_gpu
 
 NORMALIZER = 1e-20  # added to a sum of weights before it divides them
 
@@ -245,6 +245,7 @@ ROUTE = Op(
     route,
     (
         Implementation("triton", "ridgeline.kernels.route.triton:route", on_gpu),
+        Implementation("native", "ridgeline.kernels.route.native:route", has_byte_products),
         Implementation("torch", "ridgeline.kernels.route.torch_ops:route"),
         Implementation("batch_invariant", "ridgeline.kernels.route.triton:batch_invariant", on_gpu),
     ),

@@ -10,8 +10,6 @@ constexpr int RUN = 32, VECTORS = 8;  // inputs of a run, and its vectors
 constexpr int SUPER = 8;  // runs that share an outer scale
 constexpr int SIDE = 8;   // tokens that are multiplied together at most
 
-enum Type { FLOAT32, BFLOAT16, FLOAT16 };
-
 extern "C" struct Weight {
   const uint8_t *code;         // [panels, runs, vectors of the planes, 64]
   const void *scale, *minimum; // [panels, groups, 16]: float16, or int8 beneath outer scales; no minimum: null

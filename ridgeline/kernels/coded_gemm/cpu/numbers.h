@@ -2,10 +2,11 @@
 
 #pragma once
 
-#include "call.h"
 #include "vectors.h"
 
 namespace {
+
+enum Type { FLOAT32, BFLOAT16, FLOAT16 };
 
 INLINE Floats from_bfloat16(Halves x) { return (Floats)upper(x); }
 

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <atomic>
-
-#include "call.h"
+#include <cstdint>
 
 namespace {
 
 // Run `body` for each number below `count`, some at a time for each thread, with the number of the thread.
-template <class Body> void for_each(const Call &c, int64_t count, Body body) {
+//
+// The call says how many threads there are, and which function runs them: OpenMP's, or null.
+template <class Call, class Body> void for_each(const Call &c, int64_t count, Body body) {
   struct Work {
     Body &body;
     int64_t count, some;
