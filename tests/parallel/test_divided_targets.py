@@ -21,6 +21,7 @@ from ridgeline.parallel import token_parts
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.speculation.agreed import Agreed
+from ridgeline.worker.speculation.proposer import AtOnce
 from tests import tiny_models
 from tests.head_oracle import Eagle3, Medusa, Target
 from tests.parallel.test_divided_models import TOKENS, loaded
@@ -88,7 +89,7 @@ def test_hidden_states_are_whole_on_every_rank(
         assert torch.equal(one, other)
 
 
-class Own:
+class Own(AtOnce):
     """A proposer whose drafts depend on the rank."""
 
     layers, taps, depth = (), (), 3

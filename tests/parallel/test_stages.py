@@ -15,8 +15,10 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.stages import deal, of_stage, stage_of
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
+from ridgeline.kernels.grouped_gemm.panels import ExpertPanels
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseCausal
+from ridgeline.layers.experts import ExpertStack
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import parameters
 from ridgeline.quantization.held import keeping
@@ -37,6 +39,13 @@ def stages_of(folder: Path, count: int, layers: str | None = None) -> list[Decod
     return [loaded(folder, Mesh(pp=pipe, layers=layers)) for pipe in pipes(count)]
 
 
+def numbers_held(stage: Decoder) -> int:
+    stacks = [module.matrices for module in stage.modules() if isinstance(module, ExpertStack)]
+    panels = [stack for stack in stacks if isinstance(stack, ExpertPanels)]  # they are no parameters
+    laid_out = (stack.matrix(expert) for stack in panels for expert in range(len(stack.panel_EBSHLN)))
+    return sum(numbers.numel() for numbers in (*stage.parameters(), *laid_out))
+
+
 @torch.inference_mode()
 def passed_through(stages: list[Decoder]) -> Tensor:
     """The scores that the last stage has, where each gets what the one before hands on."""
@@ -55,7 +64,7 @@ def test_stages_score_as_one_device(family: str, tiny_model: Callable[[str], Pat
     count = len(spec.layers)
     stages = stages_of(folder, count)
     torch.testing.assert_close(passed_through(stages), logits(folder, Mesh()), rtol=0, atol=0)
-    held = [sum(p.numel() for p in stage.parameters()) for stage in stages]
+    held = [numbers_held(stage) for stage in stages]
     assert held == [parameters(stage_of(spec, number, (1,) * count)).total for number in range(count)]
     twice = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
     assert sum(held) == parameters(spec).total + twice
