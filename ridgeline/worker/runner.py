@@ -196,7 +196,10 @@ class Runner:
             inputs, drafts = graph.inputs, graph.drafts
         else:
             inputs, drafts = self.inputs(plan), Drafts.of(plan.rows, self.device) if verifies else None
-        catching = self._catching(plan.rows, wanted, given_drafts, graph)
+        catching = None
+        if self.proposer is not None:
+            catching = self._catching(plan.rows, wanted, given_drafts, graph)
+            self._settle(self.proposer, plan.rows, catching)
         if self.pipe.rank > 0:  # all that may be wrong with a plan was found by now, on all stages
             self.pipe.receive(self.segments.before(plan.num_tokens))
         if graph is not None:
@@ -219,24 +222,24 @@ class Runner:
     def _catching(
         self, rows: Rows, wanted: int, given_drafts: Mapping[int, MaskedDrafts] | None, graph: Graph | None
     ) -> Catching:
-        """Return when a network that drafts runs over the tokens of a step. If some wait that must not wait longer, it
-        runs over those now."""
+        """Return when a network that drafts runs over the tokens of a step."""
         if graph is not None:
-            catching = self.segments.catching(graph.inputs.tokens_each)
-        elif wanted == 0 and rows.tokens_each == 1:
-            catching = Catching.LATER
-        elif wanted == 0 or given_drafts or (rows.kinds_R == RowKind.CHUNK).any():
-            catching = Catching.NOW  # drafts that are given are not those whose keys a draft model has written
-        else:
-            catching = Catching.BEHIND
-        backlog = None if self.proposer is None else self.proposer.backlog
-        if self.proposer is not None and backlog is not None:
-            more_R = rows.num_tokens_R if catching in backlog.takes else None
-            if backlog.due(rows.slots_R, more_R):
-                self.proposer.settle(rows.slots_R, self.segments.states)
-            if more_R is not None:
-                backlog.expect(rows.slots_R, more_R)
-        return catching
+            return self.segments.catching(graph.inputs.tokens_each)
+        if wanted == 0 and rows.tokens_each == 1:
+            return Catching.LATER
+        if wanted == 0 or given_drafts or (rows.kinds_R == RowKind.CHUNK).any():
+            return Catching.NOW  # drafts that are given are not those whose keys a draft model has written
+        return Catching.BEHIND
+
+    def _settle(self, proposer: Proposer, rows: Rows, catching: Catching) -> None:
+        """Let a network that drafts run over tokens that must not wait longer than up to this step."""
+        if (backlog := proposer.backlog) is None:
+            return
+        more_R = rows.num_tokens_R if catching in backlog.takes else None
+        if backlog.due(rows.slots_R, more_R):
+            proposer.settle(rows.slots_R, self.segments.states)
+        if more_R is not None:
+            backlog.expect(rows.slots_R, more_R)
 
     def _take_drafts(self, rows: Rows, given: Mapping[int, MaskedDrafts]) -> None:
         """Let rows verify the drafts that are given, in the place of those that were made on the device."""
