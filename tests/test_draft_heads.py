@@ -18,6 +18,7 @@ from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.layers.rotary import Rotary
 from ridgeline.worker import memory
 from ridgeline.worker.speculation import backlog
+from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
@@ -197,6 +198,29 @@ def test_a_head_runs_over_many_tokens_at_once_where_no_drafts_are_wanted(
         drafted = sum(1 for _, _, drafts in record.made if drafts)
         assert runs[0] < steps / 4 + DRAFTS * drafted
     assert record.check(head, texts_of(asked, got)) > 40
+
+
+def test_no_drafts_are_made_behind_a_step_in_a_graph_whose_tokens_wait(
+    target: Target, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where its sampling runs op by op, as it does with penalties: there the host cannot let them catch up."""
+    head, asked = Eagle3(target), ask("one", prompt(1, 3), max_tokens=9, frequency_penalty=0.5)
+    with rig(folder, **drafting(head, head.save(tmp_path / "head"))) as own:
+        evenly(own, monkeypatch)
+        proposer, wanted_by = own.runner.proposer, list[tuple[Catching, int]]()
+        assert proposer is not None
+        note = proposer.note
+
+        def noting(*given: Any) -> None:
+            wanted_by.append((given[-1].catching, given[-2]))
+            note(*given)
+
+        proposer.note = noting  # type: ignore[method-assign]
+        always(own).run(asked)
+        assert not own.errors
+    assert (Catching.LATER, 0) in wanted_by
+    assert {wanted for catching, wanted in wanted_by if catching is Catching.LATER} == {0}
+    assert any(wanted for _, wanted in wanted_by)
 
 
 @pytest.mark.gpu

@@ -200,6 +200,8 @@ class Runner:
         if self.proposer is not None:
             catching = self._catching(plan.rows, wanted, given_drafts, graph)
             self._settle(self.proposer, plan.rows, catching)
+            if graph is not None and catching is Catching.LATER:
+                wanted = 0  # tokens that wait in a graph can catch up between steps alone
         if self.pipe.rank > 0:  # all that may be wrong with a plan was found by now, on all stages
             self.pipe.receive(self.segments.before(plan.num_tokens))
         if graph is not None:
