@@ -115,9 +115,8 @@ def test_each_completion_and_each_prompt_has_its_own(server: Server) -> None:
 
 def test_a_stop_string_counts_what_the_client_got(server: Server) -> None:
     text = complete(server, "whole", max_tokens=30)["choices"][0]["text"]
-    answer = complete(
-        server, "stopped", max_tokens=1500, stop=[text[len(text) // 2 :][:6]]
-    )  # long: it must not end first
+    stop = text[len(text) // 2 :][:6]
+    answer = complete(server, "stopped", max_tokens=1500, stop=[stop])  # so long that it cannot end before
     assert answer["choices"][0]["finish_reason"] == "stop"
     [part] = look(server, "stopped")["completions"]
     assert part["finish_reason"] == "stop"
