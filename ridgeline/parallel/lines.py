@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ridgeline.parallel.axis import Axis
+from ridgeline.parallel.pipe import Wait
 from ridgeline.parallel.processes import ProcessAxis
 
 
@@ -26,13 +27,14 @@ class Line:
     def send(self, x: Tensor) -> None:
         x = x.contiguous()
         self._on_the_way.append((dist.isend(x, self._target, group=self._group), x))
-        if len(self._on_the_way) > self._kept:  # it was received long ago
+        if len(self._on_the_way) > self._kept:  # all receivers are this far, or come here without waiting for this rank
             self._on_the_way.popleft()[0].wait()
 
-    def receive(self, into: Tensor) -> None:
+    def receive(self, into: Tensor) -> Wait:
+        """Begin to receive, and return what waits for the end of it."""
         work = dist.irecv(into, self._source, group=self._group)
         assert work is not None
-        work.wait()
+        return work.wait
 
 
 class ProcessPipe:
@@ -56,14 +58,14 @@ class ProcessPipe:
 
     def receive(self, into_TM: Tensor) -> None:
         assert self._before is not None
-        self._before.receive(into_TM)
+        self._before.receive(into_TM)()
 
     def send(self, x_TM: Tensor) -> None:
         assert self._behind is not None
         self._behind.send(x_TM)
 
-    def hear(self, into_R: Tensor) -> None:
-        self._back[0].receive(into_R)
+    def hear(self, into_R: Tensor) -> Wait:
+        return self._back[0].receive(into_R)
 
     def tell(self, token_R: Tensor) -> None:
         for line in self._back:

@@ -9,9 +9,12 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+Wait = Callable[[], object]  # waits for something that has begun; on a GPU the stream does
 
 
 class Pipe(Protocol):
@@ -30,8 +33,9 @@ class Pipe(Protocol):
     def send(self, x_TM: Tensor) -> None:
         """Give hidden states to the next stage. Nobody may write to x afterwards."""
 
-    def hear(self, into_R: Tensor) -> None:
-        """Take the tokens that the last stage has drawn for a plan."""
+    def hear(self, into_R: Tensor) -> Wait:
+        """Begin to take the tokens that the last stage draws for a plan. They are there when the returned function has
+        been called. Calling this without delay lets the last stage go on, however long the tokens are not wanted."""
 
     def tell(self, token_R: Tensor) -> None:
         """Tell all other stages the tokens that this one, the last, has drawn. Nobody may write to them afterwards."""
@@ -52,7 +56,7 @@ class Whole:
     def send(self, x_TM: Tensor) -> None:
         raise AssertionError("the only stage has none behind it")
 
-    def hear(self, into_R: Tensor) -> None:
+    def hear(self, into_R: Tensor) -> Wait:
         raise AssertionError("the only stage draws all tokens itself")
 
     def tell(self, token_R: Tensor) -> None:

@@ -21,6 +21,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.pipe import Wait
 from ridgeline.ranks.merging import merged, of_stages
 from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.worker.local import LocalWorker
@@ -41,8 +42,8 @@ class QueuePipe:
     def send(self, x_TM: Tensor) -> None:
         self._lines["on", self.rank + 1].put(x_TM)
 
-    def hear(self, into_R: Tensor) -> None:
-        into_R.copy_(self._lines["back", self.rank].get(timeout=LIMIT))
+    def hear(self, into_R: Tensor) -> Wait:
+        return lambda: into_R.copy_(self._lines["back", self.rank].get(timeout=LIMIT))
 
     def tell(self, token_R: Tensor) -> None:
         for stage in range(self.size - 1):

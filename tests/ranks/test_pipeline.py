@@ -181,6 +181,20 @@ def test_processes_on_stages_and_tensor_parallel_within(two: tuple[Path, Rig]) -
     assert own_load.total_LE.sum() == load.total_LE.sum()
 
 
+def test_no_stage_waits_for_one_that_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many parts draw tokens that no later part needs: the last stage must be rid of them, or it stops taking parts."""
+    tiny_models.build("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(leader, "Dealer", partial(Dealer, least_piece=2, long_piece=4))
+    settings = {"kv_cache_memory": 1 << 20, "max_num_seqs": 48, "max_num_batched_tokens": 96}
+    asked = [ask(f"r{i}", [i + 3, *LONG[i : i + 11]], max_tokens=1) for i in range(48)]
+    with rig(tmp_path, **settings) as one:
+        want = one.run(*asked)
+    with rig(tmp_path, **settings, pipeline_parallel_size=2, distributed_timeout_seconds=20) as own:
+        got = own.run(*asked)
+        assert own.errors == []
+    assert_same(got, want)
+
+
 def test_all_stages_look_at_experts_while_somebody_watches(two: tuple[Path, Rig]) -> None:
     _, own = two
     group, seen = group_of(own), []
