@@ -57,7 +57,7 @@ def force() -> Callable[[float], None]:
         width = drafts_SD.shape[1]
         slots_P = slots_R[drafts.row_P].long()
         next_P = drafts_SD[slots_P, drafts.column_P.clamp(max=width - 1)].long()
-        index_P = scores.kv_len_R[drafts.row_P] + drafts.behind_P
+        index_P = scores.index_P
         coin_P = ((index_P * 2_654_435_761 + slots_P * 40_503) >> 7) % 1000
         right_P = (coin_P < right) & (drafts.column_P < width)
         wrong_P = torch.where(next_P == 11, 12, 11)
@@ -108,7 +108,7 @@ def run(asked: argparse.Namespace, drafts: int, pipe: Any) -> None:
     llm, sampling = engine_of(asked, drafts)
     own = asked.engine == "ridgeline"
     if own and drafts and asked.what == "shares":
-        llm.assembly.engine.scheduler.running.drafting.pays = lambda rows: True
+        llm.assembly.engine.scheduler.running.drafting.pays = lambda rows, masked=0: True
     greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
     for batch in asked.batches:
         prompts = prompts_of(batch, asked.context, repeats=asked.what == "lookup")

@@ -34,7 +34,7 @@ def written(**settings: Any) -> tuple[list[list[int]], dict[str, int]]:
     """Return the tokens of all prompts with all parameters, and the counts of drafts."""
     limits: dict[str, Any] = {
         "max_num_seqs": 8,
-        "max_num_batched_tokens": 256,
+        "max_num_batched_tokens": 512,  # lookahead's rows have 57 tokens
         "kv_cache_memory": 1 << 27,
         "max_model_len": 256,
     }
