@@ -4,8 +4,8 @@
 
 Shapes are those of a Qwen3-Next layer: 16 key heads, 32 value heads, keys and values of 128, a convolution over 8192
 channels. "2/8" is 2 key heads and 8 value heads instead, an eighth of a larger model's layer. Prefills run the plan
-that is chosen; with `--plans all` they run every plan of PLANS, and with `--plans tma` those of hopper_tma.py and the
-one of hopper_chunks.py, each checked against the recurrence before it is timed.
+that is chosen; with `--plans all` they run every plan of PLANS, and with `--plans hopper` those of hopper_chunks.py,
+each checked against the recurrence before it is timed.
 
 Launches take several inputs and states in turn, so that nothing is found in the second-level cache, and run in a
 captured graph. A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s of the op's least work. Where the
@@ -73,7 +73,7 @@ if DRY:
     LAYER, CHANNELS, DECODES = replace(LAYER, heads=1, value_heads=2, key_width=16, value_width=16), 64, (2, 1)
     PREFILLS = {"1k": (70,), "mixed": (66, 1, 3)}
 STEP_CUTS = [triton_step.Cut(*cut) for cut in ((32, 4), (32, 2), (16, 2), (16, 1), (64, 8), (64, 4), (128, 8))]
-ENGINE = Plan(64, 4, 3, hopper=True, tma=True)
+ENGINE = Plan(64, 4, 3, hopper=True)
 PLANS: dict[str, Plan] = {
     "triton 64/4/3": Plan(64, 4, 3),
     "triton 64/4/3, whole inverse": Plan(64, 4, 3, block=2),
@@ -81,26 +81,17 @@ PLANS: dict[str, Plan] = {
     "triton 64/4/3, 4 a processor": Plan(64, 4, 3, registers=128),
     "triton 64/4/3, no limit": Plan(64, 4, 3, registers=0),
     "triton 64/4/3, 8 warps prepare": Plan(64, 4, 3, prepare_warps=8, registers=128),
-    "hopper 64/3": Plan(64, 4, 3, hopper=True),
-    "hopper 64/2": Plan(64, 4, 2, hopper=True),
-    "hopper 128/3": Plan(128, 8, 3, hopper=True),
-    "hopper 128/2": Plan(128, 8, 2, hopper=True),
-    "hopper 64/3, segments 1024": Plan(64, 4, 3, hopper=True, segment=1024),
-    "hopper 64/3, segments 4096": Plan(64, 4, 3, hopper=True, segment=4096),
-    "hopper 64/3, segments 8192": Plan(64, 4, 3, hopper=True, segment=8192),
-    "hopper 128/3, segments 4096": Plan(128, 8, 3, hopper=True, segment=4096),
-    "hopper 64/3, heads together": Plan(64, 4, 3, hopper=True, share=2),
-    "tma 64": ENGINE,
-    "tma 128": ENGINE._replace(columns=128),
-    "tma 128, heads together": ENGINE._replace(columns=128, share=2),
-    "tma 64, parts 1024": ENGINE._replace(part=1024),
-    "tma 64, parts 2048": ENGINE._replace(part=2048),
-    "tma 64, parts 4096": ENGINE._replace(part=4096),
-    "tma 64, parts 2048, heads together": ENGINE._replace(part=2048, share=2),
-    "tma 64, segments 1024": ENGINE._replace(segment=1024, carry_columns=128),
-    "tma 64, segments 8192": ENGINE._replace(segment=8192, carry_columns=128),
-    "tma 128, segments 4096": ENGINE._replace(columns=128, segment=4096),
-    "tma 128, segments 4096, heads together": ENGINE._replace(columns=128, segment=4096, share=2),
+    "hopper 64": ENGINE,
+    "hopper 128": ENGINE._replace(columns=128),
+    "hopper 128, heads together": ENGINE._replace(columns=128, share=2),
+    "hopper 64, parts 1024": ENGINE._replace(part=1024),
+    "hopper 64, parts 2048": ENGINE._replace(part=2048),
+    "hopper 64, parts 4096": ENGINE._replace(part=4096),
+    "hopper 64, parts 2048, heads together": ENGINE._replace(part=2048, share=2),
+    "hopper 64, segments 1024": ENGINE._replace(segment=1024, carry_columns=128),
+    "hopper 64, segments 8192": ENGINE._replace(segment=8192, carry_columns=128),
+    "hopper 128, segments 4096": ENGINE._replace(columns=128, segment=4096),
+    "hopper 128, segments 4096, heads together": ENGINE._replace(columns=128, segment=4096, share=2),
 }
 CONV_CUTS = [conv_triton.Cut(*cut) for cut in ((1024, 4, 32, 8), (1024, 4, 32, 4), (1024, 4, 64, 8), (512, 2, 32, 8))]
 
@@ -318,14 +309,14 @@ def time_prefills(sweep: Sweep) -> None:
 def wanted(plan: str, narrow: bool, longest: int) -> bool:
     """Return True if a plan is worth its compilation: with few heads only what differs in the chunks' kernel."""
     here = max(PLANS[plan].segment, PLANS[plan].part) < longest
-    return here and (not narrow or plan.startswith(("hopper 64/3", "tma")) or plan == "triton 64/4/3")
+    return here and (not narrow or plan.startswith("hopper") or plan == "triton 64/4/3")
 
 
 def swept(sweep: Sweep) -> dict[str, Plan]:
     """Return the plans that are timed beside the chosen one."""
     if sweep.plans == "chosen":
         return {}
-    return {k: plan for k, plan in PLANS.items() if sweep.plans == "all" or plan.tma or k == "hopper 64/3"}
+    return {k: plan for k, plan in PLANS.items() if sweep.plans == "all" or plan.hopper}
 
 
 def check_prefill(plan: Plan | None, inputs: Any, first: tuple[Tensor, Tensor]) -> None:
@@ -480,7 +471,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--seconds", type=float, default=95, help="Cases that begin later are left out.")
     parser.add_argument("--rows", action="append", choices=PREFILLS, help="prompts to time; default: all")
-    parser.add_argument("--plans", choices=("chosen", "tma", "all"), default="chosen")
+    parser.add_argument("--plans", choices=("chosen", "hopper", "all"), default="chosen")
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     device = torch.device("cpu" if DRY else "cuda")

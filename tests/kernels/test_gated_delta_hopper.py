@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels import aot
-from ridgeline.kernels.gated_delta import hopper_chunks, hopper_states, hopper_tma, op, triton
+from ridgeline.kernels.gated_delta import hopper_chunks, hopper_states, op, triton
 from ridgeline.kernels.gated_delta.plan import Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
 from tests.kernels.blind import launch
@@ -60,32 +60,18 @@ CASES = [
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
-@pytest.mark.parametrize("segment", [0, 128])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case, segment: int) -> None:
-    blind = Blind(hopper_chunks.gated_delta_hopper_chunks)
-    monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", blind)
-    inputs = case.inputs(torch.float16, CPU)
-    columns = 64 if segment else case.value_width
-    plan = Plan(columns, columns // 16, 3, hopper=True, segment=segment)
-    ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
-    assert blind.runs == ([hopper_states.CARRIES, hopper_states.OUTPUTS] if segment else [hopper_states.ROWS])
-    assert_close(ours, op.gated_delta, inputs)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 @pytest.mark.parametrize(
     ("columns", "segment", "part"), [(0, 0, 0), (64, 0, 0), (0, 128, 0), (64, 0, 64), (0, 0, 128)], ids=str
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernel_with_copy_engine_run_blind(
+def test_kernel_run_blind(
     monkeypatch: pytest.MonkeyPatch, case: op.Case, columns: int, segment: int, part: int
 ) -> None:
     """Columns 0: as many as there are. In parts every launch but the first begins where another one ended."""
-    blind = Blind(hopper_tma.gated_delta_hopper_tma)
-    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", blind)
+    blind = Blind(hopper_chunks.gated_delta_hopper_chunks)
+    monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", blind)
     inputs = case.inputs(torch.float16, CPU)
-    plan = Plan(columns or 64, 4, 3, hopper=True, tma=True, segment=segment, part=part, share=case.value_heads)
+    plan = Plan(columns or 64, 4, 3, hopper=True, segment=segment, part=part, share=case.value_heads)
     if not columns and case.value_width == 128 and not segment:
         plan = plan._replace(columns=128)
     ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
@@ -101,20 +87,20 @@ def test_kernel_with_copy_engine_run_blind(
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 def test_segments_of_two_warpgroups_run_blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", Blind(hopper_tma.gated_delta_hopper_tma))
+    monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
     case = op.Case((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
     inputs = case.inputs(torch.float16, CPU)
-    plan = Plan(64, 4, 3, hopper=True, tma=True, segment=128, carry_columns=128)
+    plan = Plan(64, 4, 3, hopper=True, segment=128, carry_columns=128)
     assert_close(ran(partial(triton.gated_delta, plan=plan), inputs, 7), op.gated_delta, inputs)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 def test_nan_of_another_row_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine copies whole boxes, and the first row ends within one that the second begins in."""
-    monkeypatch.setattr(hopper_tma, "gated_delta_hopper_tma", Blind(hopper_tma.gated_delta_hopper_tma))
+    monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
     case = op.Case((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
     inputs = list(case.inputs(torch.float16, CPU))
-    run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True, tma=True))
+    run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True))
     clean = ran(run, tuple(inputs), 7)
     for i in range(5):
         inputs[i] = inputs[i].clone()
@@ -141,15 +127,14 @@ def test_long_rows_of_few_heads_are_divided_on_hopper() -> None:
     assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, (8, 0), 132, 166_912).hopper
 
 
-def test_plans_of_the_copy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_on_hopper() -> None:
     """One prompt of many heads runs in parts, few heads in segments, many prompts by two warpgroups a program."""
-    monkeypatch.setattr("ridgeline.kernels.gated_delta.plan.TMA", True)
     shape = (128, 128, torch.bfloat16, (9, 0), 132, 232_448)
     one, few, many = choose(1, 8192, 32, *shape), choose(1, 65_536, 8, *shape), choose(16, 8192, 32, *shape)
-    assert all(plan.tma for plan in (one, few, many))
-    assert (one.columns, one.parts(8192)) == (64, 4)
+    assert all(plan.hopper for plan in (one, few, many))
+    assert (one.columns, one.parts(8192)) == (64, 2)
     assert (few.carry_columns, few.segment > 0, few.parts(65_536)) == (128, True, 1)
-    assert (many.columns, many.parts(8192)) == (128, 1)
+    assert (many.columns, many.share, many.parts(8192)) == (128, 2, 1)
     assert choose(1, 1024, 32, *shape).parts(1024) == 1
 
 
@@ -169,7 +154,7 @@ def test_products_of_a_warpgroup_overlap() -> None:
 
 def main() -> None:
     found = []
-    for kernel in hopper_tma.AOT[:2]:
+    for kernel in hopper_chunks.AOT[:2]:
         code = aot._nvidia(aot.build(kernel, "sm_90").asm["cubin"], True)[2]
         counts = {"HGMMA": "HGMMA", "waits": "WARPGROUP.DEPBAR", "copies": "UTMALDG"}
         found.append({k: code.count(name) for k, name in counts.items()} | {"warpgroups": kernel.constexprs["WIDE"]})

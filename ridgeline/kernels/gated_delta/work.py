@@ -6,7 +6,7 @@ Legend: that of triton_prepare.py, and
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,53 +53,37 @@ def run_on_hopper(work: Work, plan: Plan, part: int, part_chunks: int) -> None:
     from ridgeline.kernels.gated_delta.hopper_states import CARRIES, OUTPUTS, ROWS
 
     (value_heads, values), keys, device = work.v_TGV.shape[1:], work.k_THK.shape[2], work.k_THK.device
-    run = _tma if plan.tma else _threads
     if not plan.segment:
         chunks = work.turns.chunks(CHUNK)
         table = (chunks.first_C, chunks.length_C, chunks.row_C, chunks.of_R1, work.factors_GFT)
-        run(work, plan, (values // plan.columns, value_heads, work.turns.num_rows), table, ROWS, part, part_chunks)
+        _run(work, plan, (values // plan.columns, value_heads, work.turns.num_rows), table, ROWS, part, part_chunks)
         return
     parts = work.turns.chunks(plan.segment)
     number = len(parts.first_C)
     carried_DGCK = torch.empty((number, value_heads, values + keys, keys), dtype=torch.float32, device=device)
     table = (parts.first_C, parts.length_C, parts.row_C, parts.of_R1, carried_DGCK)
     carries = plan._replace(columns=plan.carry_columns or plan.columns)
-    run(work, carries, ((values + keys) // carries.columns, value_heads, number), table, CARRIES, 0, 0)
+    _run(work, carries, ((values + keys) // carries.columns, value_heads, number), table, CARRIES, 0, 0)
     start_R1, reads_R, _, fresh_R, _, _ = work.of_rows
     segments._gated_delta_carry[(values // segments.COLUMNS, value_heads, work.turns.num_rows)](
         carried_DGCK, work.states_NGKV, start_R1, reads_R, fresh_R, parts.of_R1, work.states_NGKV.stride(0),
         G=value_heads, K=keys, V=values, BV=segments.COLUMNS, SHORT=work.short, STAGES=segments.STAGES,
         num_warps=segments.WARPS, **launch_options(device),
     )  # fmt: skip
-    run(work, plan, (values // plan.columns, value_heads, number), table, OUTPUTS, 0, 0)
+    _run(work, plan, (values // plan.columns, value_heads, number), table, OUTPUTS, 0, 0)
 
 
-def _threads(
+def _run(
     work: Work, plan: Plan, grid: tuple[int, int, int], table: tuple[Tensor, ...], run: int, part: int, part_chunks: int
 ) -> None:
-    """Launch hopper_chunks.py, whose chunks are copied by threads."""
+    """Launch hopper_chunks.py."""
     from ridgeline.kernels.gated_delta import hopper_chunks
 
-    first, length, row, _, carried = table
-    given: tuple[Any, ...] = (first, length, row, carried) if run else (None,) * 4
+    boxes, wide = hopper_chunks.boxes, plan.columns // hopper_chunks.COLUMNS
+    limit = {"maxnreg": hopper_chunks.REGISTERS} if wide == 1 else {}
     hopper_chunks.gated_delta_hopper_chunks[grid](
-        *work[:8], *work.of_rows, *given, work.k_THK.stride(0), work.v_TGV.stride(0), work.states_NGKV.stride(0),
-        work.turns.num_tokens, **work.shape, C=plan.columns, STAGES=plan.stages, RUN=run,
-        num_warps=plan.columns // 16, **launch_options(work.k_THK.device),
-    )  # fmt: skip
-
-
-def _tma(
-    work: Work, plan: Plan, grid: tuple[int, int, int], table: tuple[Tensor, ...], run: int, part: int, part_chunks: int
-) -> None:
-    """Launch hopper_tma.py, whose chunks are copied by the engine."""
-    from ridgeline.kernels.gated_delta import hopper_tma
-
-    boxes, wide = hopper_tma.boxes, plan.columns // hopper_tma.COLUMNS
-    limit = {"maxnreg": hopper_tma.REGISTERS} if wide == 1 else {}
-    hopper_tma.gated_delta_hopper_tma[grid](
         boxes(work.q_THK.flatten(1), work.k_THK.shape[2]), boxes(work.k_THK.flatten(1), work.k_THK.shape[2]),
-        boxes(work.v_TGV.flatten(1), hopper_tma.COLUMNS), boxes(work.solve_GTL.flatten(0, 1), CHUNK),
+        boxes(work.v_TGV.flatten(1), hopper_chunks.COLUMNS), boxes(work.solve_GTL.flatten(0, 1), CHUNK),
         boxes(work.within_GTL.flatten(0, 1), CHUNK), work.factors_GFT, work.states_NGKV, work.o_TGV, *work.of_rows,
         *table, work.states_NGKV.stride(0), work.turns.num_tokens, part, part_chunks, **work.shape,
         WIDE=wide, STAGES=plan.stages, RUN=run, num_warps=4, **limit,
