@@ -235,6 +235,10 @@ class Absent:
     vectors: ClassVar[int] = 0
     scratch: ClassVar[int] = 0
 
+    def __reduce__(self) -> str:
+        """Let a copy, in another process too, be `ABSENT` itself: layers ask whether they have that."""
+        return "ABSENT"
+
     def products(self, width: int) -> Products:
         """Return none."""
         return {}

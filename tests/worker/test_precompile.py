@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.model_spec import ABSENT, ModelSpec
 from ridgeline.core.speculation import Speculation, speculation_of
 from ridgeline.core.weight_format import Fp8Format, Held, HeldMatrix
+from ridgeline.models import model_config
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
 from ridgeline.worker import compilers, precompile
@@ -108,6 +109,13 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelS
     assert (second["compiled"], second["found"]) == (0, len(first.fresh))
     assert {"stream_kernel", "fused_kernel", "_items_kernel", "shared_kernel"} <= set(second["kernels"])
     assert list(kernels.marker.parent.glob("ridgeline-*")) == [kernels.marker]
+
+
+def test_a_model_without_feed_forwards_survives_the_way_into_another_process() -> None:
+    config = Path(__file__).parents[1] / "perf/configs/falcon-mamba-7b.json"
+    spec = model_config(json.loads(config.read_text())).spec
+    there = pickle.loads(pickle.dumps(spec))
+    assert all(layer.feed_forward is ABSENT for layer in there.layers)
 
 
 def test_every_package_that_a_step_runs_through_is_looked_at() -> None:

@@ -10,8 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ridgeline.bench.communication.figures import Figure, size_name
-from ridgeline.bench.serving.plot import COLOURS
-from ridgeline.bench.svg import LogAxis, si
+from ridgeline.bench.svg import COLOURS, LogAxis, si
 from ridgeline.perf.links import Line
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 300, 60, 34, 44

@@ -12,7 +12,7 @@ from statistics import median
 
 from ridgeline.assembly import assemble
 from ridgeline.assembly.wiring import Assembly
-from ridgeline.bench.profile.made_plan import layout_for, made_plan
+from ridgeline.bench.profile.made_plan import layout_for, made_plan, next_plan
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig, RidgelineError
@@ -67,11 +67,22 @@ def measure_contexts(
 
 
 def seconds_of(assembly: Assembly, shape: StepShape, repeats: int = REPEATS) -> float:
-    """Return the device's seconds of such a step, the median of several after one that does not count."""
+    """Return the device's seconds of such a step, the median of several after one that does not count.
+
+    Steps of decoding follow one another, a token further each, and the last one is as `shape` says. As in service the
+    device gets tables with the first step alone, for which the host takes longer than for the step itself.
+    """
     spec, layout, worker = assembly.model.spec, assembly.engine.layout, assembly.local
-    times = []
+    decoding, times = all(count == 1 for count in shape.num_tokens_R), []
+    if decoding:
+        begin_R = [max(1, int(length) - repeats) for length in shape.kv_len_R]
+        plan = made_plan(spec, shape._replace(kv_len_R=begin_R), layout, spare=repeats)
+    else:
+        plan = made_plan(spec, shape, layout)
     for number in range(1, repeats + 2):
-        worker.submit(made_plan(spec, shape, layout, number))
+        if number > 1:
+            plan = next_plan(plan) if decoding else made_plan(spec, shape, layout, number)
+        worker.submit(plan)
         result = worker.collect()
         if result.error is not None:
             raise RidgelineError(f"a step of {shape.num_tokens_R} tokens at {shape.kv_len_R} failed: {result.error}")

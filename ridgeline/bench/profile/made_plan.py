@@ -30,11 +30,12 @@ def layout_for(spec: ModelSpec, shape: StepShape, dtype: str, block_size: int) -
     return replace(layout, num_pages=pages)
 
 
-def _entries(spec: StateSpec, block_size: int, count: int, length: int) -> dict[int, int]:
+def _entries(spec: StateSpec, block_size: int, count: int, length: int, spare: int = 0) -> dict[int, int]:
     """Return which entries of a row's table a step needs, and the number of the block in each. The step runs `count`
-    tokens, after which `length` are cached."""
+    tokens, after which `length` are cached; `spare` more may follow, one by one."""
     first, last = spec.first_needed(length - count) // block_size, (length - 1) // block_size
-    return {first: 0, last: 0} if spec.exact else {n: n - first for n in range(first, last + 1)}
+    end = (length + spare - 1) // block_size + 1
+    return dict.fromkeys((first, *range(last, end)), 0) if spec.exact else {n: n - first for n in range(first, end)}
 
 
 def _table(entries: Mapping[int, int], ids: Iterator[int]) -> tuple[int, ...]:
@@ -43,16 +44,16 @@ def _table(entries: Mapping[int, int], ids: Iterator[int]) -> tuple[int, ...]:
     return tuple(blocks[entries[n]] if n in entries else NULL_BLOCK for n in range(1 + max(entries)))
 
 
-def made_plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout, number: int = 1) -> StepPlan:
-    """Return the step as plan `number`, whose rows start where `shape` says. Their blocks lie scattered in the
-    cache."""
+def made_plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout, number: int = 1, spare: int = 0) -> StepPlan:
+    """Return the step as plan `number`, whose rows start where `shape` says. Their blocks lie scattered in the cache,
+    and have room for `spare` tokens more."""
     counts_R, lengths_R = np.asarray(shape.num_tokens_R, np.int32), np.asarray(shape.kv_len_R, np.int32)
     random = np.random.default_rng(0)
     pages = iter((1 + random.permutation(layout.num_pages - 1)).tolist())
     ids = [_block_ids(layout, group, pages) for group in range(len(layout.groups))]
     blocks_R = [
         tuple(
-            _table(_entries(group.spec, layout.block_size, count, length), free)
+            _table(_entries(group.spec, layout.block_size, count, length, spare), free)
             for group, free in zip(layout.groups, ids, strict=True)
         )
         for count, length in _rows(shape)
@@ -86,6 +87,13 @@ def made_plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout, number: in
         Span(row, random.integers(spec.vocab_size, size=count, dtype=np.int32)) for row, count in enumerate(counts_R)
     ]
     return StepPlan(id=number, rows=rows, kv_bound_R=lengths_R, spans=tuple(spans), deltas=tuple(forms), reset=True)
+
+
+def next_plan(plan: StepPlan) -> StepPlan:
+    """Return the decode step that follows one in which every row ran a token: the device has its rows' tables and last
+    tokens."""
+    rows = replace(plan.rows, kinds_R=np.full(len(plan.rows), RowKind.TOKEN, np.int8))
+    return replace(plan, id=plan.id + 1, rows=rows, kv_bound_R=plan.kv_bound_R + 1, spans=(), deltas=(), reset=False)
 
 
 def _block_ids(layout: CacheLayout, group: int, pages: Iterator[int]) -> Iterator[int]:

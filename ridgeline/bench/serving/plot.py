@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.bench.serving.figures import Point
-from ridgeline.bench.svg import si
+from ridgeline.bench.svg import COLOURS, si
 from ridgeline.core.errors import InvalidConfig
 
-COLOURS = ("#2a78b8", "#d97a1e", "#3b8f4b", "#b8364a", "#7a5ab8", "#5c6b73")
 DASHES = ("", "6 3", "2 3")  # SVG's; matplotlib has names for them
 STYLES = ("-", "--", ":")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 480, 300, 60, 34, 44

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -148,3 +150,10 @@ def test_sizes_ops_and_links_are_read_as_written() -> None:
     assert link_in("nothing") == ""
     with pytest.raises(InvalidConfig, match="end at 16G"):
         parse_sizes("64G")
+
+
+def test_tables_and_pictures_need_torch_and_rich_alone() -> None:
+    """A machine that only measures has no package of the server, and says so for none of it after a minute's work."""
+    code = "import sys; sys.modules['msgspec'] = None; import ridgeline.bench.communication.show"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
