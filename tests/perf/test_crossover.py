@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ridgeline.assembly import assemble
+from ridgeline.bench.profile.contexts import seconds_of
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import StepShape
+from ridgeline.core.plan import StepPlan
 from ridgeline.models import model_config
 from ridgeline.perf.crossover import CONTEXTS, Curve, crossing, crossings
 from ridgeline.perf.hardware import find
@@ -88,6 +94,25 @@ def test_the_verb_tells_crossings_and_runs_real_steps(tiny_model: Callable[[str]
             assert point["step"] < point["measured"]["step"] < 5
             assert point["chunk"] < point["measured"]["chunk"] < 5
     assert {(each["what"], each["less"]) for each in told["crossings"]} >= {("held", models[2].name)}
+
+
+def test_the_device_gets_tables_with_the_first_measured_step_alone(tiny_model: Callable[[str], Path]) -> None:
+    settings = {"kv_cache_memory": 1 << 22, "max_num_seqs": 2, "skip_tokenizer_init": True}
+    assembly = assemble(LLMConfig(model=str(tiny_model("qwen3_5")), device="cpu", dtype="float32", **settings))
+    plans: list[StepPlan] = []
+    submit = assembly.local.submit
+
+    def noting(plan: StepPlan) -> Any:
+        plans.append(plan)
+        return submit(plan)
+
+    assembly.local.submit = noting  # type: ignore[method-assign]
+    try:
+        seconds_of(assembly, StepShape([1, 1], [40, 25], 2), repeats=5)
+    finally:
+        assembly.engine.shutdown()
+    assert [len(plan.deltas) for plan in plans] == [2, 0, 0, 0, 0, 0]
+    assert [plan.kv_bound_R.tolist() for plan in (plans[0], plans[-1])] == [[35, 20], [40, 25]]
 
 
 def test_the_table_has_a_line_for_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
