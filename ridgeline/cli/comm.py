@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import asdict
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     from ridgeline.bench.communication.runs import Request
 
 SIZES = {"cuda": "1K:1G", "cpu": "1K:64M"}
+MODULES = (  # torch takes seconds to import
+    "ridgeline.bench.communication.runs",
+    "ridgeline.bench.communication.show",
+    "ridgeline.bench.communication.ways",
+    "ridgeline.bench.results",
+    "ridgeline.defaults",
+    "ridgeline.perf.links",
+    "ridgeline.worker.machine",
+)
 
 app = typer.Typer(help="Measure what ranks of this machine say to each other.", no_args_is_help=True)
 
@@ -56,10 +66,13 @@ def bench(
     1 if one was wrong or processes failed."""
     if plot is not None and plot.suffix != ".svg":
         raise InvalidConfig(f"--plot writes .svg, got {str(plot)!r}.")
+    _import_all()
     from ridgeline.bench.communication.figures import lines, link_between_gpus, links, parse_ops, parse_sizes
     from ridgeline.bench.communication.runs import Request
     from ridgeline.bench.communication.runs import backends as known
+    from ridgeline.bench.communication.show import draw
     from ridgeline.bench.results import host_with
+    from ridgeline.perf.links import save_links
     from ridgeline.worker.machine import device_name, hardware_of
 
     where, ranks = _device(device, ranks)
@@ -78,14 +91,10 @@ def bench(
     if out is not None:
         _append(found, machine, link, hardware_of(where), out)
     if keep:
-        from ridgeline.perf.links import save_links
-
         path = save_links(links(found, device_name(where), machine, date, link))
         print(f"ridgeline: kept in {path}", file=sys.stderr)
     title = f"{ranks} x {device_name(where)}{f' ({link})' if link else ''}, torch {machine.torch}, {date[:10]}"
     if plot is not None:
-        from ridgeline.bench.communication.show import draw
-
         draw(found, title, plot)
     if as_json:
         about = {"device": device_name(where), "ranks": ranks, "link": link, "date": date, "machine": asdict(machine)}
@@ -94,6 +103,21 @@ def bench(
     else:
         _show(found, title)
     raise typer.Exit(int(failed or any(each.wrong for each in found)))
+
+
+def _import_all() -> None:
+    """Import all that a measurement and its tables need: what is missing must not be found after minutes of measuring.
+
+    Raise InvalidConfig for a package that is not installed.
+    """
+    try:
+        for name in MODULES:
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "ridgeline":
+            raise
+        raise InvalidConfig(f"comm bench needs the package {package}, which is not installed.") from error
 
 
 def _device(name: str, ranks: int) -> tuple[Any, int]:

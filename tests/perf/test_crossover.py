@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from ridgeline.assembly import assemble
-from ridgeline.bench.profile.contexts import seconds_of
+from ridgeline.bench.profile.contexts import _first, seconds_of
+from ridgeline.bench.profile.made_plan import layout_for, made_plan
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import StepShape
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan import Assign, StepPlan, StepResult
 from ridgeline.models import model_config
 from ridgeline.perf.crossover import CONTEXTS, Curve, crossing, crossings
 from ridgeline.perf.hardware import find
 from ridgeline.perf.precision import precision
+from ridgeline.worker.graphs import Buckets
+from ridgeline.worker.inputs import Shape
 from tests.command import run_here
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -96,23 +99,51 @@ def test_the_verb_tells_crossings_and_runs_real_steps(tiny_model: Callable[[str]
     assert {(each["what"], each["less"]) for each in told["crossings"]} >= {("held", models[2].name)}
 
 
-def test_the_device_gets_tables_with_the_first_measured_step_alone(tiny_model: Callable[[str], Path]) -> None:
-    settings = {"kv_cache_memory": 1 << 22, "max_num_seqs": 2, "skip_tokenizer_init": True}
+def test_measured_steps_of_decoding_follow_one_another_as_in_service(tiny_model: Callable[[str], Path]) -> None:
+    """The device gets tables with the first step alone, all steps fit a graph, and none waits for the host."""
+    settings: dict[str, Any] = {"kv_cache_memory": 1 << 22, "max_num_seqs": 2, "skip_tokenizer_init": True}
     assembly = assemble(LLMConfig(model=str(tiny_model("qwen3_5")), device="cpu", dtype="float32", **settings))
     plans: list[StepPlan] = []
-    submit = assembly.local.submit
+    submit, collect, flying = assembly.local.submit, assembly.local.collect, list[int]()
 
     def noting(plan: StepPlan) -> Any:
         plans.append(plan)
         return submit(plan)
 
+    def counting() -> StepResult:
+        flying.append(len(plans))
+        return collect()
+
     assembly.local.submit = noting  # type: ignore[method-assign]
+    assembly.local.collect = counting  # type: ignore[method-assign]
     try:
         seconds_of(assembly, StepShape([1, 1], [40, 25], 2), repeats=5)
+        chunks_from = len(plans)
+        seconds_of(assembly, StepShape([8], [40], 1), repeats=2)
     finally:
         assembly.engine.shutdown()
-    assert [len(plan.deltas) for plan in plans] == [2, 0, 0, 0, 0, 0]
-    assert [plan.kv_bound_R.tolist() for plan in (plans[0], plans[-1])] == [[35, 20], [40, 25]]
+    steps = plans[:chunks_from]
+    assert [len(plan.deltas) for plan in steps] == [2, 0, 0, 0, 0, 0]
+    assert [plan.kv_bound_R.tolist() for plan in (steps[0], steps[-1])] == [[35, 20], [40, 25]]
+    assert len({id(plan.rows) for plan in steps[1:]}) == 1
+    buckets = Buckets(2, 16)
+    assert {buckets.find(len(plan.rows), plan.num_tokens, plan.rows.tokens_each) for plan in steps} == {Shape(2, 2, 1)}
+    assert flying == [6] * 6 + [7, 8, 9]
+
+
+def test_steps_that_lead_to_a_measured_one_count_as_memory() -> None:
+    """A window that begins some tokens earlier may need a block more."""
+    attention = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 4096}
+    form = {"model_type": "mistral", "sliding_window": 32, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    spec = model_config({"architectures": ["MistralForCausalLM"], **form, **attention, **sizes}).spec
+    for length in range(1, 100):
+        first, spare = _first(StepShape([1] * 4, [length] * 4, 4), 7)
+        plan = made_plan(spec, first, layout_for(spec, first, "float32", 16, spare), spare=spare)
+        for delta in plan.deltas:
+            assert isinstance(delta, Assign)
+            for blocks in delta.blocks:
+                assert len(blocks) > (max(first.kv_len_R) + spare - 1) // 16 >= (length - 1) // 16
 
 
 def test_the_table_has_a_line_for_each_model(monkeypatch: pytest.MonkeyPatch) -> None:

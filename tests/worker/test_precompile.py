@@ -118,6 +118,15 @@ def test_a_model_without_feed_forwards_survives_the_way_into_another_process() -
     assert all(layer.feed_forward is ABSENT for layer in there.layers)
 
 
+def test_kernels_of_a_model_without_feed_forwards_are_known_beforehand(kernels: KernelSet) -> None:
+    config = json.loads((Path(__file__).parents[1] / "perf/configs/falcon-mamba-7b.json").read_text())
+    spec = model_config(config).spec
+    changed = replace(kernels, spec=replace(spec, layers=spec.layers[:2]), speculation=None)
+    run = subprocess.run([sys.executable, "-c", NAMES], input=pickle.dumps(changed), capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()
+    assert b"scan" in run.stdout
+
+
 def test_every_package_that_a_step_runs_through_is_looked_at() -> None:
     root, seen, ahead = precompile.ROOT, set[Path](), [precompile.ROOT / "worker" / "runner.py"]
     while ahead:

@@ -70,26 +70,37 @@ def seconds_of(assembly: Assembly, shape: StepShape, repeats: int = REPEATS) -> 
     """Return the device's seconds of such a step, the median of several after one that does not count.
 
     Steps of decoding follow one another, a token further each, and the last one is as `shape` says. As in service the
-    device gets tables with the first step alone, for which the host takes longer than for the step itself.
+    device gets tables with the first step alone, for which the host takes longer than for the step itself, and it finds
+    the next step when one ends: the time that the host takes to launch it does not count.
     """
     spec, layout, worker = assembly.model.spec, assembly.engine.layout, assembly.local
-    decoding, times = all(count == 1 for count in shape.num_tokens_R), []
-    if decoding:
-        begin_R = [max(1, int(length) - repeats) for length in shape.kv_len_R]
-        plan = made_plan(spec, shape._replace(kv_len_R=begin_R), layout, spare=repeats)
-    else:
-        plan = made_plan(spec, shape, layout)
-    for number in range(1, repeats + 2):
-        if number > 1:
-            plan = next_plan(plan) if decoding else made_plan(spec, shape, layout, number)
-        worker.submit(plan)
-        result = worker.collect()
-        if result.error is not None:
-            raise RidgelineError(f"a step of {shape.num_tokens_R} tokens at {shape.kv_len_R} failed: {result.error}")
-        times.append(result.elapsed)
+    first, spare = _first(shape, repeats)
+    plans = [made_plan(spec, first, layout, spare=spare)]
+    for number in range(2, repeats + 2):
+        plans.append(next_plan(plans[-1]) if spare else made_plan(spec, shape, layout, number))
+    times = []
+    for queued in [plans] if spare else [[plan] for plan in plans]:
+        for plan in queued:
+            worker.submit(plan)
+        for result in [worker.collect() for _ in queued]:
+            if result.error is not None:
+                raise RidgelineError(
+                    f"a step of {shape.num_tokens_R} tokens at {shape.kv_len_R} failed: {result.error}"
+                )
+            times.append(result.elapsed)
     return median(times[1:])
+
+
+def _first(shape: StepShape, repeats: int) -> tuple[StepShape, int]:
+    """Return the first of the steps that are measured, and how many tokens of each row follow it: none, unless every
+    row decodes."""
+    if any(count != 1 for count in shape.num_tokens_R):
+        return shape, 0
+    return shape._replace(kv_len_R=[max(1, int(length) - repeats) for length in shape.kv_len_R]), repeats
 
 
 def _fits(assembly: Assembly, shape: StepShape) -> bool:
     layout = assembly.engine.layout
-    return layout_for(assembly.model.spec, shape, layout.dtype, layout.block_size).num_pages <= layout.num_pages
+    first, spare = _first(shape, REPEATS)
+    needed = layout_for(assembly.model.spec, first, layout.dtype, layout.block_size, spare)
+    return needed.num_pages <= layout.num_pages

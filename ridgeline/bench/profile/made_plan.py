@@ -20,12 +20,12 @@ from ridgeline.core.request import SamplingParams
 from ridgeline.core.state_spec import StateSpec
 
 
-def layout_for(spec: ModelSpec, shape: StepShape, dtype: str, block_size: int) -> CacheLayout:
-    """Return the smallest cache in which the step's rows have room."""
+def layout_for(spec: ModelSpec, shape: StepShape, dtype: str, block_size: int, spare: int = 0) -> CacheLayout:
+    """Return the smallest cache in which the step's rows have room, and `spare` further tokens of each."""
     layout = CacheLayout(groups=spec.cache_groups, block_size=block_size, dtype=dtype, num_pages=2)
     pages = 1
     for group, each in enumerate(layout.groups):
-        blocks = sum(len(set(_entries(each.spec, block_size, *row).values())) for row in _rows(shape))
+        blocks = sum(len(set(_entries(each.spec, block_size, *row, spare).values())) for row in _rows(shape))
         pages += -(-blocks // layout.blocks_per_page(group))
     return replace(layout, num_pages=pages)
 
@@ -92,7 +92,9 @@ def made_plan(spec: ModelSpec, shape: StepShape, layout: CacheLayout, number: in
 def next_plan(plan: StepPlan) -> StepPlan:
     """Return the decode step that follows one in which every row ran a token: the device has its rows' tables and last
     tokens."""
-    rows = replace(plan.rows, kinds_R=np.full(len(plan.rows), RowKind.TOKEN, np.int8))
+    rows = plan.rows
+    if plan.spans:  # later steps share one `Rows`, as in service: the device is not told the same rows twice
+        rows = replace(rows, kinds_R=np.full(len(rows), RowKind.TOKEN, np.int8))
     return replace(plan, id=plan.id + 1, rows=rows, kv_bound_R=plan.kv_bound_R + 1, spans=(), deltas=(), reset=False)
 
 

@@ -152,6 +152,47 @@ def test_sizes_ops_and_links_are_read_as_written() -> None:
         parse_sizes("64G")
 
 
+BENCH = """
+import json, sys
+from ridgeline import cli
+from ridgeline.bench.communication import runs
+
+def run(request):
+    before = packages()
+    about = {"event": "measured", "op": "all_reduce", "backend": "gloo", "ranks": 2}
+    yield from ({**about, "bytes": size, "samples": [1e-5]} for size in (1024, 4096))
+    seen.update(before)
+
+def packages():
+    return {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+
+seen = set()
+runs.run = run
+sys.argv = ["ridgeline", "comm", "bench", "--device", "cpu", "--keep", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as left:
+    assert not left.code, left.code
+assert seen, "nothing was measured"
+print(*packages() - seen)
+"""
+
+
+def test_every_package_is_there_before_anything_is_measured(tmp_path: Path) -> None:
+    flags = ["--out", str(tmp_path / "figures.jsonl"), "--plot", str(tmp_path / "picture.svg")]
+    done = subprocess.run([sys.executable, "-c", BENCH, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == ""  # the packages that came later
+
+
+def test_a_missing_package_is_one_sentence_before_anything_is_measured() -> None:
+    code = "import sys; sys.modules['torch'] = None; from ridgeline import cli; cli.main()"
+    command = [sys.executable, "-c", code, "comm", "bench"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ridgeline: comm bench needs the package torch, which is not installed.\n"
+
+
 def test_tables_and_pictures_need_torch_and_rich_alone() -> None:
     """A machine that only measures has no package of the server, and says so for none of it after a minute's work."""
     code = "import sys; sys.modules['msgspec'] = None; import ridgeline.bench.communication.show"
