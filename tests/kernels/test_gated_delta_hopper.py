@@ -136,6 +136,8 @@ def test_plans_on_hopper() -> None:
     assert (few.carry_columns, few.segment > 0, few.parts(65_536)) == (128, True, 1)
     assert (many.columns, many.share, many.parts(8192)) == (128, 2, 1)
     assert choose(1, 1024, 32, *shape).parts(1024) == 1
+    beside = choose(65, 8192 + 64, 32, *shape)  # a long prompt, and 64 requests that decode
+    assert (beside.columns, beside.parts(8192 + 64)) == (64, 1)
 
 
 def test_products_of_a_warpgroup_overlap() -> None:

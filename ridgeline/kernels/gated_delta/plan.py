@@ -10,6 +10,7 @@ from ridgeline.kernels.gated_delta import triton_prepare
 
 PART = 4096  # tokens: the first part is prepared by itself, and each one more begins and ends once more
 LEAST_SEGMENT = 512  # tokens; shorter ones spend their time on the states that they begin and end with
+LEAST_MEAN = 256  # tokens a row; with fewer most rows are single tokens, whose programs have nothing to do
 
 
 class Plan(NamedTuple):
@@ -57,8 +58,9 @@ def choose(
     """Return the plan for so many rows and tokens, on a GPU with so many bytes of shared memory for a program.
 
     On Hopper a row is divided if whole rows leave three of four multiprocessors without work. Where multiprocessors are
-    what is short, a program has two warpgroups, and prepares two heads at once. Where neither holds, a long row's parts
-    are prepared beside the products of those in front. On an H200 (2026-11-24) that is within 4 % of the best plan that
+    what is short, a program has two warpgroups, and prepares two heads at once; but not where most rows are single
+    tokens, as beside a long prompt. Where neither holds, a long row's parts are prepared beside the products of those
+    in front. On an H200 (2026-11-24) that is within 4 % of the best plan that
     was tried, for seven kinds of rows of 1,024 to 65,536 tokens and with 8 and 32 value heads.
     """
     stages = 3 if shared > 200_000 else 2 if shared > 140_000 else 1  # a stage of a cut has 56 or 64 KiB
@@ -72,7 +74,7 @@ def choose(
         if worth:
             return plan._replace(segment=max(segment, LEAST_SEGMENT), carry_columns=wide)
         if programs > multiprocessors:
-            return plan._replace(columns=wide, share=2)
+            return plan._replace(columns=wide, share=2) if tokens >= LEAST_MEAN * rows else plan
         return plan._replace(part=PART if tokens >= 2 * PART else 0)
     if rows * value_heads * tiles <= 2 * multiprocessors or values <= 64 or stages == 1:
         return Plan(min(64, 1 << (max(values, 16) - 1).bit_length()), 4, stages)
