@@ -3,11 +3,11 @@
     python -m benchmarks.verified_steps shares MODEL --dummy [--drafts 3 5] [--shares 0 0.6 0.7 0.8] [--batches 1 8]
     python -m benchmarks.verified_steps lookup MODEL [--engine vllm] [--batches 1 8 64]
 
-"shares" decides by a hash of the position whether a draft is right, and lets the device draw what makes it so; so it
-measures the machinery with a proposer that is free and as good as one likes, whatever the weights. Of each share the
-time of a token is shown beside the least that arithmetic allows: the step's time over the expected tokens
-1 + a + … + a^k. A step is timed at the first share, which must be 0, so that it brings one token. With no drafts the
-same requests are decoded plainly.
+"shares" decides by a hash of position, slot and round whether a draft is right, each as if drawn alone, and lets the
+device draw what makes it so; so it measures the machinery with a proposer that is free and as good as one likes,
+whatever the weights. Of each share the time of a token is shown beside the least that arithmetic allows: the step's
+time over the expected tokens 1 + a + … + a^k. A step is timed at the first share, which must be 0, so that it brings
+one token. With no drafts the same requests are decoded plainly.
 
 "lookup" continues prompts that repeat themselves, greedily, with and without drafts. Both engines should read the same
 files (`benchmarks/random_model.py` writes some): what a model with random weights writes soon repeats itself, too.
@@ -37,14 +37,32 @@ from torch import Tensor
 VOCABULARY = 4_000  # token ids below this are drawn
 
 
-def force() -> Callable[[float], None]:
+def mixed(x: Tensor) -> Tensor:
+    """Return 32 bits that look random for whole numbers of at most 32 bits, each bit of which moves half of those.
+
+    Two rounds of xor, shift and multiply (Wellons' search for integer hashes, 2018): products stay below 2^63, and
+    every operation can be captured in a CUDA graph.
+    """
+    x = x & 0xFFFF_FFFF
+    x = ((x ^ (x >> 16)) * 0x21F0_AAAD) & 0xFFFF_FFFF
+    x = ((x ^ (x >> 15)) * 0x735A_2D97) & 0xFFFF_FFFF
+    return x ^ (x >> 15)
+
+
+def coins(index_P: Tensor, slot_P: Tensor, salt: Tensor) -> Tensor:
+    """Return a number from 0 to 999 for every place of every slot, as if each had been drawn alone. [P]"""
+    return mixed(index_P.long() ^ mixed(slot_P.long() ^ mixed(salt))) * 1000 >> 32
+
+
+def force() -> Callable[[float, int], None]:
     """Let drafts of engines that are built from now on always be there, and be right with a probability. Return what
-    sets that probability, also for captured graphs."""
+    sets that probability and a salt, another of which decides anew, also for captured graphs."""
     from ridgeline.worker.segments import Segments
     from ridgeline.worker.speculation.lookup import Lookup
 
     note, draw = Lookup.note, Segments._draw_behind
-    right = torch.zeros((), dtype=torch.int64, device="cuda" if torch.cuda.is_available() else "cpu")  # of 1,000
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    right, salted = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))  # right of 1,000
 
     def noted(self: Lookup, *given: Any) -> None:
         note(self, *given)
@@ -57,16 +75,15 @@ def force() -> Callable[[float], None]:
         width = drafts_SD.shape[1]
         slots_P = slots_R[drafts.row_P].long()
         next_P = drafts_SD[slots_P, drafts.column_P.clamp(max=width - 1)].long()
-        index_P = scores.index_P
-        coin_P = ((index_P * 2_654_435_761 + slots_P * 40_503) >> 7) % 1000
-        right_P = (coin_P < right) & (drafts.column_P < width)
+        right_P = (coins(scores.index_P, slots_P, salted) < right) & (drafts.column_P < width)
         wrong_P = torch.where(next_P == 11, 12, 11)
         return torch.where(right_P, next_P, torch.where(drafts.column_P < width, wrong_P, token_P))
 
     Lookup.note, Segments._draw_behind = noted, drawn  # type: ignore[assignment, method-assign]
 
-    def set_share(share: float) -> None:
+    def set_share(share: float, salt: int) -> None:
         right.fill_(round(1000 * share))
+        salted.fill_(salt)
 
     return set_share
 
@@ -114,11 +131,13 @@ def run(asked: argparse.Namespace, drafts: int, pipe: Any) -> None:
         prompts = prompts_of(batch, asked.context, repeats=asked.what == "lookup")
         for share in shares:
             if share is not None:
-                set_share(share)
+                set_share(share, 0)
             times: dict[int, list[float]] = {1: [], asked.tokens: []}
             llm.generate(prompts, sampling(max_tokens=4, **greedy), use_tqdm=False)  # into the prefix cache
             before = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
-            for _ in range(asked.rounds):
+            for again in range(asked.rounds):
+                if share is not None:
+                    set_share(share, again)
                 for tokens, taken in times.items():
                     began = time.perf_counter()
                     llm.generate(prompts, sampling(max_tokens=tokens, **greedy), use_tqdm=False)
