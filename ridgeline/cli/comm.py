@@ -44,7 +44,7 @@ def bench(
     ops: Annotated[
         str,
         typer.Option(
-            help="all_reduce, all_reduce_norm, all_gather, reduce_scatter, all_to_all, send (put, get), copy."
+            help="all_reduce, all_reduce_norm, all_gather, reduce_scatter, all_to_all, exchange, send (put, get), copy."
         ),
     ] = "",
     sizes: Annotated[
@@ -81,7 +81,7 @@ def bench(
         ranks=ranks,
         ops=parse_ops(ops),
         sizes=parse_sizes(sizes or SIZES[where.type]),
-        backends=[name.strip() for name in backends.split(",") if name.strip()] or known(where.type),
+        backends=[name.strip() for name in backends.split(",") if name.strip()] or known(where.type, ranks),
         seconds=seconds,
         effort=effort,
     )

@@ -20,15 +20,17 @@ OPS = {
     "all_gather": "all ranks' tensors",
     "reduce_scatter": "a part of the sum",
     "all_to_all": "a part of every rank's tensor",
+    "exchange": "a part of every rank's tensor, and its own parts back: two all_to_all, as tokens go to experts",
     "send": "a message to the next rank, and one from the rank before (put, get: through peer memory)",
     "copy": "a copy from one GPU to another, over NVLink or through the host",
 }
 
 
 def numbers(op: str, nbytes: int, ranks: int, dtype: torch.dtype) -> int:
-    """Return how many numbers a message of about so many bytes has: whole rows, where rows are normalized, else as many
-    for each rank's part, and these a multiple of eight."""
-    unit = WIDTH if op == "all_reduce_norm" and nbytes > WIDTH * dtype.itemsize else 8 * ranks
+    """Return how many numbers a message of about so many bytes has: whole rows, where rows are normalized or
+    exchanged, else as many for each rank's part, and these a multiple of eight."""
+    rows = {"all_reduce_norm": WIDTH, "exchange": WIDTH * ranks}.get(op, 0)
+    unit = rows if rows and nbytes > rows * dtype.itemsize else 8 * ranks
     return max(1, round(nbytes / dtype.itemsize / unit)) * unit
 
 
@@ -52,6 +54,9 @@ def expected(op: str, rank: int, ranks: int, count: int, dtype: torch.dtype, dev
     if op == "all_to_all":
         mine = slice(rank * part, (rank + 1) * part)
         return torch.cat([content(other, count, dtype, device)[mine] for other in range(ranks)])
+    if op == "exchange":
+        there_N = expected("all_to_all", rank, ranks, count, dtype, device)
+        return torch.cat([there_N, content(rank, count, dtype, device)])
     return content((rank - 1) % ranks if op == "send" else 0, count, dtype, device)
 
 

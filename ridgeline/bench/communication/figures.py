@@ -52,8 +52,8 @@ class Figure:
 
 
 def _counted(op: str) -> str:
-    """Return the op whose bytes are counted alike."""
-    return {"all_reduce_norm": "all_reduce", "copy": "send"}.get(op, op)
+    """Return the op whose bytes are counted alike: an exchange has two ways, as a sum has."""
+    return {"all_reduce_norm": "all_reduce", "exchange": "all_reduce", "copy": "send"}.get(op, op)
 
 
 def figure(event: dict[str, Any]) -> Figure | None:

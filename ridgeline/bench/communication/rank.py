@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from ridgeline.bench.communication.cases import brought, difference, expected, numbers
-from ridgeline.bench.communication.ways import EAGER, WAYS, Room, Trial, Unavailable
+from ridgeline.bench.communication.room import Room, Trial, Unavailable
+from ridgeline.bench.communication.ways import EAGER, WAYS
 from ridgeline.kernels.launch import on_device
 
 INSIDE = 40  # calls in a graph; its launch is then a small part of each
@@ -119,6 +120,8 @@ def measure(room: Room, job: Job, agree: Agreement) -> Iterator[dict[str, Any]]:
             yield {"event": "left out", "bytes": nbytes, **case, **told}
             continue
         assert trial is not None
+        trial.input.zero_()  # sums of zeros do not grow; nobody reads it any more, now that all ranks have answered
+        _wait(room)
         times = _times(room, trial, count, backend, job, agree)
         yield {"event": "measured", "bytes": count * room.dtype.itemsize, **case, "samples": times}
         del trial
@@ -138,13 +141,11 @@ def _prepared(room: Room, op: str, backend: str, count: int) -> tuple[Trial | No
         trial = WAYS[backend][op](room, count)
         trial.input.copy_(brought(op, room.rank, room.size, count, room.dtype, room.device).view_as(trial.input))
         _wait(room)
-        got = trial.call()
+        got = trial.run()
         _wait(room)
         checked = op != "copy" or room.rank == 0
         want = expected(op, room.rank, room.size, count, room.dtype, room.device)
         wrong = difference(op, got.to(room.device), want) if checked else None
-        trial.input.zero_()  # sums of zeros do not grow
-        _wait(room)
         return (trial, None) if wrong is None else (None, ("wrong", wrong))
     except Unavailable as error:
         return None, ("not available", str(error))

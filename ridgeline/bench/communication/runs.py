@@ -45,10 +45,11 @@ GPU_SETTINGS = (
         names={
             name: name
             for name in (
-                "ours", "nccl", "symmetric-one-shot", "symmetric-two-shot", "symmetric-put", "symmetric-get",
-                "peer-copy", "host-copy",
+                "ours", "nccl", "ours-two-shot", "symmetric-one-shot", "symmetric-two-shot", "symmetric-copies",
+                "symmetric-put", "symmetric-get", "peer-copy", "host-copy",
             )
         }
+        | {"nccl-scatter-gather": "scatter-gather", "nccl-two-level": "two-level"}
     ),
     *(
         _nccl(f"nccl-{algorithm}-{protocol}".lower(), ops, NCCL_ALGO=algorithm, NCCL_PROTO=protocol)
@@ -56,14 +57,24 @@ GPU_SETTINGS = (
         for protocol in ("LL", "LL128", "Simple")
     ),
     _nccl("nccl-host", (*RING, "all_to_all", "send"), NCCL_P2P_DISABLE="1"),
-    Setting(names={"nvshmem": "nvshmem"}),
+    Setting(names={"nvshmem": "nvshmem", "nvshmem-get": "nvshmem-get"}),
 )  # fmt: skip
-SETTINGS = {"cuda": GPU_SETTINGS, "cpu": (Setting(names={"gloo": "gloo"}),)}
+CPU_SETTINGS = (
+    Setting(names={"gloo": "gloo", "gloo-scatter-gather": "scatter-gather", "gloo-two-level": "two-level"}),
+)
+SETTINGS = {"cuda": GPU_SETTINGS, "cpu": CPU_SETTINGS}
 
 
-def backends(device: str) -> list[str]:
-    """Return the names of all ways on a kind of device, those first that are worth most."""
-    return [name for setting in SETTINGS[device] for name in setting.names]
+def backends(device: str, ranks: int) -> list[str]:
+    """Return the names of all ways between so many ranks on a kind of device, those first that are worth most."""
+    from ridgeline.bench.communication.ways import LEAST
+
+    return [
+        name
+        for setting in SETTINGS[device]
+        for name, way in setting.names.items()
+        if way not in LEAST or (ranks >= LEAST[way] and ranks % 2 == 0)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +90,14 @@ class Request:
     effort: float
 
     def __post_init__(self) -> None:
-        known = backends(self.device)
         if self.ranks < 2:
             raise InvalidConfig(f"{self.ranks} rank has nobody to talk to; give --ranks of at least 2.")
+        known = backends(self.device, self.ranks)
         for name in self.backends:
             if name not in known:
-                raise InvalidConfig(f"{name!r} is no way between {self.device} ranks; there are {', '.join(known)}.")
+                raise InvalidConfig(
+                    f"{name!r} is no way between {self.ranks} {self.device} ranks; there are {', '.join(known)}."
+                )
 
     def chosen(self) -> list[tuple[Setting, list[tuple[str, int, str]]]]:
         """Return each setting that has something to do, with its cases: (op, bytes, name)."""

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.bench.communication import ways
 from ridgeline.bench.communication.cases import OPS, content, difference, expected, numbers
 from ridgeline.bench.communication.figures import link_in, parse_ops, parse_sizes, size_name
 from ridgeline.bench.communication.rank import _prepared
+from ridgeline.bench.communication.room import Room, Trial, Way
 from ridgeline.bench.communication.runs import Request, run
-from ridgeline.bench.communication.ways import WAYS, Room, Trial
+from ridgeline.bench.communication.ways import WAYS
 from ridgeline.bench.results import read
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.links import load_links
@@ -45,10 +45,14 @@ def test_ranks_over_gloo_are_checked_timed_fitted_and_kept(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-    assert {(f["op"], f["bytes"]) for f in told["figures"]} == {(op, n << 10) for op in ops for n in (1, 64, 1024)}
+    ways = {(op, "gloo") for op in (*ops, "exchange")} | {("all_reduce", "gloo-scatter-gather")}
+    cases = {(*way, n << 10) for way in ways for n in (1, 64, 1024)}
+    assert {(f["op"], f["backend"], f["bytes"]) for f in told["figures"]} == cases
     for figure in told["figures"]:
         assert figure["us"] > 0, figure
-        factor = {"send": 1.0, "all_reduce": 1.0}.get(figure["op"], 0.5)  # 2 (n - 1) / n and (n - 1) / n of two ranks
+        factor = {"send": 1.0, "all_reduce": 1.0, "exchange": 1.0}.get(
+            figure["op"], 0.5
+        )  # 2 (n - 1) / n and (n - 1) / n of two ranks
         assert figure["bus_gb_s"] == pytest.approx(factor * figure["bytes"] / figure["us"] / 1e3)
     assert {line["op"] for line in told["lines"]} == set(ops)
     records = read([out])
@@ -60,12 +64,30 @@ def test_ranks_over_gloo_are_checked_timed_fitted_and_kept(tmp_path: Path) -> No
     assert links.seconds("all_reduce", 2, 64 << 10) > 0
 
 
+def test_four_ranks_add_up_on_two_levels() -> None:
+    request = Request(
+        device="cpu",
+        ranks=4,
+        ops=["all_reduce", "exchange"],
+        sizes=[1000, 70_000],
+        backends=["gloo-two-level", "gloo-scatter-gather", "gloo"],
+        seconds=60,
+        effort=0,
+    )
+    done = [event for event in run(request) if event["event"] != "begins"]
+    assert {event["event"] for event in done} == {"measured"}
+    assert len([event for event in done if event["backend"] == "gloo-two-level"]) == 2
+    assert len(done) == 2 * (3 + 1)
+
+
 def test_what_cannot_be_asked_is_one_sentence() -> None:
     for flags, sentence in (
         (["--sizes", "8X"], "'8X' is no size"),
         (["--sizes", "1M:1K"], "runs backwards"),
         (["--ops", "gather"], "'gather' is no collective"),
-        (["--backends", "nccl"], "'nccl' is no way between cpu ranks; there are gloo"),
+        (["--backends", "nccl"], "'nccl' is no way between 2 cpu ranks; there are gloo"),
+        (["--backends", "gloo-two-level"], "there are gloo, gloo-scatter-gather."),
+        (["--backends", "gloo-two-level", "--ranks", "5"], "there are gloo, gloo-scatter-gather."),
         (["--ranks", "1"], "nobody to talk to"),
         (["--plot", "a.gif"], "writes .svg"),
         (["--device", "cuda"], "cuda"),
@@ -88,7 +110,7 @@ def test_processes_that_cannot_begin_are_told_and_nothing_hangs() -> None:
 
 
 def test_a_wrong_result_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def way(spoil: Callable[[Tensor], object]) -> ways.Way:
+    def way(spoil: Callable[[Tensor], object]) -> Way:
         def made(room: Room, count: int) -> Trial:
             x_N = room.zeros(count)
 
@@ -110,7 +132,7 @@ def test_a_wrong_result_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     room = Room(0, 2, CPU, torch.float32)
     for name, spoil in spoils.items():
-        monkeypatch.setitem(WAYS["peer-copy"], "copy", way(spoil))  # type: ignore[arg-type]
+        monkeypatch.setitem(WAYS["peer-copy"], "copy", way(spoil))
         trial, why = _prepared(room, "copy", "peer-copy", 4096)
         assert (trial is not None) == (name == "right"), name
         assert (None if why is None else why[0]) == {"right": None, "raises": "failed"}.get(name, "wrong")
@@ -129,6 +151,7 @@ def test_each_rank_and_place_brings_other_numbers_and_their_sums_are_exact() -> 
         part = count // 8
         crossed_N = expected("all_to_all", 5, 8, count, dtype, CPU)
         assert torch.equal(crossed_N[2 * part : 3 * part], brought[2, 5 * part : 6 * part])
+        assert torch.equal(expected("exchange", 5, 8, count, dtype, CPU), torch.cat([crossed_N, brought[5]]))
         assert torch.equal(expected("send", 0, 8, count, dtype, CPU), brought[7])
 
 
