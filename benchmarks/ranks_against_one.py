@@ -1,6 +1,6 @@
 """The tokens of several ranks beside those of one device, for every way in which tokens are drawn.
 
-    python -m benchmarks.ranks_against_one [--ranks 2] [--device cpu] [--dtype float32] [--model MODEL]
+    python -m benchmarks.ranks_against_one [--ranks 2] [--device cpu] [--dtype float32] [--model MODEL] [--apart]
 
 In float32 the tokens must agree. In bfloat16 sums are rounded otherwise, so requests part ways at some token; then the
 share of tokens before that says whether something is wrong (a fault shows at the first token of all requests).
@@ -54,12 +54,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--model", default="")
     parser.add_argument("--experts", action="store_true", help="whole experts on ranks")
+    parser.add_argument("--apart", action="store_true", help="ranks with requests of their own, which share experts")
+    parser.add_argument("--all2all-backend", default="distributed")
+    parser.add_argument("--eager", action="store_true", help="no captured graphs")
     given = parser.parse_args()
     options = {"model": given.model or None, "device": given.device, "dtype": given.dtype, "max_num_seqs": 16}
     options |= {"max_model_len": 128, "gpu_memory_utilization": 0.3}
     experts = {"enable_expert_parallel": True} if given.experts else {}
     # Ranks first: they end, and leave the GPUs to what this process runs
-    many, took_many = outputs({**options, "tensor_parallel_size": given.ranks, **experts})
+    ranks: dict[str, Any] = {"tensor_parallel_size": given.ranks, **experts}
+    if given.apart:
+        ranks = {"data_parallel_size": given.ranks, "enable_expert_parallel": True}
+        ranks["all2all_backend"] = given.all2all_backend
+    many, took_many = outputs({**options, **ranks, "enforce_eager": given.eager})
     one, took_one = outputs(options)
     for name in WAYS:
         agreed = sum(alike(*pair) for pair in zip(one[name], many[name], strict=True))

@@ -126,10 +126,6 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     files = config.load_format != "dummy"
     described = read_model_config(folder, config.hf_overrides, config.runner, config.convert)
     model = with_cache(folder, described, kv_format(config.kv_cache_dtype), files=files)
-    if mesh.exchange is not None and on_gpu(platform) and not config.enforce_eager:
-        raise InvalidConfig(
-            "ranks with requests of their own (data_parallel_size) run without graphs; set enforce_eager."
-        )
     part, own = mesh.part_of(model.spec), mesh.stage_of(model.spec)
     if mesh.cp.size > 1:
         check_divided(model.spec, device, mesh.cp.size)
@@ -162,7 +158,7 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     if config.num_drafts:
         check_limits(max_seqs, max_tokens, config.num_drafts)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
-    cascade = cascade and mesh.cp.size == 1
+    cascade = cascade and mesh.cp.size == 1 and mesh.exchange is None  # whose graphs are the same on all ranks
     choices = Choices(
         config=config,
         device=device,

@@ -3,6 +3,7 @@ attention).
 
 Each rank is the worker of one engine: its `Seat` here. In the mixture layers of a step every rank must take part, so
 plans go out in rounds, one plan a rank. A rank that has no plan in a round lends the others its experts.
+All ranks replay a graph of the same size, so each is told the size of the round.
 
 A round waits in this process until somebody wants a result of it. So engines that plan in turn share rounds.
 """
@@ -61,7 +62,7 @@ class Apart(Group):
         """Give a rank a plan, in the first round behind its last one."""
         behind = next((at for at, each in enumerate(self._waiting) if each[rank] is None), len(self._waiting))
         if behind == len(self._waiting):
-            self._waiting.append([None] * len(self._members))
+            self._waiting.append([None] * len(self.seats))
         self._waiting[behind][rank] = plan
         while self._waiting and all(self._waiting[0]):
             self._send(self._waiting.popleft())
@@ -108,12 +109,20 @@ class Apart(Group):
             self._send(self._waiting.popleft())
 
     def _send(self, plans: list[StepPlan | None]) -> None:
-        capacity = max(plan.num_tokens for plan in plans if plan is not None)
+        rows, tokens, each, captured = size_of([plan for plan in plans if plan is not None])
         for rank, plan in enumerate(plans):
             sent = None if plan is None else self._senders[rank].message(plan)
-            self._tell_one(rank, Round(capacity, sent))
+            self._tell_one(rank, Round(rows, tokens, each, captured, sent))
             if plan is not None:
                 self._sent[rank].append((plan.id, time.monotonic()))
+
+
+def size_of(plans: list[StepPlan]) -> tuple[int, int, int, bool]:
+    """Return the rows, tokens, tokens of each row, and whether graphs can run them, of a round of such plans: what
+    `Round` says of them."""
+    each = 1 if all(plan.rows.tokens_each == 1 for plan in plans) else 0
+    captured = all(span.embeds is None for plan in plans for span in plan.spans)
+    return max(len(plan.rows) for plan in plans), max(plan.num_tokens for plan in plans), each, captured
 
 
 def summed(loads: list[ExpertLoad]) -> ExpertLoad:

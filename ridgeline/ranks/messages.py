@@ -94,10 +94,17 @@ class SentPlan(Message, frozen=True, tag="plan"):
 
 
 class Round(Message, frozen=True, tag="round"):
-    """The step of a rank that has tokens of its own. plan: None if it only lends its experts. capacity: the most tokens
-    that a rank has in this step."""
+    """The step of a rank that has tokens of its own.
 
-    capacity: int
+    plan: None if it only lends its experts.
+    rows, tokens: the most that a rank has in this step. each: 1 if every row of all ranks runs one token, else 0.
+    captured: False if some rank's plan needs to run op by op; then all do.
+    """
+
+    rows: int
+    tokens: int
+    each: int
+    captured: bool
     plan: SentPlan | None
 
 

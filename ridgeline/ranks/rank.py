@@ -45,6 +45,7 @@ from ridgeline.ranks.messages import (
     encode,
 )
 from ridgeline.ranks.orphan import GONE
+from ridgeline.worker.inputs import Shape
 from ridgeline.worker.local import LocalWorker
 
 logger = logging.getLogger(__name__)
@@ -127,8 +128,8 @@ class Rank:
         match message:
             case SentPlan():
                 self._submit(message)
-            case Round(capacity, plan):
-                self._worker.expect_tokens(capacity)
+            case Round(rows, tokens, each, captured, plan):
+                self._worker.expect_round(Shape(rows, tokens, each), captured)
                 if plan is not None:
                     self._submit(plan)
                 elif (lent := self._worker.lend_experts()) is not None:

@@ -60,6 +60,7 @@ class Graph:
         graphs are replayed once: a graph's first launch takes longer than later ones, and now the host captures the
         next graph meanwhile."""
         segments, inputs, drafts = self._segments, self.inputs, self.drafts
+        _exchange(segments, inputs.num_tokens)
         captured = CAPTURED_FEATURES if segments.decoder.spec.scores else ()
         forward = partial(segments.forward, inputs, drafts=drafts)
         scores = forward()
@@ -172,7 +173,8 @@ class Graphs:
     def _warm_up(self) -> None:
         """Run the largest steps, which are not captured, so that their kernels are compiled and their memory is
         allocated early."""
-        for rows in {1, self._max_rows}:
+        _exchange(self._segments, self._max_tokens)
+        for rows in sorted({1, self._max_rows}):
             inputs = self._segments.inputs(self._buckets.uncaptured(rows, self._max_tokens), self._device)
             scores = self._segments.forward(inputs)
             if not self._segments.decoder.spec.scores:
@@ -191,10 +193,22 @@ class Graphs:
         rows, each = len(plan.rows), plan.rows.tokens_each
         if plan.rows.prefixes and each == 1 and (graph := self._graphs.get((self._buckets.share(rows), True))):
             return graph
-        shape = self._buckets.find(rows, plan.num_tokens, each)
-        if shape is None or (shape.each != each and (plan.rows.kinds_R == RowKind.VERIFY).any()):
+        graph = self.holding(Shape(rows, plan.num_tokens, each))
+        if graph is None or (graph.inputs.tokens_each != each and (plan.rows.kinds_R == RowKind.VERIFY).any()):
             return None
-        return self._graphs[shape, False]
+        return graph
+
+    def holding(self, shape: Shape) -> Graph | None:
+        """Return the graph of the smallest bucket that holds a step of this size, or None."""
+        bucket = self._buckets.find(*shape)
+        return None if bucket is None else self._graphs[bucket, False]
+
+
+def _exchange(segments: Segments, tokens: int) -> None:
+    """Let ranks exchange up to so many tokens each, if they do. All of them capture the same steps in the same
+    order."""
+    if (exchange := segments.decoder.mesh.exchange) is not None:
+        exchange.capacity = tokens
 
 
 def row_buckets(max_rows: int) -> list[int]:

@@ -80,6 +80,10 @@ class DeviceInputs:
         if not self.holds(plan):
             self._load(plan)
 
+    def load_padding(self) -> None:
+        """Load rows that run nothing."""
+        self._load(None)
+
     def _load(self, plan: StepPlan | None) -> None:
         staged = staging(len(self._packed), self._packed.device)
         self._pack(plan, staged.numpy())

@@ -136,6 +136,7 @@ class Runner:
         self.relay = Relay(self.pipe, self.slots, ops)
         self._cascade = cascade
         self._graphs: Graphs | None = None
+        self._round: Graph | None = None  # what all ranks that exchange tokens replay in this step
         self._inputs: DeviceInputs | None = None
         self._guided: tuple[Rows, int, Guides] | None = None  # the newest guides, with the arguments they were made of
 
@@ -190,7 +191,7 @@ class Runner:
             plan = self.cut.plan(plan)
             verifies = bool((plan.rows.kinds_R == RowKind.VERIFY).any())
         given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
-        graph = self._graphs.find(plan) if self._graphs is not None and given is None else None
+        graph = self._graph_of(plan) if given is None else None
         if graph is not None:
             graph.inputs.load(plan)
             inputs, drafts = graph.inputs, graph.drafts
@@ -257,15 +258,28 @@ class Runner:
         """Return the vectors of the rows whose prompts are complete."""
         return pooled(self.decoder, forwarded.plan, forwarded.scores.hidden, self.slots.forms)
 
-    def expect_tokens(self, capacity: int) -> None:
-        """Let the next step exchange tokens with other ranks that have at most so many each."""
-        assert self.decoder.mesh.exchange is not None
-        self.decoder.mesh.exchange.capacity = capacity
+    def _graph_of(self, plan: StepPlan) -> Graph | None:
+        """Return the graph that a step replays, or None if it runs op by op. Ranks that exchange tokens replay the same
+        one, whatever their own plans need."""
+        if self.decoder.mesh.exchange is not None:
+            return self._round
+        return None if self._graphs is None else self._graphs.find(plan)
+
+    def expect_round(self, shape: Shape, captured: bool) -> None:
+        """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`."""
+        exchange = self.decoder.mesh.exchange
+        assert exchange is not None
+        self._round = self._graphs.holding(shape) if self._graphs is not None and captured else None
+        exchange.capacity = shape.tokens if self._round is None else self._round.inputs.num_tokens
 
     @torch.inference_mode()
     def lend_experts(self) -> None:
         """Take part in a step of other ranks, in which this one has no tokens."""
-        self.decoder.lend_experts()
+        if self._round is None:
+            self.decoder.lend_experts()
+            return
+        self._round.inputs.load_padding()
+        self._round.forward()
 
     def prepare(self, plan: StepPlan) -> None:
         """Bring the slots and the blocks to the state that the plan starts from."""
