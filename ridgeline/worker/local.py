@@ -30,6 +30,7 @@ from ridgeline.kernels.fp8_gemm.saturation import total_saturations
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.parallel.stamps import Stamps
+from ridgeline.worker.inputs import Shape
 from ridgeline.worker.pooling import Vectors
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
@@ -194,9 +195,10 @@ class LocalWorker:
             dropped=ticket.dropped,
         )
 
-    def expect_tokens(self, capacity: int) -> None:
-        """Let the next step exchange tokens with other ranks that have at most so many each."""
-        self._run(self._runner.expect_tokens, capacity)
+    def expect_round(self, shape: Shape, captured: bool) -> None:
+        """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`.
+        captured: it is replayed, if there is a graph of this size."""
+        self._run(self._runner.expect_round, shape, captured)
 
     def lend_experts(self) -> Future | None:
         """Take part in a step of other ranks, in which this one has no tokens."""
