@@ -10,7 +10,8 @@ time over the expected tokens 1 + a + … + a^k. A step is timed at the first sh
 one token. With no drafts the same requests are decoded plainly.
 
 "lookup" continues prompts that repeat themselves, greedily, with and without drafts. Both engines should read the same
-files (`benchmarks/random_model.py` writes some): what a model with random weights writes soon repeats itself, too.
+files (`benchmarks/random_model.py` writes some; with --cycle what it writes repeats itself, so drafts are right).
+With --proposer another way of drafting is measured on them, as a random head whose drafts are always wrong.
 
 Each number of drafts has a process of its own. Requests have 1,024 tokens of context, or --context.
 """
@@ -105,8 +106,10 @@ def engine_of(asked: argparse.Namespace, drafts: int) -> tuple[Any, Any]:
     if asked.dummy:
         given["load_format"] = "dummy"
     if drafts:
-        lookup = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-        given["speculative_config"] = {**lookup, "num_speculative_tokens": drafts}
+        proposer = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        if asked.proposer:
+            proposer = json.loads(asked.proposer)
+        given["speculative_config"] = {**proposer, "num_speculative_tokens": drafts}
     if asked.engine == "vllm":
         os.environ.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
         import vllm
@@ -183,6 +186,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=257)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--proposer", help="JSON of a speculative_config, in the place of lookup's (with lookup)")
     parser.add_argument("--options", default="{}", help="JSON of further arguments of the engine's LLM")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
