@@ -87,6 +87,8 @@ def test_heads_have_vllms_names(given: dict[str, Any], method: str, ahead: int) 
         ({"method": "layer_skip", "num_speculative_tokens": 3, "skip_layers": "1"}, "'1'; give a list of layers"),
         ({"method": "layer_skip", "num_speculative_tokens": 3, "model": "x"}, "the method layer_skip needs none"),
         ({"method": "eagle", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}, "_parallel_size of spec"),
+        ({"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": True}, "_size of speculative_"),
+        ({"method": "ngram]", "num_speculative_tokens": 3}, "the method 'ngram]', which is not supported"),
         ({"method": 3}, "the method 3"),
         ({"method": "ngram"}, "num_speculative_tokens of speculative_config is missing"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "is 0; give a whole number from 1 to 16"),

@@ -100,11 +100,11 @@ SAMPLING_HELP = {
 
 CLI_DEFAULTS: Mapping[str, Any] = {"max_tokens": 256}
 
-ALIASES = {  # as vLLM has them
-    "data_parallel_size": ("-dp",),
-    "tensor_parallel_size": ("-tp",),
-    "pipeline_parallel_size": ("-pp",),
-    "prefill_context_parallel_size": ("-pcp",),
+ALIASES = {  # the short ones as vLLM has them, the long ones as `ridgeline plan` has them
+    "data_parallel_size": ("-dp", "--dp"),
+    "tensor_parallel_size": ("-tp", "--tp"),
+    "pipeline_parallel_size": ("-pp", "--pp"),
+    "prefill_context_parallel_size": ("-pcp", "--cp"),
     "speculative_config": ("-sc",),
 }
 
@@ -208,10 +208,22 @@ def _plain_type(hint: Any) -> Any:
     return hint
 
 
+def _once(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
+    """Return an object of these keys and values. Raise InvalidConfig if it has a key twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidConfig(f"{what} has the key {twice!r} twice in one object; leave one of them out.")
+    return found
+
+
 def json_object(text: str, what: str = "further arguments") -> dict[str, Any]:
     """Return the object that a JSON option holds. An empty text is an empty object. Raise InvalidConfig."""
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(text or "{}", object_pairs_hook=functools.partial(_once, what=what))
+    except InvalidConfig:
+        raise
     except (ValueError, RecursionError) as error:  # too many brackets within each other
         raise InvalidConfig(f"{what} must be a JSON object, got {text!r} ({error}).") from error
     if not isinstance(value, dict):

@@ -62,7 +62,8 @@ def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
             found.lines.append(Line(given.spelled, None, "the model is an argument without a flag."))
         elif "." in name:
             head, *keys = name.split(".")
-            _put(objects.setdefault(head, {}), keys, values[-1] if values else "true")
+            if not _put(objects.setdefault(head, {}), keys, values[-1] if values else "true"):
+                found.lines.append(Line(given.spelled, State.REFUSED, "given already; leave one of them out."))
         elif name in own and own[name] is Takes.LIST:
             lists.append((name, [item for value in values for item in items(value)]))
         elif name in own:
@@ -73,7 +74,9 @@ def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
             found.unknown.append([given.spelled, *values])
     for name, value in objects.items():
         text = json.dumps(value, ensure_ascii=False)
-        if name in own:
+        if name in own and f"--{name}" in found.words:
+            found.lines.append(Line(f"--{name}", State.REFUSED, "given as an object, and by its keys; take one."))
+        elif name in own:
             found.words += [f"--{name}", text]
         elif name in FLAGS:
             _theirs(FLAGS[name], _Given(f"--{name}.…", name, [text]), own, found)
@@ -110,6 +113,8 @@ def _read(words: list[str], own: Mapping[str, Takes]) -> Iterator[_Given]:
         word = words[place]
         place += 1
         short = word.partition("=")[0]
+        if (alias := short.partition(".")[0]) in ALIASES and alias != "-O":
+            short, word = alias, f"--{ALIASES[alias]}{word[len(alias) :]}"
         if short not in ALIASES and word[:2] == "-O" and word[2:]:
             short, word = "-O", f"-O={word[2:].lstrip('=')}"
         if word == "--":
@@ -155,19 +160,26 @@ def _known(name: str, own: Mapping[str, Takes]) -> tuple[str, bool]:
     return name, True
 
 
-def _put(into: dict[str, Any], keys: list[str], text: str) -> None:
-    """Set a value of an object by the keys that lead to it; a key with + adds to a list."""
+def _put(into: dict[str, Any], keys: list[str], text: str) -> bool:
+    """Set a value of an object by the keys that lead to it; a key with + adds to a list. Return False if another value
+    stands there."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text
     for key in keys[:-1]:
-        into = into.setdefault(key, {})
-    last = keys[-1]
-    if last.endswith("+"):
-        into.setdefault(last[:-1], []).extend(value if isinstance(value, list) else str(value).split(","))
+        inner: object = into.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return False
+        into = inner
+    last, more = keys[-1].removesuffix("+"), keys[-1].endswith("+")
+    if last in into and not (more and isinstance(into[last], list)):
+        return False
+    if more:
+        into.setdefault(last, []).extend(value if isinstance(value, list) else str(value).split(","))
     else:
         into[last] = value
+    return True
 
 
 def _ours(name: str, given: _Given, found: Translation) -> list[str]:

@@ -107,7 +107,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
     names = [field.name for field in fields(Speculation) if field.name != "tree"] + [*TREE_KEYS, *LOOKAHEAD_SIZES]
     for name, value in given.items():
         if name == "draft_tensor_parallel_size":  # common in scripts, and 1 asks for nothing
-            if value == 1:
+            if type(value) is int and value == 1:
                 continue
             raise InvalidConfig(
                 f"draft_tensor_parallel_size of speculative_config is {value!r}, and each rank has all of the network "
@@ -123,10 +123,10 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
         model = None if method == NGRAM else model
     if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's names of the layer in each family's checkpoints
         method = MTP
-    if not isinstance(method, str) or method.strip("[]") not in METHODS:
+    method = NGRAM if method == f"[{NGRAM}]" else method
+    if not isinstance(method, str) or method not in METHODS:
         said = "names no method" if method is None else f"asks for the method {method!r}, which is not supported"
         raise InvalidConfig(f"speculative_config {said}; supported: {', '.join(METHODS)}.")
-    method = method.strip("[]")
     tree = _tree(given, method)
     drafts = tree.depth if tree is not None else _whole(given, "num_speculative_tokens", MOST_DRAFTS)
     if method not in NAMED and model is not None:

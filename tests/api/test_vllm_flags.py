@@ -119,6 +119,9 @@ def test_several_models_are_named_in_either_way_and_unknown_flags_stay() -> None
     assert translate(["a", "--frob", "3"], OWN).unknown == [["--frob", "3"]]
 
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["ridgeline", *arguments])
     with pytest.raises(SystemExit) as left:
@@ -136,6 +139,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--hf-overrides", "{"], "--hf-overrides must be a JSON object"),
         (["--speculative-config", "[" * 100_000], "--speculative-config must be a JSON object"),
         (["--speculative-config.model", "[" * 100_000], "num_speculative_tokens of speculative_config is missing"),
+        (["--speculative-config", '{"method": "mtp", "method": "ngram"}'], "has the key 'method' twice in one object"),
+        (["--speculative-config.method", "mtp", "--speculative-config.method", "ngram"], "config.method is given alr"),
+        (["--speculative-config.a", "x", "--speculative-config.a.b", "1"], "--speculative-config.a.b is given already"),
+        (["--speculative-config.a", "1", "--speculative-config.a+", "2"], "--speculative-config.a+ is given already"),
+        (["--speculative-config", NGRAM, "-sc.method", "mtp"], "--speculative-config is given as an object, and by"),
+        (["-sc.method", "ngram"], "num_speculative_tokens of speculative_config is missing"),
         (["--override-generation-config", '{"temprature": 1}'], "'temprature'"),
         (["--root-path", "llm/"], "'llm/'"),
     ],
