@@ -251,6 +251,7 @@ class StepResult:
     prompt_logprobs: row → StepLogprobs of the prompt tokens that this chunk predicts (those at its start + 1 … its
         end), from the params' `scored_from` on.
     elapsed: the seconds that the device spent on the segments.
+    num_tokens: how many tokens ran, where rows were cut to the drafts that there were. None: as many as planned.
     experts: what the experts of a mixture got until then, where the worker looked.
     stamps: when a rank came to the step's collectives and left them, where somebody asked (`parallel.stamps`), int64.
     error: the plan failed with this message.
@@ -269,6 +270,7 @@ class StepResult:
     apart: Mapping[int, StepLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, StepLogprobs] = field(default_factory=dict)
     elapsed: float = 0.0
+    num_tokens: int | None = None
     experts: ExpertLoad | None = None
     stamps: np.ndarray | None = None
     error: str | None = None

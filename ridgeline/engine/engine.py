@@ -41,7 +41,8 @@ class Sleeps(Protocol):
 class Engine:
     """Runs requests on one worker. Not thread-safe: one thread adds, aborts and steps.
 
-    headroom: time of all steps so far, beside their limit by `cost_model`. last_plan: whose result came last.
+    headroom: time of all steps so far, beside their limit by `cost_model`. last_plan: whose result came last; None if
+        no plan was in flight then.
 
     Once a step has shown that the device is lost, that step, and every `add` and `step` after it, raises DeviceLost.
     """
@@ -63,6 +64,7 @@ class Engine:
         self._cost_model = cost_model
         self.headroom = Headroom()
         self.last_plan: StepPlan | None = None
+        self._ran: int | None = None  # tokens of its step, where they are not those that were planned
         self._reach: dict[int, float] = {}  # bits of a step's number of tokens → `ExpertLoad.reach` of the newest one
         self._submitted: deque[tuple[StepPlan, float]] = deque()  # plans in flight, with their limits
         self._failed_in_a_row, self._failing_since = 0, 0.0
@@ -113,12 +115,20 @@ class Engine:
     def take(self) -> StepEvents:
         """Wait for the oldest plan's result. Empty if no plan is in flight."""
         if not self.scheduler.in_flight:
+            self.last_plan = None
             return StepEvents()
         result = self._worker.collect()
         events = self.scheduler.update(result)
         self._account(result)
         self._provide_masks()
         return events
+
+    @property
+    def last_tokens(self) -> int:
+        """The tokens that the step of `last_plan` ran."""
+        if self.last_plan is None:
+            return 0
+        return self.last_plan.num_tokens if self._ran is None else self._ran
 
     def rehearse(self) -> None:
         """Run some tiny requests and forget them. Code, kernels and memory are prepared when they are first used, and
@@ -191,6 +201,7 @@ class Engine:
     def _account(self, result: StepResult) -> None:
         """Add a step's time to the sum. Raise DeviceLost where it is no use to go on."""
         self.last_plan, limit = self._submitted.popleft()
+        self._ran = result.num_tokens
         if result.elapsed > 0:  # it ran
             self.headroom = self.headroom.plus(result.elapsed, limit)
         if result.experts is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ridgeline.core.request import Preemption
 from ridgeline.engine.cache.checkpoints import Counts
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,27 @@ class Figures:
             self.queried_tokens + other.queried_tokens,
             self.hit_tokens + other.hit_tokens,
             self.preemptions + other.preemptions,
-            self.group_hits + other.group_hits,
+            Counter(_added(self.group_hits, other.group_hits)),
             None if self.checkpoints is None or other.checkpoints is None else self.checkpoints + other.checkpoints,
             None if self.drafts is None or other.drafts is None else _added(self.drafts, other.drafts),
         )
 
+    def after(self, before: Figures) -> Figures:
+        """Return the counts of both. What is there now, as requests and pages, stays as it is here."""
+        both = self + before
+        checkpoints = both.checkpoints
+        if checkpoints is not None and self.checkpoints is not None:
+            checkpoints = checkpoints._replace(kept=self.checkpoints.kept)
+        return replace(
+            both,
+            running=self.running,
+            waiting=self.waiting,
+            pages_used=self.pages_used,
+            num_pages=self.num_pages,
+            checkpoints=checkpoints,
+        )
 
-def _added(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+
+def _added(a: Mapping[str, N], b: Mapping[str, N]) -> dict[str, N]:
     """Return the sums by name; those of 0 and below are kept, unlike a Counter's."""
     return {name: a.get(name, 0) + b.get(name, 0) for name in dict.fromkeys((*a, *b))}

@@ -91,6 +91,11 @@ class Engines(Engine):
         self.last_plan = _largest([engine.last_plan for engine in self.engines])
         return events
 
+    @property
+    def last_tokens(self) -> int:
+        """The tokens that all of them ran in the last step."""
+        return sum(engine.last_tokens for engine in self.engines)
+
     def rehearse(self) -> None:
         for engine in self.engines:
             engine.rehearse()

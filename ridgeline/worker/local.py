@@ -96,6 +96,7 @@ class Expected:
             apart={row: _arrived(scores) for row, scores in self._apart.items()},
             prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
             elapsed=watch.seconds(),
+            num_tokens=None if runner.cut is None else plan.num_tokens,
             stamps=watch.notes(),
         )
 
@@ -141,6 +142,7 @@ class LocalWorker:
         self._has_experts = len(runner.tallies) > 0
         self._load: ExpertLoad | None = None  # by the newest look
         self._tallies_period, self._tallies_due = TALLIES_PERIOD, 0.0
+        self._saturated_before = total_saturations()  # by workers that were in this process
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._thread = ThreadPoolExecutor(1, "ridgeline-cpu") if runner.device.type == "cpu" else None
 
@@ -217,9 +219,9 @@ class LocalWorker:
         return self._runner.saturation.read()
 
     def saturations(self) -> int:
-        """Return how many activations static scales cut off in this process so far. No plan waits for that. Raise
-        DeviceLost if the device is lost."""
-        return self._asked(total_saturations)
+        """Return how many activations static scales have cut off in this process since this worker was made. No plan
+        waits for that. Raise DeviceLost if the device is lost."""
+        return self._asked(total_saturations) - self._saturated_before
 
     def _asked(self, read: Callable[[], T]) -> T:
         """Return what is read from the device. Raise DeviceLost if it is lost."""

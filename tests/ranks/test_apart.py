@@ -93,6 +93,15 @@ def test_plans_of_a_rank_go_out_before_their_results_are_wanted(two: Rig) -> Non
     two.run()
 
 
+def test_the_tokens_of_a_step_are_those_of_all_ranks_that_had_a_part(two: Rig) -> None:
+    ran = 0
+    two.add(ask("longer", [11, 12, 13, 14, 15], max_tokens=9), ask("shorter", [21, 22, 23], max_tokens=2))
+    while two.engine.has_work:
+        two.step()
+        ran += two.engine.last_tokens
+    assert ran == 5 + 8 + 3 + 1  # the last token of each is never run
+
+
 def test_a_plan_that_one_rank_refuses_loses_the_group(two: Rig) -> None:
     """The others wait for its experts: nobody may wait until a collective gives up. It is the last test of this group,
     since it ends it."""

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ridgeline.core.cost import Headroom
-from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import RowKind, StepPlan
-from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.request import Preemption, Request, RequestStats
-from ridgeline.engine.scheduler import Scheduler
+from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import Distribution, ExpertFigures, Gpu, RankFigures, Stats, StepFigures
 
@@ -62,9 +60,9 @@ class EngineStats:
         # time, and the device's work and its limit so far
         self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
 
-    def note_step(self, now: float, spent: Headroom, plan: StepPlan) -> None:
-        """Count a step whose result is in."""
-        rows, tokens = len(plan.rows), plan.num_tokens
+    def note_step(self, now: float, spent: Headroom, plan: StepPlan, tokens: int) -> None:
+        """Count a step whose result is in. tokens: how many it ran."""
+        rows = len(plan.rows)
         prefills = int(np.count_nonzero(plan.rows.kinds_R == RowKind.CHUNK))
         shape = StepFigures(
             at=now,
@@ -152,31 +150,22 @@ class EngineStats:
         _, elapsed_now, limit_now = self._marks[-1]
         return Headroom(elapsed_now - elapsed, limit_now - limit)
 
-    def message(
-        self,
-        scheduler: Scheduler,
-        headroom: Headroom,
-        gpus: list[Gpu],
-        experts: ExpertLoad | None = None,
-        kv_saturated: int = 0,
-        saturations: int = 0,
-        waits: Sequence[RankWaits] = (),
-        expert_cache: ExpertCacheFigures | None = None,
-    ) -> Stats:
-        figures = scheduler.figures()
+    def message(self, counted: Counted, gpus: list[Gpu]) -> Stats:
+        """Return all figures. counted: those of the engine and its worker."""
+        figures, headroom = counted.figures, counted.headroom
         others: dict[str, float] = {
             "prefix_cache_queries": figures.queried_tokens,
             "prefix_cache_hits": figures.hit_tokens,
             "preemptions": figures.preemptions.total(),
-            "kv_cache_saturated": kv_saturated,
+            "kv_cache_saturated": counted.kv_saturated,
         }
         if figures.checkpoints is not None:
             others |= {f"checkpoints: {name}": count for name, count in figures.checkpoints._asdict().items()}
             others |= {f"prefix_cache_hits: {group}": tokens for group, tokens in figures.group_hits.items()}
         if figures.drafts is not None:
             others |= {f"drafts: {name}": count for name, count in figures.drafts.items()}
-        if expert_cache is not None:
-            others |= {f"expert_cache: {name}": count for name, count in expert_cache._asdict().items()}
+        if counted.expert_cache is not None:
+            others |= {f"expert_cache: {name}": count for name, count in counted.expert_cache._asdict().items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),
@@ -193,9 +182,9 @@ class EngineStats:
             histograms={name: histogram.message() for name, histogram in self._histograms.items()},
             recent=list(self._recent),
             gpus=gpus,
-            experts=None if experts is None else _figures(experts),
-            saturations=saturations,
-            ranks=[RankFigures(each.rank, each.waited, each.caused, each.share) for each in waits],
+            experts=None if counted.experts is None else _figures(counted.experts),
+            saturations=counted.saturations,
+            ranks=[RankFigures(each.rank, each.waited, each.caused, each.share) for each in counted.waits],
         )
 
 

@@ -380,7 +380,7 @@ class EngineHost:
         events = self._engine.step()
         now, spent, plan = time.monotonic(), self._engine.headroom.since(before), self._engine.last_plan
         if spent.elapsed > 0 and plan is not None:
-            self._stats.note_step(now, spent, plan)
+            self._stats.note_step(now, spent, plan, self._engine.last_tokens)
         told = (*events.ids, *(event.request_id for event in events.events if event.token_id >= 0))
         self._stats.note_tokens([name for name in told if name in self._owners], now)  # the others were cancelled
         for connection, progress in self._sorted(events).items():
@@ -446,8 +446,7 @@ class EngineHost:
                 self._forget(connection)
 
     def _message(self) -> Stats:
-        engine, told = self._engine, self._loaded.told()
-        message = self._stats.message(engine.scheduler, engine.headroom, self._gpus.read(), *told)
+        message = self._stats.message(self._loaded.told(), self._gpus.read())
         if self._standing == "running":
             return message
         waiting = message.waiting + len(self._held)

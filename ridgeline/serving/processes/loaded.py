@@ -20,6 +20,7 @@ from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.request import Request, RequestStats
 from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.turn import Turn
 from ridgeline.transport.messages import EngineFacts, Pause, Reload, Sleep
 from ridgeline.weights.loader import read_model_config, resolve_model
@@ -51,6 +52,7 @@ class Loaded:
         self._missing = set[Kind]()
         self.no_room: list[tuple[str, InvalidRequest]] = []
         self._told: tuple[Any, ...] = ()  # what the worker last told of itself
+        self._before: Counted | None = None  # by engines that were here earlier
         self._settle_in(assembly, served_name, life)
 
     @property
@@ -66,14 +68,15 @@ class Loaded:
         self._missing = set()
         self.engine.resume()
 
-    def told(self) -> tuple[Any, ...]:
-        """Return what the worker tells of itself: experts, saturations of cache and activations, waits, experts' cache.
-        Asleep it has nothing to read, and this is what it told before."""
+    def told(self) -> Counted:
+        """Return what the engine and its worker tell of themselves, on top of what engines before them counted. Asleep
+        the worker has nothing to read, and this is what it told before."""
         if not self.asleep:
             worker = self.worker
             told = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
             self._told = *told, worker.expert_cache()
-        return self._told
+        counted = Counted(self.engine.scheduler.figures(), self.engine.headroom, *self._told)
+        return counted if self._before is None else counted.after(self._before)
 
     def check(self, order: Pause) -> None:
         """Raise InvalidConfig or ModelLoadError for an order that cannot be obeyed, as far as that is known before any
@@ -94,6 +97,7 @@ class Loaded:
         if self.asleep == 2:
             return
         began = time.monotonic()
+        self.told()  # while there is somebody to ask
         if level == 1:
             self.engine.sleep()  # what a part of it was woken up for, too
         else:
@@ -128,6 +132,7 @@ class Loaded:
         """Read the weights again, from another folder of the same model or the same one. Raise InvalidConfig or
         ModelLoadError; if reading fails, the old weights are read again."""
         self.engine.scheduler.untouched()
+        self.told()  # while there is somebody to ask
         self.asleep = 2  # until a model is there again
         self.engine.shutdown()
         try:
@@ -154,6 +159,7 @@ class Loaded:
         that there is no more room for."""
         before, requests = self.engine, self.engine.scheduler.untouched()
         assembly = assemble(dataclasses.replace(self._config, model=folder), interactive=True)
+        self._before = self.told()
         self._settle_in(assembly, self.facts.model, self.facts.life)
         self.engine.pause()
         self.asleep = 0

@@ -1,0 +1,89 @@
+"""The engine's counts against what its model is seen to do, and those of engines that followed one another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.cost import Headroom
+from ridgeline.core.expert_cache import ExpertCacheFigures
+from ridgeline.core.expert_load import ExpertLoad
+from ridgeline.core.rank_waits import RankWaits
+from ridgeline.core.request import Preemption
+from ridgeline.engine.cache.checkpoints import Counts
+from ridgeline.engine.figures import Figures
+from ridgeline.serving.observed.counted import Counted
+from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from tests.driving import Rig, ask
+from tests.test_speculation import LOOKUP, Always, prompt
+
+SETTINGS = EngineSettings(socket="", options={}, served_name="m")
+
+
+@pytest.mark.parametrize(
+    "speculative_config", [None, LOOKUP, {"method": "lookahead"}], ids=["none", "lookup", "window"]
+)
+def test_the_tokens_of_a_step_are_those_that_ran(speculative_config: dict[str, Any] | None) -> None:
+    """A plan has as many drafts as there may be; on a CPU only those run that there are."""
+    config = LLMConfig(device="cpu", dtype="float32", max_model_len=128, speculative_config=speculative_config)
+    assembly = assemble(config)
+    host = EngineHost(assembly, config, None, SETTINGS)  # type: ignore[arg-type]  # nobody sends anything
+    own = Rig(assembly.engine)
+    ran, planned = list[int](), 0
+    own.runner.decoder.embed.register_forward_hook(lambda _, inputs, x_TM: ran.append(len(inputs[0])))
+    if speculative_config:
+        own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+    try:
+        own.add(*(ask(f"{number}", prompt(30 + number, number), max_tokens=25) for number in range(3)))
+        while own.engine.has_work:
+            host._step()
+            assert own.engine.last_plan is not None
+            planned += own.engine.last_plan.num_tokens
+    finally:
+        own.engine.shutdown()
+    counted = host._stats._histograms["iteration_tokens_total"].message()
+    assert (sum(counted.counts), counted.total) == (len(ran), sum(ran))
+    assert (planned > sum(ran)) == bool(speculative_config)
+    assert [step.tokens for step in host._stats._recent] == ran
+
+
+def test_what_follows_on_what_is_a_sum_of_counts_and_the_last_of_the_rest() -> None:
+    def figures(now: int, count: int) -> Figures:
+        return Figures(
+            running=now,
+            waiting=now,
+            pages_used=now,
+            num_pages=now,
+            queried_tokens=count,
+            hit_tokens=count,
+            preemptions=Counter({Preemption.SLEEP: count}),
+            group_hits=Counter({"kv": count, "never": 0}),
+            checkpoints=Counts(count, count, count, now),
+            drafts={"drafts": count, "seconds_saved": -0.5 * count},
+        )
+
+    def counted(now: int, count: int) -> Counted:
+        return Counted(
+            figures(now, count),
+            Headroom(count, count),
+            ExpertLoad((0,), (2,), np.full((1, 2), count), np.full((1, 2), now), now, now),
+            count,
+            count,
+            [RankWaits(rank, count, count, count, now) for rank in range(2)],
+            ExpertCacheFigures(*[count] * 5),
+        )
+
+    both, wanted = counted(1, 10).after(counted(2, 20)), counted(1, 30)
+    assert both.experts is not None
+    assert both.figures == wanted.figures
+    assert dict(both.figures.group_hits) == {"kv": 30, "never": 0}, "what never counted anything is shown too"
+    assert both.headroom == wanted.headroom
+    assert both.experts.total_LE.tolist() == [[30, 30]]
+    assert both.experts.step_LE.tolist() == [[1, 1]]
+    assert (both.kv_saturated, both.saturations) == (30, 30)
+    assert (both.waits, both.expert_cache) == (wanted.waits, wanted.expert_cache)
