@@ -35,8 +35,9 @@ class Engines(Engine):
 
     def on_finish(self, listener: Callable[[Request, RequestStats], None]) -> None:
         def finished(request: Request, stats: RequestStats) -> None:
-            engine, tokens = self._places.pop(request.id)
-            self._load[engine] -= tokens
+            if (place := self._places.pop(request.id, None)) is not None:  # rehearsals have none
+                engine, tokens = place
+                self._load[engine] -= tokens
             listener(request, stats)
 
         for engine in self.engines:
