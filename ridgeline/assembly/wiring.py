@@ -25,7 +25,7 @@ from ridgeline.core.plan import Worker
 from ridgeline.core.sharding import part_of
 from ridgeline.core.speculation import NAMED
 from ridgeline.core.stages import deal, stage_of
-from ridgeline.defaults import check_max_model_len, choose_device, choose_itl_target, device_of_rank
+from ridgeline.defaults import check_divided, check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.launch import on_device
@@ -143,6 +143,8 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
     if config.all2all_backend == "peer" and device.type != "cuda":
         raise InvalidConfig("all2all_backend peer is for GPUs; use distributed.")
     longest = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
+    if config.prefill_context_parallel_size > 1:
+        check_divided(model.spec, device, config.prefill_context_parallel_size)
     part, stage = _parts(config, model.spec)
     draft = _draft(config, model.spec, folder, device, longest)
     if size * RANK_BYTES > (free := host_memory()):

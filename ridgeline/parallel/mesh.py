@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.sharding import Placement, part_of, with_experts_of_a_rank
 from ridgeline.core.stages import deal, stage_of
@@ -72,8 +73,11 @@ class Mesh:
         return model if self.pp.size == 1 else stage_of(model, self.pp.rank, deal(model, self.pp.size, self.layers))
 
     def with_own_experts(self, model: ModelSpec) -> ModelSpec:
-        """Return the model with as many experts as a rank has, if ranks divide them. Raise InvalidConfig."""
+        """Return the model, or a stage of it, with as many experts as a rank has, if ranks divide them. A stage may
+        have none. Raise InvalidConfig."""
         if not self.whole_experts or self.of_experts.size == 1:
+            return model
+        if not any(isinstance(layer.feed_forward, ExpertsSpec) for layer in model.layers):
             return model
         return with_experts_of_a_rank(model, self.of_experts.size, self.placement, sources=self._sources)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Barrier
 from typing import TypeVar
 
@@ -69,6 +70,10 @@ class ThreadAxis:
     def stacked(self, x: Tensor) -> Tensor:
         return torch.stack(self._all(x))
 
+    def give_up(self) -> None:
+        """Let no other rank wait for this one."""
+        self._barrier.abort()
+
     def _all(self, x: Tensor) -> list[Tensor]:
         return [part for [part] in self._handed([x])]
 
@@ -81,21 +86,32 @@ class ThreadAxis:
         return parts
 
 
+def axes(size: int) -> list[ThreadAxis]:
+    """Return one axis of so many ranks, as each of them sees it."""
+    barrier, held = Barrier(size), [None] * size
+    return [ThreadAxis(rank, size, barrier, held) for rank in range(size)]  # type: ignore[arg-type]
+
+
 def on_ranks(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:
     """Do the work on so many ranks, and return what each returned."""
-    barrier: Barrier = Barrier(size)
-    held: list[list[Tensor] | None] = [None] * size
+    of_rank = axes(size)
+    return in_threads([partial(work, axis) for axis in of_rank], of_rank[0].give_up)
 
-    def rank(number: int) -> T:
+
+def in_threads(works: Sequence[Callable[[], T]], give_up: Callable[[], None]) -> list[T]:
+    """Do all works at once, each in a thread, and return what each returned. give_up: called where one fails, since
+    others may wait for it."""
+
+    def thread(work: Callable[[], T]) -> T:
         try:
-            return work(ThreadAxis(number, size, barrier, held))
+            return work()
         except BaseException:
-            barrier.abort()  # the others must not wait for this one
+            give_up()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(rank, number) for number in range(size)]
-        failures = [f.exception() for f in futures]
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(thread, work) for work in works]
+        failures = [future.exception() for future in futures]
         for failure in failures:
             if failure is not None and "BrokenBarrier" not in type(failure).__name__:
                 raise failure

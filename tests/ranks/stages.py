@@ -1,11 +1,14 @@
-"""The stages of a pipeline as threads of this process, with queues between them: parts of plans, and what becomes of
-them, without processes."""
+"""The ranks of a model as threads of this process, with queues between the stages of a pipeline: parts of plans, and
+what becomes of them, without processes."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.assembly.choices import choose
+from ridgeline.assembly.choices import Choices, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.config import LLMConfig
@@ -25,7 +28,9 @@ from ridgeline.parallel.pipe import Wait
 from ridgeline.ranks.merging import merged, of_stages
 from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.worker.local import LocalWorker
+from ridgeline.worker.memory import MemoryReport
 from tests.driving import Rig
+from tests.parallel.threads import ThreadAxis, axes, in_threads
 
 LIMIT = 60  # seconds that a stage waits for another
 
@@ -59,11 +64,13 @@ def pipes(size: int) -> list[QueuePipe]:
 
 
 class Stages:
-    """A `core.plan.Worker` of several. dealt: the parts of every plan. settles: as the leader does where nothing
-    follows."""
+    """A `core.plan.Worker` of several, which settles as the leader does where nothing follows.
 
-    def __init__(self, workers: list[LocalWorker], least_piece: int) -> None:
-        self.workers, self._dealer = workers, Dealer(len(workers), least_piece)
+    each: so many of them, one behind the other, are one stage. dealt: the parts of every plan.
+    """
+
+    def __init__(self, workers: list[LocalWorker], least_piece: int, each: int = 1) -> None:
+        self.workers, self._dealer, self._each = workers, Dealer(len(workers) // each, least_piece), each
         self._pending: deque[tuple[StepPlan, list[Part]]] = deque()
         self.dealt: list[list[Part]] = []
 
@@ -87,37 +94,72 @@ class Stages:
         plan, parts = self._pending.popleft()
         results = [[worker.collect() for worker in self.workers] for _ in parts]
         for row in results:
-            assert len({(result.error is None, result.dropped) for result in row}) == 1, "one stage failed alone"
-        if not self._pending:
+            assert len({(result.error is None, result.dropped) for result in row}) == 1, "one rank failed alone"
+            first, *others = row[-self._each :]  # of the last stage, whose ranks all draw
+            assert all(np.array_equal(other.tokens_RK, first.tokens_RK) for other in others), "ranks drew unlike tokens"
+        if len(self.workers) > self._each and not self._pending:
             for worker in self.workers:
                 worker.settle(parts[-1].plan.id)
-        return merged(plan, parts, [row[-1] for row in results])
+        return merged(plan, parts, [row[-self._each] for row in results])
 
     def expert_load(self) -> ExpertLoad | None:
-        return of_stages([worker.expert_load() for worker in self.workers])
+        return of_stages([worker.expert_load() for worker in self.workers[:: self._each]])
 
     def shutdown(self) -> None:
-        for worker in self.workers:
-            worker.shutdown()
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            list(pool.map(LocalWorker.shutdown, self.workers))
 
 
 @contextmanager
 def staged(folder: Path, stages: int, *, least_piece: int = 2, **settings: Any) -> Iterator[Rig]:
     """`tests.driving.rig` over the stages of a pipeline."""
-    options = {"max_num_batched_tokens": 32, "block_size": 4, "max_num_seqs": 4, "kv_cache_memory": 1 << 19, **settings}
+    options = {"kv_cache_memory": 1 << 19, **settings}
+    with meshed(folder, least_piece=least_piece, pipeline_parallel_size=stages, **options) as own:
+        yield own
+
+
+@contextmanager
+def meshed(folder: Path, *, least_piece: int = 2, **settings: Any) -> Iterator[Rig]:
+    """`tests.driving.rig` over ranks of all axes that the settings name. Chunks of prompts are cut into pieces of
+    least_piece tokens and more."""
+    options = {"max_num_batched_tokens": 32, "block_size": 4, "max_num_seqs": 4, **settings}
     config = LLMConfig(model=folder, **{"dtype": "float32", "device": "cpu", "debug_checks": True, **options})
-    partition = config.pipeline_layer_partition
-    workers, made = [], None
-    for pipe in pipes(stages):
-        choices = choose(config, torch.device("cpu"), Mesh(pp=pipe, layers=partition))
-        worker, memory = device_worker(choices, None)
-        workers.append(worker)
-        made = made or (choices, memory)
-        assert memory.layout.num_pages == made[1].layout.num_pages
-    assert made is not None
-    choices, memory = made
+    found = meshes(config)
+
+    def rank(mesh: Mesh) -> tuple[Choices, LocalWorker, MemoryReport]:
+        choices = choose(config, torch.device("cpu"), mesh)
+        return choices, *device_worker(choices, None)
+
+    def give_up() -> None:
+        for mesh in found:
+            for axis in (mesh.tp, mesh.cp):
+                if isinstance(axis, ThreadAxis):
+                    axis.give_up()
+
+    made = in_threads([partial(rank, mesh) for mesh in found], give_up)
+    choices, _, memory = made[0]
+    assert {own.layout.num_pages for _, _, own in made} == {memory.layout.num_pages}
+    worker = Stages([worker for _, worker, _ in made], least_piece, len(made) // config.pipeline_parallel_size)
     wiring = Wiring(memory, choices.model.spec.vocab_size, choices.max_seqs, choices.cascade, None, False)
-    engine = _engine(config, Stages(workers, least_piece), wiring)
+    engine = _engine(config, worker, wiring)
     with ExitStack() as stack:
         stack.callback(engine.shutdown)
         yield Rig(engine)
+
+
+def meshes(config: LLMConfig) -> list[Mesh]:
+    """Return the mesh of every rank, in the order of `assembly.rank.mesh_of`."""
+    inner, outer = config.tensor_parallel_size, config.ranks // config.tensor_parallel_size
+    rows, staged = [axes(inner) for _ in range(outer)], config.pipeline_parallel_size > 1
+    columns: list[Any] = [pipes(outer) if staged else axes(outer) for _ in range(inner)]
+    alone, found = (
+        Mesh(whole_experts=config.enable_expert_parallel, layers=config.pipeline_layer_partition),
+        list[Mesh](),
+    )
+    for number in range(config.ranks):
+        row, column = divmod(number, inner)
+        own = {"tp": rows[row][column]} if inner > 1 else {}
+        if outer > 1:
+            own["pp" if staged else "cp"] = columns[column][row]
+        found.append(replace(alone, **own))
+    return found
