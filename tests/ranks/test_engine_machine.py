@@ -1,13 +1,14 @@
-"""The engine over a group of ranks under everything at once: arrivals, several completions of a prompt, beams, masks,
+"""The engine over groups of ranks under everything at once: arrivals, several completions of a prompt, beams, masks,
 guidance, aborts, a cache that is too small. Every request gets the tokens that it gets alone on one device.
 
-All examples use one group, whose cache keeps what earlier ones left.
+All examples use one group of a kind, whose cache keeps what earlier ones left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ pytest.importorskip("msgspec")
 
 from ridgeline import LLM, BeamSearchParams
 from ridgeline.core.request import Request, RequestStats
+from ridgeline.ranks import leader
+from ridgeline.ranks.parts import Dealer
 from tests.driving import Rig, ask
 from tests.engine.profiles import machine_settings
 from tests.ranks.test_group import OneOf
@@ -42,10 +45,32 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A group of ranks. memory: bytes of a rank's cache, 32 blocks of 4 tokens, or half as many that are twice as long:
+    two of the longest requests, or one that is guided. examples: of which each has some 14 steps."""
+
+    settings: dict[str, Any]
+    memory: int
+    examples: int
+
+
+TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"
+THRESHOLD = "prefill_context_parallel_threshold"
+GROUPS = {
+    "tensor": Kind({TP: 2}, 33 * 1024, 8),
+    "stages": Kind({PP: 2}, 33 * 1024, 4),
+    "context": Kind({CP: 2, THRESHOLD: 6}, 17 * 2048, 4),
+    "tensor and stages": Kind({TP: 2, PP: 2}, 33 * 512, 12),
+    "tensor and context": Kind({TP: 2, CP: 2, THRESHOLD: 6}, 17 * 1024, 12),
+}
+
+
 @dataclass
 class Stand:
     """The group, and the one device that it is compared with."""
 
+    kind: Kind
     many: LLM
     one: LLM
     known: dict[tuple, list[int]] = field(default_factory=dict)
@@ -71,19 +96,23 @@ class Stand:
         self.many.engine.on_finish(note)
 
 
-@pytest.fixture(scope="module")
-def stand(tiny_model: Callable[[str], Path]) -> Iterator[Stand]:
-    # 32 blocks of 4 tokens: two of the longest requests, or one that is guided
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.thorough if " and " in name else ()) for name in GROUPS],
+)
+def stand(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Iterator[Stand]:
     settings = {"dtype": "float32", "device": "cpu", "debug_checks": True, "block_size": 4, "max_num_seqs": 6}
     settings |= {"max_num_batched_tokens": 24, "skip_tokenizer_init": True, "max_model_len": 64}
-    folder = tiny_model("llama")
+    folder, kind = tiny_model("llama"), GROUPS[request.param]
     with (
+        pytest.MonkeyPatch.context() as patch,
         LLM(folder, **settings, kv_cache_memory=33 * 2048) as one,
-        LLM(folder, **settings, kv_cache_memory=33 * 1024, tensor_parallel_size=2) as many,
     ):
-        stand = Stand(many, one)
-        stand.count_preemptions()
-        yield stand
+        patch.setattr(leader, "Dealer", partial(Dealer, least_piece=2))
+        with LLM(folder, **settings, kv_cache_memory=kind.memory, **kind.settings) as many:
+            stand = Stand(kind, many, one)
+            stand.count_preemptions()
+            yield stand
 
 
 @dataclass
@@ -183,7 +212,11 @@ def _beams(llm: LLM, asked: dict[str, list[int]], params: BeamSearchParams) -> l
 
 
 def test_a_group_serves_whatever_comes_as_one_device_does(stand: Stand) -> None:
-    run_state_machine_as_test(lambda: GroupMachine(stand), settings=machine_settings(examples=8, steps=14))
+    run_state_machine_as_test(lambda: GroupMachine(stand), settings=machine_settings(stand.kind.examples, steps=14))
+    crowd = GroupMachine(stand)  # of requests that the cache is too small for, whatever examples there were
+    for kind in (1, 2):
+        crowd.add(prompt=LONG, kind=kind, n=3, max_tokens=22, ends=False)
+    crowd.teardown()
     assert stand.preemptions > 0, "the cache was never too small"
-    assert len(stand.known) > 20
+    assert len(stand.known) > 2 * stand.kind.examples
     assert stand.beams
