@@ -161,14 +161,44 @@ def test_the_norm_before_and_the_gate_behind(tokens: int, gate: str | None, orde
         assert error < 0.012 + 2 * torch.finfo(dtype).eps
 
 
+def assert_bits_of_each_alone(packed: panels.Panels, x_TI: Tensor, bias_O: Tensor) -> None:
+    """Assert that tokens get the bits together that each gets alone, with a norm and a residual too."""
+    residual_TI, norm_I = x_TI.flip(0, 1).contiguous(), (0.5 + torch.rand(x_TI.shape[1])).to(x_TI.dtype)
+    for residual, norm in ((None, None), (residual_TI, norm_I)):
+        rows = zip(x_TI.split(1), x_TI.split(1) if residual is None else residual.split(1), strict=True)
+        each = [panels.product(x, packed, bias_O, None if residual is None else r, norm, 1e-6) for x, r in rows]
+        alone = torch.cat([y for y, _ in each]), torch.cat([s for _, s in each])
+        for tokens in (2, 3, 4, 5, 8, 13, len(x_TI)):
+            some = None if residual is None else residual[:tokens]
+            together = panels.product(x_TI[:tokens], packed, bias_O, some, norm, 1e-6)
+            for got, want in zip(together, alone, strict=True):
+                assert torch.equal(got, want[:tokens]), tokens
+
+
 @needs_compiler
-def test_a_token_depends_on_no_other_and_on_no_thread() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_token_depends_on_no_other_whatever_the_format(dtype: torch.dtype, multiply: panels.Multiply) -> None:
+    tokens = 21 if dtype == torch.bfloat16 else 41  # of more in bfloat16, tiles take the activations as they are
+    minima = CodedFormat(bits=5, group=32, zeros="minimum")
+    for form in (Q8_0, op.W4, op.W4_ZEROS, minima, op.Q4_K, op.Q6_K, op.NF4, op.NVFP4):
+        x_TI, weight, bias_O = Case(tokens, 512, 40, form, bias=True, scales=torch.float32).inputs(dtype, CPU)
+        packed = panels.pack(weight, multiply)
+        assert packed is not None
+        assert bias_O is not None
+        assert_bits_of_each_alone(packed, x_TI, bias_O)
+    x_TI, level_OI, scale_O, bias_O = w8a8.Case(41, 512, 40, bias=True).inputs(dtype, CPU)
+    packed = panels.pack_levels(level_OI, scale_O, multiply)
+    assert packed is not None
+    assert bias_O is not None
+    assert_bits_of_each_alone(packed, x_TI, bias_O)
+
+
+@needs_compiler
+def test_a_token_depends_on_no_thread() -> None:
     x_TI, weight, bias_O = Case(21, 512, 200, op.Q4_K, bias=True).inputs(torch.bfloat16, CPU)
     packed = panels.pack(weight)
     assert packed is not None
     whole_TO = panels.linear(x_TI, packed, bias_O)
-    alone_TO = torch.cat([panels.linear(x_1I, packed, bias_O) for x_1I in x_TI.split(1)])
-    assert torch.equal(whole_TO, alone_TO)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
