@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.assembly import device
+from ridgeline.compression.folder import write
+from ridgeline.compression.quantize import quantized
+from ridgeline.compression.schemes import MakeConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.layers.rotary import Rotary
 from ridgeline.worker import memory
@@ -244,9 +247,10 @@ def test_on_a_gpu_drafts_are_those_of_the_paper(
     assert record.check(head, texts_of(GREEDY, got)) > 60 or not eager  # graphs replay `note`, which records nothing
 
 
-def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
+def glm_with_mtp(files: Path) -> tuple[Path, Head]:
+    """A model with its layer for multi-token prediction, and that layer's oracle."""
     layers = 3
-    folder = tiny_models.save("glm4_moe", tmp_path / "model", num_hidden_layers=layers + 1)
+    folder = tiny_models.save("glm4_moe", files, num_hidden_layers=layers + 1)
     head = Mtp(tiny_models.build("glm4_moe", num_hidden_layers=layers + 1))
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
@@ -254,6 +258,11 @@ def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it
     stored = load_file(folder / "model.safetensors")
     stored |= {f"model.layers.{layers}.{name}": tensor for name, tensor in head.tensors.items()}
     save_file(stored, folder / "model.safetensors")
+    return folder, head
+
+
+def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
+    folder, head = glm_with_mtp(tmp_path / "model")
     with rig(folder, enable_prefix_caching=False) as own:
         want = own.run(*GREEDY)
     asked = {"method": "glm4_moe_mtp", "num_speculative_tokens": DRAFTS}
@@ -359,11 +368,11 @@ def test_a_head_that_is_not_there_is_refused_in_one_sentence(folder: Path, targe
         assert "\n" not in str(raised.value)
 
 
-def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
-    """Recurrent layers verify what it drafts."""
+def hybrid_with_mtp(files: Path) -> tuple[Path, Head]:
+    """The same for a model with recurrent layers."""
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
     shape: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": kinds}
-    folder = tiny_models.save("qwen3_5", tmp_path / "model", **shape)
+    folder = tiny_models.save("qwen3_5", files, **shape)
     head = QwenMtp(tiny_models.build("qwen3_5", **shape))
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
@@ -371,6 +380,12 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path
     (folder / "config.json").write_text(json.dumps(config))
     stored = {name: each for name, each in load_file(folder / "model.safetensors").items() if ".layers.3." not in name}
     save_file(stored | head.tensors, folder / "model.safetensors")
+    return folder, head
+
+
+def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
+    """Recurrent layers verify what it drafts."""
+    folder, head = hybrid_with_mtp(tmp_path / "model")
     with rig(folder, enable_prefix_caching=False) as own:
         want = own.run(*GREEDY)
     asked = {"method": "qwen3_5_mtp", "num_speculative_tokens": DRAFTS}
@@ -379,6 +394,25 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path
         got = own.run(*GREEDY)
         check_same(got, want)
     assert record.check(head, texts_of(GREEDY, got)) > 100
+
+
+@pytest.mark.parametrize("made", [glm_with_mtp, hybrid_with_mtp])
+@pytest.mark.parametrize("scheme", ["fp8", "int8"])
+def test_a_quantized_folder_keeps_the_layer_for_multi_token_prediction(made: Any, scheme: str, tmp_path: Path) -> None:
+    source, head = made(tmp_path / "model")
+    folder = tmp_path / "quantized"
+    write(quantized(source, MakeConfig(schemes=(scheme,))), folder, progress=lambda what, share: None)
+    before, after = (load_file(each / "model.safetensors") for each in (source, folder))
+    layer = [name for name in before if name.startswith(("mtp.", "model.layers.3."))]
+    assert len(layer) >= len(head.tensors)
+    assert all(torch.equal(after[name], before[name]) for name in layer)
+    assert layer[0].split(".weight")[0] in (folder / "config.json").read_text()
+    with rig(folder, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    asked = {"method": "mtp", "num_speculative_tokens": DRAFTS}
+    with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
+        check_same(always(own).run(*GREEDY), want)
+        assert own.engine.scheduler.figures().drafts["draft_tokens"] > 100
 
 
 class Loads:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ridgeline.compression.quantize import QuantizedModel
 from ridgeline.compression.writers import WRITERS, Written
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.models.draft_heads import mtp_head
 from ridgeline.weights.checkpoint import open_checkpoint
 from ridgeline.weights.convert.convert import copy_beside
 from ridgeline.weights.convert.shards import DTYPES, Planned, split, write_shards
@@ -65,9 +66,10 @@ def write(model: QuantizedModel, target: Path, *, shard_size: int = SHARD_SIZE, 
 
 def plan(model: QuantizedModel) -> tuple[list[Planned], Written]:
     """Return the tensors to be written, and what the writer is told of them."""
-    writer = WRITERS[model.make.file_format]
-    written = Written(made=model.outcome.made, kept=model.kept, dtype=model.dtype, config=model.make)
-    tensors: dict[str, Tensor] = {}
+    writer, drafting = WRITERS[model.make.file_format], _drafting(model)
+    modules = [name.removesuffix(".weight") for name, tensor in drafting.items() if tensor.ndim > 1]
+    written = Written(made=model.outcome.made, kept=[*model.kept, *modules], dtype=model.dtype, config=model.make)
+    tensors: dict[str, Tensor] = dict(drafting)
     for name, made in model.outcome.made.items():
         tensors |= writer.tensors(name, made, model.dtype)
     tensors |= _plain(model)
@@ -84,6 +86,18 @@ def _plain(model: QuantizedModel) -> dict[str, Tensor]:
         pairs = [pair for name in left for pair in zip(left[name], theirs[name], strict=True)]
         kinds = {ours.name: DTYPES.get(stored[their.name].dtype, model.dtype) for ours, their in pairs}
     return {name: tensor.to("cpu", kinds[name]) for name, tensor in export_checkpoint(decoder, left).items()}
+
+
+def _drafting(model: QuantizedModel) -> dict[str, Tensor]:
+    """Return the tensors of the layer for multi-token prediction, which stay as they are, if the files hold one."""
+    with open_checkpoint(model.folder) as stored:
+        try:
+            head = mtp_head(model.config.spec, stored)
+        except ModelLoadError:
+            return {}
+        read = [source.name for sources in head.weights.values() for source in sources]
+        begun = tuple(each for each in model.config.spec.unused if any(name.startswith(each) for name in read))
+        return {name: tensor.read() for name, tensor in stored.items() if name.startswith(begun)}
 
 
 def _planned(name: str, tensor: Tensor) -> Planned:
