@@ -1,0 +1,61 @@
+"""No bit of a request depends on what runs beside it, nor on how its prompt is cut, with two ranks whose kernels
+promise so for one device. The kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+pytest.importorskip("triton")
+
+from ridgeline.core.request import Request
+from ridgeline.kernels.ops import DETERMINISTIC
+from ridgeline.ranks import member
+from tests.driving import rig
+from tests.test_triton_engine import TRITON
+from tests.worker.test_company import arriving, mixed_requests, one_by_one, report, save_model
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "head_dim": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("number", "most"),
+    [(5, 3), pytest.param(13, 6, marks=pytest.mark.thorough)],  # slow to interpret
+    ids=["filters and prompts", "every kind"],
+)
+def test_no_bit_depends_on_what_runs_beside_a_request_on_two_ranks(
+    number: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def requests() -> list[Request]:
+        return mixed_requests(number, longest=20, most=most, vocab=320)
+
+    monkeypatch.setattr(member, "MODULE", "tests.ranks.interpreted_rank")
+    folder = save_model(tmp_path, **SMALL)
+    options = {
+        "tensor_parallel_size": 2,
+        "kernels": {**TRITON, **DETERMINISTIC},
+        "debug_checks": False,
+        "kv_cache_memory": 1 << 22,
+    }
+    whole = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "enable_prefix_caching": False}
+    with rig(folder, **options, **whole) as own:
+        alone = one_by_one(own, requests())
+    assert all(len(scored) == len(tokens) for tokens, scored, _ in alone.values())
+    assert any(prompt for _, _, prompt in alone.values())
+    order = requests()
+    random.Random(1).shuffle(order)
+    with rig(folder, **options, max_num_seqs=9, max_num_batched_tokens=11) as own:
+        together = arriving(own, order, 4, preempting=True)
+        assert own.engine.scheduler.preemptions.total() > 0
+        assert max(len(result.tokens_RK) for result in own.results) >= min(number - 1, 6)
+    assert report(order, alone, together) == []
