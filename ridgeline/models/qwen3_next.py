@@ -38,7 +38,7 @@ LAYER_TYPES = ("linear_attention", "full_attention")
 LONGEST_CONV = 1024  # inputs of an output: far more than any model has
 MAX_STATE = 2**32  # numbers of a request's state in a layer: far above any real one
 
-UNUSED = ("mtp.",)  # layers that draft further tokens, which no architecture runs yet
+UNUSED = ("mtp.",)  # the layer that drafts further tokens, which the method mtp alone loads
 
 _MODULES = {  # of a gated delta rule, by whether two tensors hold the projections
     False: {
