@@ -19,6 +19,7 @@ from ridgeline.kernels.linear_attention import op as linear
 from ridgeline.kernels.linear_attention.torch_ops import met
 from ridgeline.kernels.long_convolution import op as long
 from ridgeline.kernels.op import Op, Platform
+from ridgeline.kernels.turns import turns_of
 from ridgeline.kernels.wkv import op as wkv
 from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
 
@@ -70,6 +71,35 @@ def test_delta_attention(name: str, case: delta.Case, dtype: torch.dtype, device
     ours = ran(chosen(delta.DELTA_ATTENTION, name, device), inputs, 7)
     assert_close(ours, ran(delta.delta_attention, inputs, 7), slack(name, dtype))
     assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
+
+
+def told(keys_TK: Tensor, values_TV: Tensor, asked_K: Tensor, rule: str) -> Tensor:
+    """The answer to a last query, after tokens whose keys have length one and of which nothing is forgotten."""
+    k_THK, v_THV = (torch.cat((x, torch.zeros_like(x[:1])))[:, None] for x in (keys_TK, values_TV))
+    q_THK = asked_K.expand_as(k_THK)
+    tokens, width = len(k_THK), keys_TK.shape[1]
+    states, turns = torch.zeros(5, 1, width, values_TV.shape[1]), turns_of([tokens], CPU, fresh=(0,))
+    if rule == "adds":
+        return linear.linear_attention(q_THK, k_THK, v_THV, torch.zeros(1), states, turns, 1.0)[-1, 0]
+    never, always = torch.full_like(k_THK, -60.0), torch.full((tokens, 1), 60.0)
+    none = torch.zeros(1), torch.zeros(1, width)
+    return delta.delta_attention(q_THK, k_THK, v_THV, never, always, *none, states, turns, 1.0)[-1, 0]
+
+
+@pytest.mark.parametrize("rule", ["adds", "replaces"])
+def test_a_state_tells_as_many_keys_apart_as_it_has_rows(rule: str) -> None:
+    keys, values = torch.linalg.qr(torch.randn(8, 8))[0], torch.randn(9, 5)
+    for key, value in zip(keys, values, strict=False):
+        torch.testing.assert_close(told(keys, values[:8], key, rule), value, rtol=0, atol=1e-5)
+    one_more = torch.cat((keys, torch.nn.functional.normalize(torch.randn(1, 8))))
+    wrong = [told(one_more, values, key, rule) - value for key, value in zip(keys, values, strict=False)]
+    assert max(float(x.abs().max()) for x in wrong) > 0.1
+
+
+def test_the_delta_rule_replaces_the_value_of_a_key_that_comes_again() -> None:
+    keys, values = torch.linalg.qr(torch.randn(8, 8))[0][[0, 1, 0]], torch.randn(3, 5)
+    torch.testing.assert_close(told(keys, values, keys[0], "replaces"), values[2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(told(keys, values, keys[0], "adds"), values[0] + values[2], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
