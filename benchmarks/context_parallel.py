@@ -214,7 +214,7 @@ def main() -> None:
             )
     limit = Roofline(spec, find("H200").attained(), "bfloat16").step_limit
     for ranks in (count for count in given.ranks if count > 1):
-        least = pays_from(spec, ranks, limit, "cuda", 2)
+        least = pays_from(spec, ranks, limit, "cuda", 2, LINKS["cuda"])
         form = cheapest(ranks, Attended(least, least, least * least // 2, HEADS, KV_HEADS, WIDTH, 2), "cuda")
         lines.append({"kind": "crossover", "ranks": ranks, "tokens": least, "form": form})
         print(f"{ranks} ranks are sooner from {least:,} tokens on ({form})")

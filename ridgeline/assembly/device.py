@@ -13,13 +13,14 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.perf.context import pays_from
+from ridgeline.perf.context import link_between, pays_from
+from ridgeline.perf.links import load_links
 from ridgeline.perf.roofline import Roofline
 from ridgeline.quantization.held import keeping
 from ridgeline.weights.loader import Progress, load_weights
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
-from ridgeline.worker.machine import hardware_of
+from ridgeline.worker.machine import device_name, hardware_of
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
@@ -136,5 +137,6 @@ def _divide_from(choices: Choices) -> int | None:
     if hardware is not None:
         step_limit = Roofline(choices.part, hardware, choices.precision).step_limit
         item = DTYPE_BYTES[choices.dtype]
-        tokens = pays_from(choices.part, ring.size, step_limit, device.type, item)
+        link = link_between(load_links(device_name(device)), ring.size, device.type)
+        tokens = pays_from(choices.part, ring.size, step_limit, device.type, item, link)
     return ring.smallest(tokens)

@@ -19,6 +19,7 @@ import numpy as np
 
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.perf.links import ENGINES, Links
 
 FORMS = ("heads", "keys", "queries")
 MOST = 1 << 20  # tokens; prompts that do not pay up to here never do
@@ -34,6 +35,16 @@ class Link(NamedTuple):
 # Until there is a measurement: half of NVLink's rate on an H200, and NCCL with the launches around it, since a divided
 # step is no captured graph; gloo over loopback.
 LINKS = {"cuda": Link(100e-6, 200e9), "cpu": Link(300e-6, 1e9)}
+
+
+def link_between(links: Links | None, ranks: int, device: str) -> Link:
+    """Return the way between ranks as messages were measured (`ridgeline comm bench --keep`), else as assumed for this
+    type of device. What is measured on a GPU follows in a graph; so the latency, which is that of launches, stays."""
+    guess = LINKS[device]
+    if links is None or not any(line.op == "send" and line.backend in ENGINES for line in links.lines):
+        return guess
+    line = max(links.of("send", ranks), key=lambda line: line.bus)
+    return Link(max(line.alpha, guess.latency) if device == "cuda" else line.alpha, line.bus)
 
 
 # Bytes that travel beside attention for each of its FLOPs: an H200's link over its matrix rate. On a CPU those who send
@@ -95,14 +106,13 @@ def pays_from(
     step_limit: Callable[[StepShape], float],
     device: str,
     itemsize: int,
-    link: Link | None = None,
+    link: Link,
 ) -> int:
-    """Return the shortest prompt that ranks compute sooner together than each by itself, or MOST. link: by default that
-    of this type of device."""
+    """Return the shortest prompt that ranks compute sooner together than each by itself, or MOST."""
 
     def pays(tokens: int) -> bool:
         whole, share = (step_limit(StepShape([count], [tokens], 1)) for count in (tokens, -(-tokens // ranks)))
-        return whole - share > seconds_between(model, ranks, tokens, device, link or LINKS[device], itemsize)
+        return whole - share > seconds_between(model, ranks, tokens, device, link, itemsize)
 
     low, high = ranks, MOST
     while low < high:

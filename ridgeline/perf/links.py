@@ -154,16 +154,28 @@ def _line(bytes_P: NDArray[Any], seconds_P: NDArray[Any], weight_P: NDArray[Any]
 # ---- what is assumed until it is measured ---------------------------------------------------------------------------
 
 NVLINK = 150e9  # B/s; links that are slower are PCIe or a network
-OURS_ALPHA, OURS_BETA = 3.1e-6, 9.2e-11  # seconds, and seconds a byte
+KIB = 1024
+NCCL = {  # over NVLink: seconds, and the share of the link's rate
+    "all_reduce": (14.5e-6, 0.66),
+    "all_gather": (14.0e-6, 0.55),
+    "reduce_scatter": (14.0e-6, 0.52),
+    "all_to_all": (15.5e-6, 0.63),
+    "send": (18.5e-6, 0.66),
+}
+WORDS = Line("all_reduce", "ours", 2, 1.66e-6, 6.06e-12, largest=256 * KIB)
+DIRECT = Line("all_reduce", "ours", 2, 4.96e-6, 3.33e-12, largest=8192 * KIB)
+MOST_RANKS = 8  # of one host
 
 
 def assumed(hardware: Hardware) -> Links:
     """Return lines for a device whose links nobody measured here.
 
-    Of NVLink (18 links of two H200s) small sums in graphs are measured (2026-11-22, docs/log.md): ours of 8 to 64 KiB
-    take 4.0, 3.9, 6.2 and 9.2 µs, from which its line comes (median difference 2 %), and NCCL's take 11 to 15. That
-    other collectives of NCCL take as long as its sum, and that it reaches 80 % of the link's rate, are assumptions.
-    Figures for PCIe and CPUs are rounder guesses yet.
+    Those of NVLink are fitted to two H200s (18 links each): ours to figures in graphs, of 1 to 256 KiB on 2026-11-24
+    (median difference 3 %) and of 0.5 to 8 MiB on 2026-11-22 (1 %), NCCL's to those of up to 1 MiB in graphs and from
+    64 MiB on (2026-11-24, benchmarks/results/h200-communication.jsonl; 5 to 11 %, at most 22 %). Between these a call
+    that follows no graph waits for the host, which no line follows. Messages are measured up to 1 MiB alone: beyond,
+    and on other devices and for other numbers of ranks, all of this is an assumption. Figures for PCIe and CPUs are
+    rounder guesses yet.
     """
     rate, both = hardware.interconnect, 2
     if hardware.name == "CPU":
@@ -171,8 +183,9 @@ def assumed(hardware: Hardware) -> Links:
     elif rate < NVLINK:
         lines = [_known(op, "nccl", both, 25e-6, 0.6 * rate) for op in OPS]
     else:
-        lines = [_known(op, "nccl", both, 10e-6 if op == "send" else 13e-6, 0.8 * rate) for op in OPS]
-        lines.append(Line("all_reduce", "ours", both, OURS_ALPHA, OURS_BETA, largest=256 * 1024))
+        lines = [_known(op, "nccl", both, alpha, share * rate) for op, (alpha, share) in NCCL.items()]
+        more = [line.scaled(ranks) for ranks in range(both + 1, MOST_RANKS + 1) for line in (*lines, WORDS)]
+        lines += [WORDS, DIRECT, *more]  # more than two ranks make no direct sums
     return Links(device=hardware.name, lines=tuple(lines), source="assumed, not measured here")
 
 

@@ -7,17 +7,20 @@ import pytest
 from ridgeline.core.cost import StepShape
 from ridgeline.perf.context import (
     FORMS,
+    LINKS,
     MOST,
     Attended,
     Link,
     cheapest,
     imbalance,
+    link_between,
     moved,
     pairs_of,
     pays_from,
     seconds_between,
     waited,
 )
+from ridgeline.perf.links import Line, Links
 from tests.perf.models import spec
 
 LAYER = Attended(1024, 1024, 0, 32, 8, 128, 2)
@@ -75,3 +78,15 @@ def test_a_prompt_is_divided_where_that_is_sooner() -> None:
         sooner = step(StepShape([tokens], [tokens], 1)) - step(StepShape([-(-tokens // 2)], [tokens], 1))
         assert (sooner > seconds_between(model, 2, tokens, "cpu", link, 2)) == pays
     assert pays_from(model, 2, step, "cpu", 2, Link(1e-4, 1e7)) == MOST, "a slow link never pays"
+
+
+def test_messages_that_were_measured_say_how_fast_the_link_is() -> None:
+    def kept(*lines: Line) -> Links:
+        return Links(device="test", lines=lines, source="")
+
+    slow, fast = (Line("send", backend, 2, 2e-5, 1 / rate) for backend, rate in (("nccl", 1e11), ("gloo", 3e11)))
+    other = Line("send", "symmetric-put", 2, 1e-6, 1e-12)  # the engine's messages do not go this way
+    assert link_between(kept(slow, other), 4, "cpu") == pytest.approx(Link(2e-5, 1e11))
+    assert link_between(kept(slow, fast), 2, "cuda") == pytest.approx(Link(LINKS["cuda"].latency, 3e11))
+    for nothing in (None, kept(other), kept(slow._replace(op="all_reduce"))):
+        assert link_between(nothing, 2, "cuda") == LINKS["cuda"]

@@ -80,9 +80,13 @@ def test_what_is_assumed_says_so_and_knows_every_op_of_every_device() -> None:
         for op in OPS:
             assert links.seconds(op, 2, 1e9) * hardware.interconnect > bus_factor(op, 2) * 1e9, "not beyond the link"
     two = assumed(find("H200"))
-    for kib, measured in ((8, 4.0), (16, 3.9), (32, 6.2), (64, 9.2)):  # on two H200s (docs/log.md)
-        assert 1e6 * two.seconds("all_reduce", 2, kib << 10) == pytest.approx(measured, rel=0.2)
-    assert two.seconds("all_reduce", 2, 1 << 20) == pytest.approx(13e-6 + 2**20 / 360e9)
+    for kib, measured in ((1, 1.55), (16, 1.83), (64, 2.12), (256, 3.20), (1024, 8.6), (8192, 32.5)):  # on two H200s
+        assert 1e6 * two.seconds("all_reduce", 2, kib << 10) == pytest.approx(measured, rel=0.1)
+    for op, mib, measured in (("all_reduce", 64, 249), ("all_gather", 64, 159), ("all_to_all", 256, 478)):
+        assert 1e6 * two.seconds(op, 2, mib << 20) == pytest.approx(measured, rel=0.15)
+    four = two.of("all_reduce", 4)
+    assert [each.backend for each in four] == ["nccl", "ours"], "direct sums are those of two ranks"
+    assert four[1].largest == 256 << 10
 
 
 def test_lines_are_kept_beside_those_of_others_and_damage_is_one_sentence(tmp_path: Path) -> None:
