@@ -64,7 +64,7 @@ ENGINE_HELP = {
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "rank_trace_dir": "Folder for traces of which rank waited for which (several devices; slower).",
     "speculative_config": "JSON object that says how drafts are made, for example "
-    '{"method": "ngram", "num_speculative_tokens": 4} (a CPU).',
+    '{"method": "ngram", "num_speculative_tokens": 4}.',
     "seed": "Seed for requests that have none of their own.",
     "load_format": "auto, safetensors, or dummy (random weights).",
     "quantization": "Round plain weights when they are loaded: fp8, fp8-block, w8a8 (activations too), w4a16, or int8 "

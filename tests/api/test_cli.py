@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from ridgeline.cli import app
 from ridgeline.cli.options import ENGINE_HELP, SAMPLING_HELP
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.request import SamplingParams
@@ -131,6 +133,15 @@ def test_every_field_is_an_option_or_deliberately_not() -> None:
     hidden |= {"prompt_logprobs_start", "allowed_token_ids", "bad_words", "best_of"}
     hidden |= {"logprob_token_ids", "repetition_detection"}
     assert set(SamplingParams.__dataclass_fields__) - set(SAMPLING_HELP) == hidden
+
+
+@pytest.mark.parametrize("verb", ["serve", "generate"])
+def test_sizes_of_groups_have_short_names_too(verb: str) -> None:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    sizes = {"data": "--dp", "tensor": "--tp", "pipeline": "--pp", "prefill_context": "--cp"}
+    for number, (axis, flag) in enumerate(sizes.items(), 2):
+        asked = command.make_context(verb, ["m", flag, str(number)]).params
+        assert asked[f"{axis}_parallel_size"] == number
 
 
 def test_help_does_not_load_torch() -> None:
