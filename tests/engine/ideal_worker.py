@@ -136,10 +136,12 @@ class IdealWorker:
     alone. turns_nan: seeds of requests whose next step computes no numbers. told_nan: how often which seed was told
     so. lazy: execute only when a result is collected. script: how many tokens a row emits that verifies drafts, by its
     request's seed, how many such rows it has had, and their bound: so many of its drafts are right, the others wrong.
+    depth: that of the trees that drafts form; None: they form chains. The right drafts of a tree lie behind one another
+    once it was verified, wherever they stood, and all others lie behind them.
     """
 
-    def __init__(self, layout: CacheLayout, *, lazy: bool = True) -> None:
-        self.layout = layout
+    def __init__(self, layout: CacheLayout, *, lazy: bool = True, depth: int | None = None) -> None:
+        self.layout, self._depth = layout, depth
         self.lazy = lazy
         self.fail_next: str | None = None
         self.poison: set[int] = set()
@@ -409,7 +411,8 @@ class IdealWorker:
         """The row's chances. What it reads lies in its own blocks since earlier plans, so it can read as it writes; it
         writes all its drafts, wrong ones too, but what exact blocks would hold behind each token is put aside."""
         form, bound = slot.form, int(step.plan.rows.num_logits_R[row])
-        if bound != len(positions) or slot.last_token < 0:
+        most = len(positions) if self._depth is None else min(len(positions), 1 + self._depth)
+        if bound != most or slot.last_token < 0:
             raise Violation(f"row {row} verifies {len(positions) - 1} drafts, may emit {bound} tokens")
         count = self.script(form.seed, self._turns[form.seed], bound)
         self._turns[form.seed] += 1

@@ -118,12 +118,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         each=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def start(
-        self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy, each, ahead=0
-    ) -> None:
+        self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy, each, ahead=0,
+        deep=None,
+    ) -> None:  # fmt: skip
         """each: tokens of a decoding row, of which the device takes any number. ahead: positions behind a plan's tokens
-        that need blocks too."""
+        that need blocks too. deep: the depth of the trees that drafts form, if they do."""
         budget = max_num_seqs * each + extra_tokens
-        self.each, self.ahead = each, ahead
+        self.each, self.ahead, self.deep = each, ahead, deep
         needed = layout_of(groups, block_size, 2).pages_needed(MAX_LEN + each - 1 + ahead, budget + ahead)
         self.layout = layout_of(groups, block_size, 1 + needed + extra_pages)
         self.config = EngineConfig(
@@ -135,6 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             lookahead_depth=depth,
             cascade=True,
             num_drafts=each - 1,
+            draft_depth=deep,
             drafted_ahead=ahead,
             debug_checks=True,
         )
@@ -152,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.running.drafting = Fickle(each - 1)  # type: ignore[assignment]
 
     def make_worker(self, lazy: bool) -> IdealWorker:
-        return IdealWorker(self.layout, lazy=lazy)
+        return IdealWorker(self.layout, lazy=lazy, depth=self.deep)
 
     # ---- what callers do --------------------------------------------------------------------------------------
 
