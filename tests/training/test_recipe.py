@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import ARCHITECTURES, model_config
-from ridgeline.training import embedded, mixture, prepare, recipe
+from ridgeline.training import embedded, linear, mixture, prepare, recipe
 from ridgeline.training.corpus import CorpusConfig
 from ridgeline.training.objective import training_decoder
 from ridgeline.training.packages import Package, standard_library
@@ -142,6 +142,29 @@ def test_a_recipe_of_mixtures_says_how_busy_their_experts_are(tmp_path: Path, fe
         assert 1 <= row["max_over_mean"] <= mixture.EXPERTS / mixture.USED
     ours = (tmp_path / "work" / "models" / "moe-none" / "tokenizer.json").read_bytes()
     assert ours == (EMBEDDED_MODEL / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["GLA", "RETNET"])
+def test_recipes_without_attention_lower_the_loss(name: str, tmp_path: Path, few_files: CorpusConfig) -> None:
+    """The recipes' own shapes and learning rates, in shorter sequences. A row of the log is a mean of ten steps."""
+    wanted: recipe.Recipe = getattr(linear, name)
+    config = recipe.RecipeConfig(
+        recipe=replace(wanted, models=wanted.models[:1], corpus=few_files, context=64, stride=32),
+        out=tmp_path / "out",
+        work=tmp_path / "work",
+        device=torch.device("cpu"),
+        steps=20,
+        batch_tokens=256,
+        max_held_out_bytes=1000,
+    )
+    assert list(recipe.run(config, Console(quiet=True))) == [name.lower()]
+    log = (tmp_path / "out" / f"{name.lower()}.jsonl").read_text()
+    first, last = (json.loads(line)["loss"] for line in log.splitlines())
+    assert last < first - 0.3
+    mixer = model_config(wanted.models[0].config).spec.layers[0].mixer
+    assert mixer.kind == "linear_attention"
+    assert wanted.models[1].name == "attention"
+    assert parameters(wanted.models[0]) == pytest.approx(parameters(wanted.models[1]), rel=0.05)
 
 
 def test_a_step_must_hold_a_sequence(tmp_path: Path) -> None:
