@@ -370,7 +370,7 @@ def test_on_a_gpu_trees_are_those_of_the_paper(
         proposed = (own.engine.scheduler.figures().drafts or {}).get("draft_tokens", 0)
     if eager:  # a replayed graph calls nothing of Python, so nothing is on record there
         assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 60
-    assert proposed > 60
+    assert proposed > 20
 
 
 def test_the_layer_for_multi_token_prediction_drafts_trees(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import read_model_config, resolve_model
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import device_name
+
+logger = logging.getLogger(__name__)
 
 
 def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:
@@ -83,7 +86,7 @@ def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, lim
 
 def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: torch.device) -> Exchange:
     """Return the way in which tokens reach the ranks of their experts. Raise InvalidConfig."""
-    if config.all2all_backend == "distributed":
+    if config.all2all_backend == "distributed" or device.type != "cuda":
         return SwapExchange(ranks)
     from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
 
@@ -92,6 +95,9 @@ def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: to
     try:
         return PeerExchange(ranks, device, most=most, width=spec.hidden_size, used=used, itemsize=4)
     except RuntimeError as error:
+        if config.all2all_backend == "auto":
+            logger.warning("tokens go to their experts over NCCL, since GPUs cannot write to each other (%s)", error)
+            return SwapExchange(ranks)
         raise InvalidConfig(
             f"GPUs cannot write to each other ({error}); set all2all_backend to distributed."
         ) from error

@@ -57,7 +57,7 @@ ENGINE_HELP = {
     "prefill_context_parallel_threshold": "Tokens of a step from which on they divide these (default: by the model).",
     "enable_expert_parallel": "Let these devices divide the experts between them, and no expert's matrices.",
     "data_parallel_size": "With enable_expert_parallel: ranks with requests of their own that share the experts.",
-    "all2all_backend": "distributed (NCCL, gloo) or peer (GPUs' memory): how tokens reach their experts.",
+    "all2all_backend": "distributed (NCCL, gloo), peer (GPUs' memory) or auto: how tokens reach their experts.",
     "moe_expert_cache_size": "Experts of a layer on the device; the others wait in the host's memory (0: all on it).",
     "num_redundant_experts": "Further copies of busy experts, on all ranks together.",
     "init_expert_location": "JSON file with the tokens that experts got, by which they are placed on ranks.",

@@ -85,7 +85,7 @@ class LLMConfig:
     data_parallel_size: with enable_expert_parallel, how many ranks have requests and a cache of their own, and divide
         the experts alone between them (data-parallel attention).
     all2all_backend: how tokens reach the ranks of their experts with data_parallel_size: "distributed" (NCCL or gloo),
-        or "peer" (GPUs write into each other's memory).
+        "peer" (GPUs write into each other's memory), or "auto": that where they can.
     moe_expert_cache_size: of how many experts of a layer the device holds the matrices; those of all lie in the host's
         memory. 0: all are on the device.
     num_redundant_experts: so many further copies of experts lie on the ranks that divide them, of those with most
@@ -150,7 +150,7 @@ class LLMConfig:
     prefill_context_parallel_threshold: int | None = None
     enable_expert_parallel: bool = False
     data_parallel_size: int = 1
-    all2all_backend: Literal["distributed", "peer"] = "distributed"
+    all2all_backend: Literal["auto", "distributed", "peer"] = "auto"
     moe_expert_cache_size: int = 0
     num_redundant_experts: int = 0
     init_expert_location: str | Path | None = None
@@ -210,8 +210,8 @@ class LLMConfig:
         for name in ("num_redundant_experts", "moe_expert_cache_size"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
-        if self.all2all_backend not in ("distributed", "peer"):
-            raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use distributed or peer.")
+        if self.all2all_backend not in ("auto", "distributed", "peer"):
+            raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use auto, distributed or peer.")
         self._check_together()
 
     def _check_together(self) -> None:

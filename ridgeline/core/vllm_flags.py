@@ -377,7 +377,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
             *("naive", "pplx", "deepep_high_throughput", "deepep_low_latency", "allgather_reducescatter"),
             *("flashinfer_all2allv", "mori"),
         ),
-        "distributed",
+        "auto",
     ),
     "uvicorn-log-level": {"critical": "error", "trace": "debug"},
     "log-level": {

@@ -98,8 +98,8 @@ def test_every_token_gets_the_results_of_its_experts(form: str, tmp_path: Path) 
 
 
 def test_few_tokens_of_halves_go_as_words() -> None:
-    assert words.fits(torch.empty(3, 7168, dtype=torch.bfloat16), 8, PROGRAMS)
-    assert not words.fits(torch.empty(3, 7168, dtype=torch.bfloat16), 8, PROGRAMS + 1)
+    assert words.fits(torch.empty(3, 7168, dtype=torch.bfloat16), 8, words.LARGEST)
+    assert not words.fits(torch.empty(3, 7168, dtype=torch.bfloat16), 8, words.LARGEST + 1)
     assert not words.fits(torch.empty(3, 8192, dtype=torch.bfloat16), 8, 1)
     assert not words.fits(torch.empty(3, 64), 8, 1)
 
