@@ -57,6 +57,7 @@ def by_transformers(
             pad_token_id=0,
             output_scores=True,
             return_dict_in_generate=True,
+            use_cache=family not in tiny_models.RECURRENT,  # its states of Mamba-2 do not follow their beams
         )
     lengths = (found.beam_indices >= 0).sum(1).tolist()
     tokens = [row[len(prompt) :][:n].tolist() for row, n in zip(found.sequences, lengths, strict=True)]
@@ -73,6 +74,14 @@ CASES = [
     (
         "gpt2",
         BeamSearchParams(beam_width=3, max_tokens=10, stop_token_ids=EOS, early_stopping="never", length_penalty=0.0),
+    ),
+    *(
+        pytest.param(
+            family,
+            BeamSearchParams(beam_width=3, max_tokens=10, stop_token_ids=EOS),
+            marks=() if family in ("qwen3_5", "falcon_h1") else pytest.mark.thorough,
+        )
+        for family in tiny_models.RECURRENT
     ),
 ]
 

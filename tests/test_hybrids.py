@@ -33,7 +33,14 @@ HYBRIDS = ("lfm2", "lfm2_moe", "jamba", "falcon_h1", "zamba2")
 TinyModel = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("family", ["lfm2_moe", "jamba", "falcon_h1", "zamba2"])
+# tests/test_oracle.py and tests/models/test_selective.py do so with the other families
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("lfm2_moe", "jamba", "falcon_h1", "zamba2", "bamba", "rwkv"),
+        *(pytest.param(f, marks=pytest.mark.thorough) for f in ("lfm2", "granite_hybrid", "nemotron_h")),
+    ],
+)
 def test_whoever_is_preempted_at_any_time_gets_the_tokens_of_transformers(family: str, tiny_model: TinyModel) -> None:
     draw, shared = random.Random(5), tuple(range(20, 41))
     prompts = [

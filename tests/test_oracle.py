@@ -225,8 +225,15 @@ def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     assert scheduler.cache.pool.free_pages == scheduler.cache.pool.num_pages
 
 
+SPOKEN = ("qwen3_5", "lfm2", "falcon_h1", "mamba", "bamba", "rwkv")  # a kind of state each
+
+
 @pytest.mark.parametrize(
-    "family", ["llama", "mixed", "mistral", "gemma3", "gpt_oss", "gemma4_moe", "qwen3_5", "lfm2", "falcon_h1", "mamba"]
+    "family",
+    [
+        *("llama", "mixed", "mistral", "gemma3", "gpt_oss", "gemma4_moe"),
+        *(family if family in SPOKEN else thorough((family,), unless=False) for family in tiny_models.RECURRENT),
+    ],
 )
 def test_a_conversation_that_goes_on_from_within_a_block_is_transformers(family: str, open_llm) -> None:
     """Turn by turn, all turns' tokens but the last from the cache; and the same without it."""
