@@ -366,7 +366,12 @@ async def kill(
     outcomes = await asyncio.gather(*running)
     lost = [outcome for outcome in outcomes if not outcome.complete]
     ended = max((outcome.seconds for outcome in lost), default=0.0) - (began - asked)
-    promise(len(lost) == count or (victim == "API server" and len(api_servers) > 1), f"streams outlived their {victim}")
+    if victim == "engine":
+        begun = [outcome for outcome in outcomes if outcome.stream.moments and outcome.stream.moments[0] < began]
+        promise(not any(outcome.complete for outcome in begun), "streams outlived their engine")
+        promise(all(outcome.stream.moments for outcome in lost), "requests without a token were lost with their engine")
+    else:
+        promise(len(lost) == count or len(api_servers) > 1, f"streams outlived their {victim}")
     promise(ended < 5 * slack, f"streams hung for {ended:.1f} s after the {victim} was gone")
     back = await first
     client.close()

@@ -75,6 +75,10 @@ class Engine:
         """Call `listener` whenever a request ends, however it does."""
         self.scheduler.on_finish = listener
 
+    def on_begin(self, listener: Callable[[list[Request]], None]) -> None:
+        """Call `listener` with requests that run for the first time, before the worker is given their plan."""
+        self.scheduler.on_begin = listener
+
     @property
     def has_work(self) -> bool:
         """True if a step would do something. A paused engine has only the plans in flight to wait for."""

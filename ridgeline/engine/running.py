@@ -13,6 +13,7 @@ from dataclasses import replace
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows, StepResult
+from ridgeline.core.request import Request
 from ridgeline.core.speculation import MOST_VERIFIED
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import tenant_number
@@ -29,8 +30,8 @@ class Running:
     each: tokens of a decoding row at most. emits: how many of them it may emit. ahead: positions behind a plan's tokens
     that need blocks too. drafting: how many drafts each verifies, if there are any. prefilling, decoding, paced:
     ordered sets; those in `paced` decode with lookahead 0, and those in `decoding` may be planned before their last
-    token is known. deltas: what the next plan tells the worker, in order. prefixes: which decoding rows share their
-    first blocks, if attention makes use of it.
+    token is known. deltas: what the next plan tells the worker, in order. begun: requests that it runs for the first
+    time. prefixes: which decoding rows share their first blocks, if attention makes use of it.
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout) -> None:
@@ -52,6 +53,7 @@ class Running:
         self.decoding: dict[Sequence, None] = {}
         self.paced: dict[Sequence, None] = {}
         self.deltas: list[Delta] = []
+        self.begun: list[Request] = []
         self.prefixes = PrefixGroups(layout, config.max_num_seqs) if config.cascade and self.each == 1 else None
         self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
         self._plain: tuple[Standing, Standing] | None = None  # rows with drafts, and the same without
@@ -93,7 +95,9 @@ class Running:
             self.deltas.append(self.full_form(member))
         self._companions += len(members) - 1
         seq.status = Status.RUNNING
-        seq.admitted = seq.admitted or time.monotonic()
+        if seq.admitted is None:
+            seq.admitted = time.monotonic()
+            self.begun.append(seq.request)
         self.prefilling[seq] = None
         return True
 

@@ -59,6 +59,7 @@ class Scheduler:
         self.cache, self.slots = self.running.cache, self.running.slots
         self.in_flight: deque[InFlight] = deque()
         self.on_finish: Callable[[Request, RequestStats], None] = lambda request, stats: None
+        self.on_begin: Callable[[list[Request]], None] = lambda requests: None
         self._policy: Policy = POLICIES[config.scheduling_policy]()
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
@@ -392,6 +393,9 @@ class Scheduler:
         self.running.deltas.clear()
         self._recovery.reset = False
         self.in_flight.append(InFlight(plan, seqs, draft.published, self.running.departures))
+        if self.running.begun:
+            self.on_begin(self.running.begun)
+            self.running.begun = []
         return plan
 
     # ---- taking a result --------------------------------------------------------------------------------------

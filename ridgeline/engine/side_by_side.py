@@ -43,6 +43,10 @@ class Engines(Engine):
         for engine in self.engines:
             engine.on_finish(finished)
 
+    def on_begin(self, listener: Callable[[list[Request]], None]) -> None:
+        for engine in self.engines:
+            engine.on_begin(listener)
+
     @property
     def has_work(self) -> bool:
         return self._lost is None and any(engine.has_work for engine in self.engines)

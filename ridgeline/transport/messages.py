@@ -217,6 +217,12 @@ class Standing(Message, frozen=True, tag="standing"):
     error: str = ""
 
 
+class Begun(Message, frozen=True, tag="begun"):
+    """An API server's requests that the next step runs for the first time, told before it begins."""
+
+    ids: list[int]
+
+
 class Progress(Message, frozen=True, tag="progress"):
     """The outcome of one step for an API server's requests. Most got a token and nothing else; these stand side by side
     in `ids` and `token_ids`."""
@@ -318,7 +324,7 @@ class Stats(Message, frozen=True, tag="stats"):
 
 FromFace = Hello | Submit | Cancel | Ask | Look | Forget | Pause | Sleep | Reload | Wake | Resume
 Order = Pause | Sleep | Reload | Wake | Resume
-FromEngine = Welcome | Progress | Refused | Stats | Seen | Forgot | Standing
+FromEngine = Welcome | Begun | Progress | Refused | Stats | Seen | Forgot | Standing
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_face = msgspec.msgpack.Decoder(FromFace).decode

@@ -466,6 +466,19 @@ def test_a_guided_request_waits_for_two_slots_and_nobody_overtakes_it() -> None:
     assert desk.got == {request.id: desk.alone(request) for request in requests}
 
 
+def test_who_begins_is_told_with_the_plan_and_once() -> None:
+    """However often it is preempted: the server must know who may have ended its engine."""
+    desk, begun = Desk(slots=2), list[list[str]]()
+    desk.scheduler.on_begin = lambda requests: begun.append([request.id for request in requests])
+    desk.add(make_request("a", PROMPT, max_tokens=3), make_request("b", PROMPT[:3]), guided_request("c"))
+    assert begun == []
+    desk.submit()
+    assert begun == [["a", "b"]]
+    desk.scheduler._preempt(desk.scheduler.in_flight[0].seqs[0], Preemption.BLOCKS)
+    desk.finish()
+    assert begun == [["a", "b"], ["c"]]
+
+
 def test_of_a_guided_request_late_tokens_are_dropped_after_an_abort_and_count_after_a_preemption() -> None:
     desk = Desk(slots=6)
     requests = [guided_request("a"), guided_request("b", PROMPT[::-1]), make_request("c", PROMPT)]

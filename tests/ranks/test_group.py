@@ -184,7 +184,6 @@ def step_on(own: Rig) -> None:
         own.step()
 
 
-@pytest.mark.thorough  # as with ranks that have requests of their own (test_apart.py)
 def test_a_rank_that_stands_still_is_noticed(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "SILENCE", 2.0)
     group = begun(two)

@@ -1,5 +1,8 @@
 """The API server's end of its connection to the engine. Requests go out, and each has a ticket into which everything
-goes that the engine says about it."""
+goes that the engine says about it.
+
+When an engine dies, the requests of which it had said nothing yet wait for the next one, in their old order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -18,12 +21,12 @@ from msgspec.structs import replace
 from ridgeline.core.request import Request
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
+from ridgeline.serving.generation.ticket import RequestTicket, resolve
 from ridgeline.transport.messages import (
     Ask,
+    Begun,
     Cancel,
-    Ended,
     EngineFacts,
-    Event,
     Forget,
     Forgot,
     FromEngine,
@@ -48,49 +51,11 @@ GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
 RETRY_AFTER = 5  # seconds in which an engine that died is usually back
 SILENCE = 5.0  # seconds without a message from an idle engine, which sends one every second
 FORGETTING = 60.0  # seconds for the engine to forget its prefixes, between two steps
+RETURN = 900.0  # seconds that requests wait for another engine, which may take minutes to load its model
 EXPECTED_OUTPUT = 256  # tokens that a request is expected to write, where it may write more
 TYPICAL_WEIGHT = 512.0  # tokens of another API server's request, while this one has none to compare with
 
-
 _Answer = TypeVar("_Answer")
-
-
-class RequestTicket:
-    """One completion under way. `inbox` holds its tokens (as numbers) and events, oldest first. `ended` is None until
-    the completion has ended. `weight` is the load that it is to its engine, in tokens. What comes while the server
-    itself is `busy` with the request is not held against its reader."""
-
-    __slots__ = ("_buffer", "_waiter", "busy", "ended", "failure", "id", "inbox", "weight")
-
-    def __init__(self, number: int, buffer: int, weight: int) -> None:
-        self.id, self.weight = number, weight
-        self.inbox: deque[int | Event] = deque()
-        self.ended: Ended | None = None
-        self.failure: RequestFailed | None = None
-        self.busy = False
-        self._buffer = buffer
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: int | Event) -> bool:
-        """Add a token or an event. Return False if the reader is now further behind than it may be."""
-        self.inbox.append(item)
-        self._buffer += self.busy
-        self.wake()
-        return len(self.inbox) <= self._buffer
-
-    def fail(self, failure: RequestFailed) -> None:
-        self.failure = self.failure or failure
-        self.wake()
-
-    def wake(self) -> None:
-        if self._waiter is not None:
-            _resolve(self._waiter)
-
-    def watch(self, waiter: asyncio.Future[None]) -> None:
-        """Resolve `waiter` as soon as there is something to read."""
-        self._waiter = waiter
-        if self.inbox or self.failure is not None or self.ended is not None:
-            self.wake()
 
 
 class EngineClient:
@@ -100,6 +65,9 @@ class EngineClient:
     `lives` counts the engines that have answered so far, and `stats` holds the newest figures. `last_step` is when a
     step was last known to end or none was due, and `last_heard` when the engine last said anything, both on the
     monotonic clock. A reader may be `buffer` tokens behind before its request is cut.
+
+    When the engine dies, `heir` says which one runs a request instead that has nothing yet: the next one here, or
+    another that runs the same model. If not `keeps`, requests fail then, and whoever sent them sends them again.
     """
 
     def __init__(self, path: str, name: str, *, buffer: int) -> None:
@@ -109,6 +77,8 @@ class EngineClient:
         self.stats: Stats | None = None
         self.last_step = 0.0
         self.last_heard = 0.0
+        self.keeps = True
+        self.heir: Callable[[RequestTicket], EngineClient] = lambda ticket: self
         self._idle_until = 0.0  # when an engine that had no work was last given some
         self.name = name
         self._path, self._buffer = path, buffer
@@ -122,6 +92,7 @@ class EngineClient:
         self._forgetting: deque[asyncio.Future[None]] = deque()  # likewise
         self._ordered: deque[asyncio.Future[Standing]] = deque()  # pauses and resumptions, likewise
         self._up = asyncio.Event()
+        self._patience: asyncio.TimerHandle | None = None  # runs while requests wait for an engine
 
     @property
     def num_open(self) -> int:
@@ -177,14 +148,17 @@ class EngineClient:
 
     async def run(self) -> None:
         """Greet the engine, listen to it until it dies, and greet the next one, until cancelled."""
-        while True:
-            self._socket = FaceSocket(self._path)
-            try:
-                facts = await self._greet(self._socket)
-                if facts is not None:
-                    await self._listen(self._socket, facts)
-            finally:
-                self._lose_engine()
+        try:
+            while True:
+                self._socket = FaceSocket(self._path)
+                try:
+                    facts = await self._greet(self._socket)
+                    if facts is not None:
+                        await self._listen(self._socket, facts)
+                finally:
+                    self._lose_engine()
+        finally:
+            self._give_up()
 
     async def submit(
         self, request: Request, grammar: Grammar | None, *, name: str = "", index: int = 0
@@ -195,13 +169,8 @@ class EngineClient:
         """
         if self.facts is None or self._socket is None:
             raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
-        if not self.busy:
-            self.last_step = self._idle_until = time.monotonic()
-        ticket = RequestTicket(next(self._numbers), self._buffer, weight_of(request))
-        self._tickets[ticket.id] = ticket
-        self._weight += ticket.weight
         message = Submit(
-            id=ticket.id,
+            id=next(self._numbers),
             name=name,
             index=index,
             prompt_token_ids=list(request.prompt_token_ids),
@@ -221,8 +190,17 @@ class EngineClient:
             thinking=request.thinking,
             embeds=request.embeds,
         )
+        ticket = RequestTicket(message, self._buffer, weight_of(request))
+        self._take_in(ticket)
         self._send_soon(message)
         return ticket
+
+    def adopt(self, ticket: RequestTicket) -> None:
+        """Take over a request whose engine is gone and said nothing of it. It is sent as soon as an engine is here."""
+        ticket.move(next(self._numbers))
+        self._take_in(ticket)
+        if self.facts is not None:
+            self._send_again(ticket)
 
     def cancel(self, tickets: Iterable[RequestTicket], at_token: int | None = None) -> None:
         """End the completions that have not ended. Nothing more comes for them, except `ended` where `at_token` is
@@ -314,10 +292,13 @@ class EngineClient:
         except OSError:
             return
         gone: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(process, _resolve, gone)
+        loop.add_reader(process, resolve, gone)
         self.facts = self.known = facts
         self.lives += 1
         self.last_step = self.last_heard = self._idle_until = time.monotonic()
+        self._lose_patience()
+        for ticket in self._tickets.values():  # before anything that comes from now on
+            self._send_again(ticket)
         self._up.set()
         logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
         reader = asyncio.create_task(self._read(socket))
@@ -341,6 +322,10 @@ class EngineClient:
     def _take(self, message: FromEngine) -> None:
         self.last_heard = time.monotonic()
         match message:
+            case Begun():
+                for number in message.ids:
+                    if number in self._tickets:
+                        self._tickets[number].begun = True
             case Progress():
                 self.last_step = time.monotonic()
                 self._take_progress(message)
@@ -392,6 +377,16 @@ class EngineClient:
             ticket.fail(SlowReader(f"{len(ticket.inbox)} tokens were not read; the request was cut."))
         self.cancel(slow.values())
 
+    def _take_in(self, ticket: RequestTicket) -> None:
+        if not self.busy:
+            self.last_step = self._idle_until = time.monotonic()
+        self._tickets[ticket.id] = ticket
+        self._weight += ticket.weight
+
+    def _send_again(self, ticket: RequestTicket) -> None:
+        assert ticket.submit is not None
+        self._send_soon(ticket.submit)
+
     def _drop(self, number: int) -> RequestTicket | None:
         """Take a completion off the list and return its ticket, or None if it is not on it."""
         if (ticket := self._tickets.pop(number, None)) is not None:
@@ -399,18 +394,16 @@ class EngineClient:
         return ticket
 
     def _lose_engine(self) -> None:
-        self.facts = None
+        died, self.facts = self.facts is not None, None
         if self.stats is not None:
             self.stats = replace(self.stats, paused=False, asleep=0)  # its successor runs
         self._up.clear()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        lost = list(self._tickets.values())
-        self._tickets.clear()
-        self._weight = self._others = 0
-        for ticket in lost:
-            ticket.fail(Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER))
+        self._others = 0
+        if died:
+            self._part()
         for asked in self._asked:
             if not asked.done():
                 asked.set_result(self.stats)
@@ -423,11 +416,38 @@ class EngineClient:
         self._forgetting.clear()
         self._ordered.clear()
 
+    def _part(self) -> None:
+        """End what the dead engine had begun to answer, and keep the other requests."""
+        tickets = list(self._tickets.values())
+        self._tickets.clear()
+        self._weight = 0
+        kept = [ticket for ticket in tickets if ticket.outlives_engine() and self.keeps]
+        for ticket in set(tickets).difference(kept):
+            ticket.fail(_died())
+        for ticket in kept:
+            self.heir(ticket).adopt(ticket)
+        if tickets:
+            logger.warning("the engine died: %d requests end, %d go to another", len(tickets) - len(kept), len(kept))
+        if self._tickets:
+            self._patience = asyncio.get_running_loop().call_later(RETURN, self._give_up)
+
+    def _give_up(self) -> None:
+        """End the requests that wait for another engine."""
+        self._lose_patience()
+        for ticket in list(self._tickets.values()):
+            self._drop(ticket.id)
+            ticket.fail(_died())
+
+    def _lose_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def _send_soon(self, message: Submit | Cancel | Ask | Look | Forget | Order) -> None:
         """Send messages in this order, without waiting.
 
         An engine that dies is gone as a peer before it is gone as a process. What is sent in between is lost, and
-        `_lose_engine` tells everyone concerned.
+        `_lose_engine` sees to it.
         """
         assert self._socket is not None
         self._socket.send(message).add_done_callback(_log_failure)
@@ -447,9 +467,8 @@ def weight_of(request: Request) -> int:
     return prompt + min(request.max_total_tokens - prompt, EXPECTED_OUTPUT)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _died() -> Unavailable:
+    return Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER)
 
 
 def _refusal(message: Refused) -> RequestFailed:

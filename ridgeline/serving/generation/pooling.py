@@ -11,8 +11,8 @@ import numpy as np
 from ridgeline.core.pooling import PoolingParams, PoolingSpec
 from ridgeline.core.request import BACKGROUND
 from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut, TooLong
-from ridgeline.serving.generation.engine_client import RequestTicket
 from ridgeline.serving.generation.service import Service
+from ridgeline.serving.generation.ticket import RequestTicket
 from ridgeline.text.pooled import Encoded, finished, pooling_request
 
 GENERATES = "this model generates; start the server with --runner pooling to embed or classify with it."

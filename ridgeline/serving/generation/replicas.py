@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,9 +15,10 @@ from msgspec.structs import replace
 from ridgeline.core.request import Request
 from ridgeline.core.routing import Router
 from ridgeline.serving.errors import RequestFailed, Unavailable
-from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient, RequestTicket
+from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient
 from ridgeline.serving.generation.sums import summed
-from ridgeline.transport.messages import EngineFacts, Grammar, Life, Order, Standing, Stats
+from ridgeline.serving.generation.ticket import RequestTicket
+from ridgeline.transport.messages import EngineFacts, Grammar, Life, Order, Standing, Stats, Submit
 
 
 class Replicas:
@@ -28,6 +30,8 @@ class Replicas:
         self._step_timeout = step_timeout
         self._router = Router(len(engines))
         self._lives = [0] * len(engines)  # of the engines that the router knows
+        for engine in engines if len(engines) > 1 else ():
+            engine.heir = partial(self._heir, engine)
 
     @property
     def facts(self) -> EngineFacts | None:
@@ -136,7 +140,14 @@ class Replicas:
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
-    def _route(self, request: Request) -> EngineClient:
+    def _heir(self, dead: EngineClient, ticket: RequestTicket) -> EngineClient:
+        """Return the engine for a request whose own has died: its successor while there is no other, and for one that
+        may be what ended it."""
+        if ticket.submit is None or ticket.suspect or all(engine.facts is None for engine in self.engines):
+            return dead
+        return self._route(ticket.submit)
+
+    def _route(self, request: Request | Submit) -> EngineClient:
         """Return the engine for a request. Raise Unavailable if there is none."""
         up = {index: engine for index, engine in enumerate(self.engines) if engine.facts is not None}
         if not up:

@@ -22,8 +22,8 @@ from ridgeline.core.request import BACKGROUND, MASK_FAILED, SamplingParams, Thin
 from ridgeline.serving import trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission, embedded_bytes
-from ridgeline.serving.generation.engine_client import RequestTicket
 from ridgeline.serving.generation.replicas import Replicas
+from ridgeline.serving.generation.ticket import RequestTicket
 from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput

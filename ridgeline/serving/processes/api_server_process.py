@@ -3,7 +3,8 @@
     python -m ridgeline.serving.processes.api_server_process < settings
 
 It reads one JSON object (`ApiServerSettings`) from standard input and ends when that closes, because then its parent is
-gone. It says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it.
+gone. It says `ready` on standard output once it serves and an engine has answered. SIGTERM drains it, and SIGUSR1 ends
+it as soon as every request has its answer, if only that there is none.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ridgeline.serving.generation.turns import Turns
 from ridgeline.serving.http.by_model import by_model
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
-from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.lifeline import LAST, end_with_parent, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.turn import Turn, waits
 
@@ -77,6 +78,7 @@ async def serve(settings: ApiServerSettings) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
     apis = ApiServer.build_all(config, settings.models, settings.name, settings.place)
+    asyncio.get_running_loop().add_signal_handler(LAST, _end_all, apis, stop)
     server = Server(_uvicorn_config(wrap(by_model(_create_app(settings.app), apis), apis[0]), config))
     async with apis[0].kept.listening():
         await _serve(apis, server, settings, stop)
@@ -146,6 +148,13 @@ async def drain(apis: Sequence[ApiServer], timeout: float) -> None:
         reason = f"the server shut down, and this request had not ended within {timeout:g} s; send it to another."
         for api in apis:
             api.client.end_all(Unavailable(reason, retry_after=5))
+
+
+def _end_all(apis: Sequence[ApiServer], stop: asyncio.Event) -> None:
+    for api in apis:
+        api.service.admission.draining = True
+        api.client.end_all(Unavailable("the server ends, and this request had not; send it to another.", retry_after=5))
+    stop.set()
 
 
 def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:

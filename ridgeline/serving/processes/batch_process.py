@@ -73,6 +73,8 @@ async def run(settings: BatchSettings) -> None:
     unbounded = replace(config, request_timeout=0, queue_timeout=0, max_queue_requests=0, max_queue_tokens=0)
     api = ApiServer.build(replace(unbounded, max_stored_responses=0), settings.model, settings.name)
     api.service.background = True
+    for engine in api.client.engines:
+        engine.keeps = False  # the runner tries a line again by itself, and alone if it may be what ends engines
     app = create_app(api)
     inside = with_operators_own(app, config.middleware)
 

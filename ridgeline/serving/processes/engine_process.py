@@ -39,6 +39,7 @@ from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.turn import Turn, waits
 from ridgeline.transport.messages import (
     Ask,
+    Begun,
     Cancel,
     Ended,
     Event,
@@ -109,6 +110,7 @@ class EngineHost:
     ) -> None:
         self._socket = socket
         self._loaded = Loaded(assembly, config, settings.served_name, settings.life, turn or Turn(), self._note_end)
+        self._engine.on_begin(self._note_begin)
         facts, tokenizer = self._loaded.facts, resolve_tokenizer(assembly.folder, config)
         self._grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_ids, settings.grammar_timeout)
         self._gpus = Gpus(str(assembly.device))
@@ -323,6 +325,7 @@ class EngineHost:
         try:
             load()
         finally:  # where a folder could not be read, the weights from before were
+            self._engine.on_begin(self._note_begin)
             for connection in self._api_servers if self._loaded.facts is not before else ():
                 self._socket.send(connection, Welcome(facts=self._loaded.facts))
             no_room, self._loaded.no_room = self._loaded.no_room, []
@@ -409,6 +412,16 @@ class EngineHost:
                 if event.finish_reason is not None:
                     to(connection).ended.append(self._end(event.request_id, event.finish_reason))
         return found
+
+    def _note_begin(self, requests: list[Request]) -> None:
+        """Tell API servers which requests the next step runs for the first time: this process may not outlive it."""
+        found: dict[bytes, list[int]] = {}
+        for request in requests:
+            if request.id in self._owners:
+                connection, number = self._owners[request.id]
+                found.setdefault(connection, []).append(number)
+        for connection, ids in found.items():
+            self._socket.send(connection, Begun(ids=ids))
 
     def _note_end(self, request: Request, stats: RequestStats) -> None:
         """Note a request's end. The scheduler reports it before the event that tells why."""

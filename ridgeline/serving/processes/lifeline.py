@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from contextlib import suppress
 from typing import NoReturn
 
 READY = "ready"  # the line on standard output that says that the process works
+LAST = signal.SIGUSR1  # tells an API server that the server ends at once: it answers whoever still waits
 MISTAKE = 2  # exit code of a process that was asked for something impossible
 MISTAKEN = "mistake: "  # begins the line on standard output that says what was impossible
 

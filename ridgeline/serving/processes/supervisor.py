@@ -30,7 +30,7 @@ from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
-from ridgeline.serving.processes.lifeline import MISTAKE, MISTAKEN, READY
+from ridgeline.serving.processes.lifeline import LAST, MISTAKE, MISTAKEN, READY
 from ridgeline.serving.processes.placement import environments
 from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
 
@@ -43,6 +43,7 @@ MARGIN = 10.0  # seconds that a process has for its end, beyond what it was prom
 BACKLOG = 2048
 UNREAD = 75_000  # milliseconds that a client may leave data unread before its connection is reset
 LAST_WORDS = 1.0  # seconds to read what an ended process had still written
+LAST_ANSWERS = 5.0  # seconds for API servers to answer those who wait, when the server gives up
 
 
 # glibc returns large pieces of memory at once, until it has seen one freed. Then it keeps pieces of up to 32 MiB in
@@ -111,11 +112,11 @@ class Keeper:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
-    def stop(self) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask the process to end, and start no other."""
         self._stopping.set()
         if self._process is not None:
-            self._process.terminate()  # does nothing to a process that has ended
+            self._process.send_signal(number)  # does nothing to a process that has ended
 
     def kill(self) -> None:
         self._stopping.set()
@@ -249,6 +250,8 @@ class Supervisor:
             return 0 if drained.done() else 128 + again.result()
         except GaveUp as reason:
             print(f"ridgeline: {reason}", file=sys.stderr)
+            if any(engine.ready.is_set() for engine in engines):
+                await self._answer_all([lives[api] for api in api_servers], api_servers)
             return reason.code
         finally:
             ready.cancel()
@@ -269,6 +272,13 @@ class Supervisor:
         for engine in engines:
             engine.stop()
         await asyncio.wait([lives[engine] for engine in engines], timeout=MARGIN)
+
+    async def _answer_all(self, lives: list[asyncio.Task[None]], api_servers: list[Keeper]) -> None:
+        """Let API servers tell whoever waits that nothing more comes."""
+        self._kept_open.close()
+        for api in api_servers:
+            api.stop(LAST)
+        await asyncio.wait(lives, timeout=LAST_ANSWERS)
 
     def _engines(self, models: Sequence[NamedModel], turns: Sequence[str]) -> list[Keeper]:
         """Return the keepers of the engines. The replicas of a model can do one another's work. Those of several models

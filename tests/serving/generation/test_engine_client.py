@@ -10,20 +10,23 @@ import asyncio
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import RequestStats, SamplingParams
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
-from ridgeline.serving.generation import service
+from ridgeline.serving.generation import engine_client, service
 from ridgeline.serving.generation.service import GenerationRequest, Run
+from ridgeline.serving.generation.ticket import RequestTicket
 from ridgeline.transport.messages import (
+    Begun,
     Cancel,
     Ended,
     EngineFacts,
@@ -152,9 +155,46 @@ def in_time(work: Coroutine[Any, Any, None], seconds: float = PATIENCE) -> None:
 # ---- an engine that dies ------------------------------------------------------------------------------------------
 
 
-def test_what_is_sent_while_an_engine_dies_fails_with_a_word(tmp_path: Path) -> None:
-    """The connection is gone before the process is: a large process takes seconds to end. Who sends something
-    meanwhile waits, and is then told, rather than cancelled."""
+@asynccontextmanager
+async def successor(engine: ScriptedEngine, api: ApiServer, folder: Path) -> AsyncIterator[ScriptedEngine]:
+    """End an engine and start the next one. The API server knows it."""
+    engine.die()
+    engine.socket.close()
+    following = ScriptedEngine(folder / "socket")
+    try:
+        await following.heard(Hello)
+        await until(lambda: api.client.facts is not None)
+        yield following
+    finally:
+        following.die()
+        following.socket.close()
+
+
+async def begin(engine: ScriptedEngine, api: ApiServer, **more: Any) -> tuple[asyncio.Task[Run], Submit]:
+    """A request that has reached the engine, and what the engine was told of it."""
+    task = asyncio.create_task(finish(api, asked(**more)))
+    return task, await engine.heard(Submit)
+
+
+def ticket_of(api: ApiServer, submit: Submit) -> RequestTicket:
+    return api.client.engines[0]._tickets[submit.id]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def check_empty(api: ApiServer) -> None:
+    assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
+    assert api.service.admission.open_tokens == 0
+    assert [engine.load for engine in api.client.engines] == [0] * len(api.client.engines)
+
+
+def test_what_is_sent_while_an_engine_dies_reaches_the_next_one(tmp_path: Path) -> None:
+    """The connection is gone before the process is: a large process takes seconds to end. Questions sent meanwhile are
+    over with the process."""
 
     async def work() -> None:
         async with scripted(tmp_path) as (engine, api):
@@ -164,14 +204,112 @@ def test_what_is_sent_while_an_engine_dies_fails_with_a_word(tmp_path: Path) -> 
             asking = asyncio.create_task(api.client.ask(timeout=PATIENCE))
             await asyncio.sleep(0.1)
             assert not any(task.done() for task in tries)
-            engine.die()
-            for task in tries:
-                with pytest.raises(Unavailable, match="died"):
-                    await task
-            assert await asking is None
-            assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
-            assert api.service.admission.open_tokens == 0
+            async with successor(engine, api, tmp_path) as following:
+                assert await asking is None
+                for _ in range(6):
+                    following.finish((await following.heard(Submit)).id, 700)
+                assert [[o.token_ids for o in (await task).result.outputs] for task in tries] == [[[700], [700]]] * 3
+            check_empty(api)
 
+    in_time(work())
+
+
+def test_requests_without_a_token_go_to_the_next_engine_as_they_were(tmp_path: Path) -> None:
+    """In their old order, and before those that come later. What had begun to be answered ends."""
+
+    async def work() -> None:
+        async with scripted(tmp_path) as (engine, api):
+            spoken, first = await begin(engine, api)
+            scored, second = await begin(engine, api, prompt_logprobs=0)
+            others = [await begin(engine, api, seed=number) for number in range(4)]
+            engine.tokens(first.id, 700)
+            engine.say(Progress(ids=[], token_ids=[], events=[Event(id=second.id, token_id=-1)], ended=[]))
+            await until(lambda: all(ticket_of(api, each).submit is None for each in (first, second)))
+            async with successor(engine, api, tmp_path) as following:
+                for task in (spoken, scored):
+                    with pytest.raises(Unavailable, match="died"):
+                        await task
+                late = asyncio.create_task(finish(api, asked(seed=9)))
+                heard = [await following.heard(Submit) for _ in range(5)]
+                assert [replace(each, id=0) for each in heard[:4]] == [replace(each, id=0) for _, each in others]
+                assert heard[4].seed != heard[3].seed
+                assert len({each.id for each in heard}) == 5
+                for each in heard:
+                    following.finish(each.id, each.id)
+                tasks = [*(task for task, _ in others), late]
+                assert [(await task).result.outputs[0].token_ids for task in tasks] == [[each.id] for each in heard]
+            check_empty(api)
+
+    in_time(work())
+
+
+def test_who_leaves_while_there_is_no_engine_is_forgotten(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with scripted(tmp_path) as (engine, api):
+            (left, _), (stays, submit) = [await begin(engine, api, seed=number) for number in range(2)]
+            engine.die()
+            await until(lambda: api.client.facts is None)
+            assert api.client.num_open == 2
+            assert api.illness is not None
+            with pytest.raises(Unavailable, match="not running"):  # who comes now, as ever
+                await finish(api, asked())
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+            assert api.client.num_open == 1
+            async with successor(engine, api, tmp_path) as following:
+                heard = await following.heard(Submit)
+                assert heard.seed == submit.seed
+                following.finish(heard.id, 700)
+                assert (await stays).result.outputs[0].token_ids == [700]
+                assert not any(isinstance(message, Submit) for message in following._unread)
+            check_empty(api)
+
+    in_time(work())
+
+
+def test_a_request_that_engines_die_of_is_failed(tmp_path: Path) -> None:
+    """It ran in every one of them, and another that waited goes on. But nobody waits for ever either: the server would
+    be given up with the fifth engine."""
+
+    async def work() -> None:
+        async with AsyncExitStack() as lives:
+            engine, api = await lives.enter_async_context(scripted(tmp_path))
+            (poison, first), (waiting, _) = [await begin(engine, api, seed=number) for number in range(2)]
+            heard = first
+            for _ in range(3):
+                engine.say(Begun(ids=[heard.id]))
+                await until(lambda heard=heard: ticket_of(api, heard).begun)  # type: ignore[misc]
+                engine = await lives.enter_async_context(successor(engine, api, tmp_path))
+                heard = await engine.heard(Submit)
+            with pytest.raises(Unavailable, match="died"):
+                await asyncio.wait_for(poison, PATIENCE)
+            assert heard.seed != first.seed
+            assert not waiting.done()
+            await lives.enter_async_context(successor(engine, api, tmp_path))
+            with pytest.raises(Unavailable, match="died"):
+                await asyncio.wait_for(waiting, PATIENCE)
+            check_empty(api)
+
+    in_time(work())
+
+
+@pytest.mark.parametrize("ends", ["in time", "with the API server"])
+def test_waiting_for_another_engine_ends(ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with AsyncExitStack() as left:
+            engine, api = await left.enter_async_context(scripted(tmp_path))
+            task, _ = await begin(engine, api)
+            engine.die()
+            await until(lambda: api.client.facts is None)
+            assert not task.done()
+            if ends == "with the API server":
+                await left.aclose()
+            with pytest.raises(Unavailable, match="died"):
+                await task
+            check_empty(api)
+
+    if ends == "in time":
+        monkeypatch.setattr(engine_client, "RETURN", 0.5)
     in_time(work())
 
 

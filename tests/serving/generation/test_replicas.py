@@ -14,10 +14,30 @@ from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.sums import summed
-from ridgeline.transport.messages import Cancel, Distribution, Hello, Life, Look, Seen, Stats, StepFigures, Submit
+from ridgeline.transport.messages import (
+    Begun,
+    Cancel,
+    Distribution,
+    Hello,
+    Life,
+    Look,
+    Seen,
+    Stats,
+    StepFigures,
+    Submit,
+)
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE
-from tests.serving.generation.test_engine_client import STATS, ScriptedEngine, asked, finish, in_time
+from tests.serving.generation.test_engine_client import (
+    STATS,
+    ScriptedEngine,
+    asked,
+    check_empty,
+    finish,
+    in_time,
+    ticket_of,
+    until,
+)
 
 
 @asynccontextmanager
@@ -91,6 +111,34 @@ def test_an_end_is_told_to_the_engine_that_runs_the_request(tmp_path: Path) -> N
             assert (await runs[1]).result.outputs[0].token_ids == [7]
             assert api.client.num_open == 0
             assert [client.load for client in api.client.engines] == [0, 0]
+
+    in_time(work())
+
+
+def test_who_waited_for_an_engine_that_died_goes_to_another_and_who_ran_to_its_successor(tmp_path: Path) -> None:
+    """What ran may be what ended it, and the others' requests must not suffer from that."""
+
+    async def work() -> None:
+        async with pair(tmp_path) as (engines, api):
+            runs = [asyncio.create_task(finish(api, asked(seed=number))) for number in range(4)]
+            ran, waited = [await engines[0].heard(Submit) for _ in range(2)]
+            for _ in range(2):
+                engines[1].finish((await engines[1].heard(Submit)).id, 7)
+            engines[0].say(Begun(ids=[ran.id]))
+            await until(lambda: ticket_of(api, ran).begun)
+            engines[0].die()
+            moved = await engines[1].heard(Submit)
+            assert moved.seed == waited.seed
+            assert [client.num_open for client in api.client.engines] == [1, 1]
+            engines[1].finish(moved.id, 8)
+            engines[0].socket.close()
+            engines[0] = ScriptedEngine(tmp_path / "first")
+            again = await engines[0].heard(Submit)
+            assert again.seed == ran.seed
+            engines[0].finish(again.id, 9)
+            found = {run.asked.params.seed: run.result.outputs[0].token_ids for run in await asyncio.gather(*runs)}
+            assert sorted(found.values()) == [[7], [7], [8], [9]]
+            check_empty(api)
 
     in_time(work())
 

@@ -136,7 +136,7 @@ def test_the_death_of_one_engine_is_its_own_requests_business(served: Served) ->
         assert all(outcome.complete for outcome in told), [outcome.error for outcome in told]
         outcomes = await asyncio.gather(*running)
         lost = [outcome for outcome in outcomes if not outcome.complete]
-        assert len(lost) == 6
+        assert 0 < len(lost) <= 6  # who had no token yet goes to the next one
         assert all("the engine died" in str(outcome.stream.failure) for outcome in lost)
         client.close()
         return found[0]
