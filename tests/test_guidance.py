@@ -124,7 +124,7 @@ def test_guided_requests_are_transformers_among_unguided_ones(family: str, open_
 @pytest.mark.parametrize(
     "family",
     [
-        family if family in ("qwen3_5", "falcon_h1") else pytest.param(family, marks=pytest.mark.thorough)
+        family if family == "qwen3_5" else pytest.param(family, marks=pytest.mark.thorough)
         for family in tiny_models.RECURRENT
     ],
 )
