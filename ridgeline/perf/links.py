@@ -174,14 +174,15 @@ def assumed(hardware: Hardware) -> Links:
     (median difference 3 %) and of 0.5 to 8 MiB on 2026-11-22 (1 %), NCCL's to those of up to 1 MiB in graphs and from
     64 MiB on (2026-11-24, benchmarks/results/h200-communication.jsonl; 5 to 11 %, at most 22 %). Between these a call
     that follows no graph waits for the host, which no line follows. Messages are measured up to 1 MiB alone: beyond,
-    and on other devices and for other numbers of ranks, all of this is an assumption. Figures for PCIe and CPUs are
-    rounder guesses yet.
+    and on other devices and for other numbers of ranks, all of this is an assumption. Those of PCIe are what NCCL takes
+    between two H100s that may not use NVLink (2026-11-25, h100-communication.jsonl: 18 to 26 µs, and 22 to 27 of 64
+    GB/s). Figures for CPUs are rounder guesses yet.
     """
     rate, both = hardware.interconnect, 2
     if hardware.name == "CPU":
         lines = [_known(op, "gloo", both, 150e-6, 0.2 * rate) for op in OPS]
     elif rate < NVLINK:
-        lines = [_known(op, "nccl", both, 25e-6, 0.6 * rate) for op in OPS]
+        lines = [_known(op, "nccl", both, 20e-6, 0.4 * rate) for op in OPS]
     else:
         lines = [_known(op, "nccl", both, alpha, share * rate) for op, (alpha, share) in NCCL.items()]
         more = [line.scaled(ranks) for ranks in range(both + 1, MOST_RANKS + 1) for line in (*lines, WORDS)]
