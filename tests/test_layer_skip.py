@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.request import Preemption
 from ridgeline.worker.speculation.lookup_first import LookupFirst
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
@@ -80,6 +81,55 @@ def test_tokens_are_those_of_plain_decoding(family: str, settings: dict[str, Any
     want = plain(folder)
     with rig(folder, **skipping(1), **settings) as own:
         check_same(always(own).run(*requests(own.runner.decoder.spec.vocab_size)), want)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", ["idle", "mixed"])
+def test_requests_that_give_way_or_leave_change_nothing_for_others(
+    family: str, seed: int, idle: Path, tiny_model: TinyModel
+) -> None:
+    """Who comes back finds his keys in the cache, and the drafts of layers that do nothing stay right."""
+    folder, draw, left = idle if family == "idle" else tiny_model(family), random.Random(seed), set[str]()
+    want = plain(folder)
+    with rig(folder, **skipping(*((1, 2) if family == "idle" else (1,)))) as own:
+        scheduler = own.engine.scheduler
+        always(own).add(*requests(own.runner.decoder.spec.vocab_size))
+        for _ in range(2000):
+            if not own.engine.has_work:
+                break
+            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
+            if running and draw.random() < 0.4 and scheduler.preemptions.total() < 12:
+                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
+            elif running and draw.random() < 0.02:
+                left.add(leaver := draw.choice(running).id)
+                own.engine.abort(leaver)
+            own.step()
+        assert not own.engine.has_work
+        assert not own.errors
+        assert scheduler.preemptions.total() > 3
+        assert share(own) > (0.9 if family == "idle" else 0)
+        check_same({k: v for k, v in own.outcomes.items() if k not in left},
+                   {k: v for k, v in want.items() if k not in left})  # fmt: skip
+        for name in left:
+            assert own.outcomes[name].tokens == want[name].tokens[: len(own.outcomes[name].tokens)]
+
+
+@pytest.mark.parametrize("family", ["idle", "mixed", "gpt2"])
+def test_the_next_of_many_finds_the_whole_models_keys(family: str, idle: Path, tiny_model: TinyModel) -> None:
+    """A pass without some layers writes behind what is known: none of that may be found in the prefix cache."""
+    folder = idle if family == "idle" else tiny_model(family)
+    common = prompt(24, 0)
+    first = ask("first", common, max_tokens=24)
+    with rig(folder) as own:
+        text = [*common, *own.run(first)["first"].tokens]
+        others = [ask(f"to {end}", text[:end], max_tokens=9) for end in (20, 30, 41, len(text))]
+        want = own.run(*others)
+    with rig(folder, **skipping(*((1, 2) if family == "idle" else (1,)))) as own:
+        always(own).run(first)
+        before = own.engine.scheduler.figures().hit_tokens
+        check_same(own.run(*others), want)
+        assert own.engine.scheduler.figures().hit_tokens - before > 100
+        assert share(own) > (0.9 if family == "idle" else 0)
 
 
 def test_every_other_layer_is_left_out_unless_the_user_says_otherwise(idle: Path) -> None:
