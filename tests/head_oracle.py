@@ -336,3 +336,9 @@ class QwenMtp(Mtp):
 
     def scores(self, output_NM: Tensor) -> Tensor:
         return linear(output_NM, self.target.output)
+
+
+class QwenNextMtp(QwenMtp):
+    """The layer of a Qwen3-Next, which has experts. Positions have one axis."""
+
+    axes = (1, -1)

@@ -25,7 +25,7 @@ from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
-from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, QwenMtp, Target
+from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, QwenMtp, QwenNextMtp, Target
 from tests.test_draft_model import watch
 from tests.test_speculation import DRAFTS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
@@ -368,12 +368,14 @@ def test_a_head_that_is_not_there_is_refused_in_one_sentence(folder: Path, targe
         assert "\n" not in str(raised.value)
 
 
-def hybrid_with_mtp(files: Path) -> tuple[Path, Head]:
+def hybrid_with_mtp(files: Path, family: str = "qwen3_5") -> tuple[Path, Head]:
     """The same for a model with recurrent layers."""
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
     shape: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": kinds}
-    folder = tiny_models.save("qwen3_5", files, **shape)
-    head = QwenMtp(tiny_models.build("qwen3_5", **shape))
+    if family == "qwen3_next":
+        shape["mlp_only_layers"] = []  # as those that were published: every layer has experts, this one too
+    folder = tiny_models.save(family, files, **shape)
+    head = (QwenMtp if family == "qwen3_5" else QwenNextMtp)(tiny_models.build(family, **shape))
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
     text |= {"num_hidden_layers": 3, "layer_types": kinds[:3]}
@@ -383,12 +385,18 @@ def hybrid_with_mtp(files: Path) -> tuple[Path, Head]:
     return folder, head
 
 
-def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
+def hybrid_with_experts_and_mtp(files: Path) -> tuple[Path, Head]:
+    """A Qwen3-Next: its layer for multi-token prediction has experts, as its others have."""
+    return hybrid_with_mtp(files, "qwen3_next")
+
+
+@pytest.mark.parametrize("made", [hybrid_with_mtp, hybrid_with_experts_and_mtp])
+def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, tmp_path: Path) -> None:
     """Recurrent layers verify what it drafts."""
-    folder, head = hybrid_with_mtp(tmp_path / "model")
+    folder, head = made(tmp_path / "model")
     with rig(folder, enable_prefix_caching=False) as own:
         want = own.run(*GREEDY)
-    asked = {"method": "qwen3_5_mtp", "num_speculative_tokens": DRAFTS}
+    asked = {"method": "qwen3_5_mtp" if made is hybrid_with_mtp else "qwen3_next_mtp", "num_speculative_tokens": DRAFTS}
     with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
         record = Record(always(own))
         got = own.run(*GREEDY)
@@ -396,7 +404,7 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(tmp_path: Path
     assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
-@pytest.mark.parametrize("made", [glm_with_mtp, hybrid_with_mtp])
+@pytest.mark.parametrize("made", [glm_with_mtp, hybrid_with_mtp, hybrid_with_experts_and_mtp])
 @pytest.mark.parametrize("scheme", ["fp8", "int8"])
 def test_a_quantized_folder_keeps_the_layer_for_multi_token_prediction(made: Any, scheme: str, tmp_path: Path) -> None:
     source, head = made(tmp_path / "model")
