@@ -1,7 +1,7 @@
 """The ops with their cases, as the kernel benchmark needs them: inputs, tolerance and least cost of each case.
 
 The cases are those of the tests and, for machines with enough memory, the shapes of real models (`REAL`). Ops with
-weights are in weight_cases.py.
+weights are in weight_cases.py, and ops with states in recurrent_cases.py.
 
 Legend:
     R  rows
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ridgeline.bench.recurrent_cases import recurrent
 from ridgeline.bench.weight_cases import Subject, chosen, of_weights
 from ridgeline.core.cost import Cost
 from ridgeline.core.plan import Feature
@@ -115,6 +116,7 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     """Yield the ops' own cases, followed by those of real models if wanted."""
     cases = partial(chosen, REAL if real else {})
     yield from of_weights(real=real)
+    yield from recurrent(real=real)
 
     for c in cases("embedding", embedding.CASES[:3]):
         yield Subject(embedding.EMBEDDING, f"{c.tokens} of {c.rows}x{c.width}", c.inputs, _embedding(c))

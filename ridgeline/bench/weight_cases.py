@@ -41,6 +41,10 @@ MATRIX_OPS = (
     "grouped_down",
     "paged_attention",
     "decode_attention",
+    "gated_delta",
+    "delta_attention",
+    "linear_attention",
+    "ssd",
 )
 
 # (inputs, outputs) of qkv, output, gate_up and down projections of an 8B model, gate_up of a 1B model

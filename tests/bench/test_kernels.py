@@ -54,9 +54,6 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "merge_attention",  # of the tokens of several ranks; a step of a group is what shows it
         "partial_attention",
         "mask_logits",  # works in place; benchmarks/masks.py measures it
-        *("causal_conv", "gated_delta"),  # work on states in place; benchmarks/sweep_recurrent.py measures them
-        *("selective_scan", "ssd"),  # so do these, for benchmarks/sweep_scans.py
-        *("linear_attention", "delta_attention", "wkv"),  # and these, for benchmarks/sweep_linear.py
         "packed_attention",  # of whole prompts without a cache; benchmarks/embeddings.py measures it
         "long_convolution",  # a reference, which no layer runs
         "w8a8_linear",  # its weight is packed once, with a model; benchmarks/cpu.py measures it
