@@ -126,9 +126,12 @@ def test_kernels_of_a_gpu_give_the_same_vectors(folder, open_llm) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 def test_a_rehearsal_leaves_nothing_behind(family: str, folder, open_llm) -> None:
-    llm = open_llm(folder(family))
+    llm = open_llm(folder(family), max_num_batched_tokens=8 * POSITIONS, max_num_seqs=6)
+    largest, submit = [0], llm.engine._worker.submit
+    llm.engine._worker.submit = lambda plan: (largest.append(plan.num_tokens), submit(plan))[1]
     llm.engine.rehearse()
     assert not llm.engine.has_work
+    assert {1, 2, 4} <= {tokens // POSITIONS for tokens in largest}, "kernels for larger steps are prepared too"
     [result] = llm.embed({"prompt_token_ids": PROMPTS[2]}, use_tqdm=False)
     assert result.num_cached_tokens == 0
     near(
@@ -181,6 +184,7 @@ def test_folders_of_sentence_transformers_give_its_vectors(
         near(vectors, unit(want) if normalize else want)
 
 
+@pytest.mark.clients
 @pytest.mark.parametrize(("family", "mode"), [("bert", "mean_tokens"), ("qwen3", "lasttoken")])
 def test_vectors_are_those_of_sentence_transformers(family: str, mode: str, tmp_path: Path, open_llm) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")

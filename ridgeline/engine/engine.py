@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from ridgeline.core.cache_layout import CacheLayout
@@ -140,26 +141,33 @@ class Engine:
         length = min(8, self.config.max_model_len - 2)
         if self.config.pools:  # long ones take other kernels
             length = min(512, self.config.max_model_len, self.config.max_num_batched_tokens)
-        for number in range(REHEARSALS if length > 0 else 0):
+        for number, together in enumerate(self._rehearsals(length)):
             params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-            name = f"rehearsal {number}"
-            self.add(
-                Request(
-                    id=name,
-                    prompt_token_ids=(0,) * length,
-                    params=params,
-                    seed=0,
-                    max_total_tokens=length if self.config.pools else length + 2,
-                    cache_salt=f"rehearsal {min(number, REHEARSALS - 2)}",  # the last finds what the one before left
-                    task="embed" if self.config.pools else None,
-                    whole=self.config.pools,
-                )
+            request = Request(
+                id="",
+                prompt_token_ids=(0,) * length,
+                params=params,
+                seed=0,
+                max_total_tokens=length if self.config.pools else length + 2,
+                task="embed" if self.config.pools else None,
+                whole=self.config.pools,
             )
+            for copy in range(together):
+                known = number - (number == REHEARSALS - 1)  # one finds what the one before left
+                self.add(replace(request, id=f"rehearsal {number} {copy}", cache_salt=f"rehearsal {known} {copy}"))
             while self.has_work:
                 self.step()
         self.headroom = Headroom()
         self._reach.clear()
         self.scheduler.cache.forget_all()
+
+    def _rehearsals(self, length: int) -> list[int]:
+        """Return how many requests of `length` tokens run together, each time. Where prompts end with vectors, the last
+        ones fill larger and larger steps, since kernels are compiled for their sizes and there are no graphs."""
+        if length <= 0:
+            return []
+        most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens // length) if self.config.pools else 1
+        return [1] * REHEARSALS + [1 << power for power in range(1, most.bit_length())]
 
     def forget_prefixes(self) -> None:
         """Let no later request find anything in the prefix cache. Those that run keep what they have found."""
