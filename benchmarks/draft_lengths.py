@@ -38,6 +38,7 @@ from ridgeline.training.packages import STANDARD_LIBRARY, Package, installed_pac
 from ridgeline.weights.folder import EMBEDDED_MODEL
 
 PROMPT = 256  # tokens
+WAYS = ["chain 4", "chain 5", "tree 16 4", "tree 16", "tree 24 4", "tree 24"]
 
 
 class Always:
@@ -120,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=64, help="of each held-out set")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--ways", nargs="+", default=["chain 4", "chain 5", "tree 16", "tree 24"])
+    parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
