@@ -34,7 +34,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.gated_delta.hopper_states import CARRIES, ROWS, leave, piece_of, span_of, state_before
+from ridgeline.kernels.gated_delta.hopper_states import CARRIES, OUTPUTS, ROWS, leave, piece_of, span_of, state_before
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK
 from ridgeline.kernels.gated_delta.triton_step import aot_types
 from ridgeline.kernels.gluon_names import barrier, barriers, load_tile
@@ -327,4 +327,4 @@ def _aot(run: int, wide: int) -> AotKernel:
     )  # fmt: skip
 
 
-AOT = (_aot(ROWS, 2), _aot(ROWS, 1))
+AOT = (_aot(ROWS, 2), _aot(ROWS, 1), _aot(CARRIES, 2), _aot(OUTPUTS, 1))

@@ -166,7 +166,7 @@ def _doubled(inverse, system, beside, operand: tl.constexpr):
     return tl.dot(step.to(operand), half, inverse, input_precision="ieee")
 
 
-def _aot(dtype: str) -> AotKernel:
+def _aot(dtype: str, share: int = 1, ahead: bool = False) -> AotKernel:
     names = ("q_ptr", "k_ptr", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "start_ptr", "q_token", "k_token")
     types = {
         name: kind
@@ -180,7 +180,7 @@ def _aot(dtype: str) -> AotKernel:
     )
     types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
-    constants |= {"SHARE": 1, "AHEAD": False}
+    constants |= {"SHARE": share, "AHEAD": ahead}
     return AotKernel(
         _gated_delta_prepare,
         types,
@@ -193,4 +193,4 @@ def _aot(dtype: str) -> AotKernel:
     )
 
 
-AOT = (_aot("*bf16"),)
+AOT = (_aot("*bf16"), _aot("*bf16", share=2), _aot("*bf16", ahead=True))
