@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.cache_layout import PADDING, CacheGroup, CacheLayout
+from ridgeline.core.cache_layout import NULL_BLOCK, PADDING, CacheGroup, CacheLayout
 from ridgeline.core.request import Request, SamplingParams
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.sequence import Sequence
+from ridgeline.models import model_config
 from tests.engine.layouts import Latent
+from tests.models.selective_configs import SELECTIVE
+from tests.models.test_configs import QWEN3_5_9B, ZAMBA2_2_7B
 
 FULL, WINDOW = KVSpec(num_kv_heads=8, head_dim=128), KVSpec(num_kv_heads=8, head_dim=128, window=1024)
 LATENT, STATE = Latent(width=576), RecurrentSpec(parts=(StatePart((32, 128, 128)),))
@@ -109,15 +112,37 @@ def conversations(draw: random.Random) -> int:
     return min(8000, max(8, int(draw.lognormvariate(5.3, 1.2)) + int(draw.lognormvariate(5.2, 0.9))))
 
 
-def test_a_full_pool_of_three_kinds_wastes_less_than_a_twenty_fifth() -> None:
-    layout = layout_of((FULL, 12), (LATENT, 24), (WINDOW, 24), num_pages=1500)
+LAYOUTS = {
+    "three kinds": layout_of((FULL, 12), (LATENT, 24), (WINDOW, 24), num_pages=1500),
+    "keys, windows and states": layout_of((FULL, 6), (WINDOW, 6), (STATE, 12), num_pages=400),
+    **{
+        name: CacheLayout(
+            groups=model_config(config).spec.cache_groups, block_size=16, dtype="bfloat16", num_pages=pages
+        )
+        for name, config, pages in (
+            ("qwen3.5", QWEN3_5_9B, 100),
+            ("bamba", SELECTIVE["bamba"], 80),
+            ("zamba2", ZAMBA2_2_7B, 60),
+        )
+    },
+}
+
+
+SLOW = ("keys, windows and states", "qwen3.5")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(x, id=name, marks=[pytest.mark.thorough] * (name in SLOW)) for name, x in LAYOUTS.items()],
+)
+def test_a_full_pool_of_unlike_kinds_wastes_less_than_a_twenty_fifth(layout: CacheLayout) -> None:
     manager, draw = CacheManager(layout, prefix_caching=False, max_chunk=8192), random.Random(1)
     held: list[Sequence] = []
     for n in range(20_000):
         length = conversations(draw)
         params = SamplingParams(max_tokens=1)
         request = Request(id=str(n), prompt_token_ids=(7,) * length, params=params, seed=0, max_total_tokens=length + 1)
-        seq = Sequence(request, 3)
+        seq = Sequence(request, len(layout.groups))
         if not manager.admit(seq, reserve_blocks=0):
             if not held or n > 6000:
                 break
@@ -130,7 +155,7 @@ def test_a_full_pool_of_three_kinds_wastes_less_than_a_twenty_fifth() -> None:
             assert manager.tables.extend(seq, min(length, start + 1024) - 1, min(length, start + 1024)) is not None
         held.append(seq)
     used = sum(
-        sum(map(bool, seq.blocks[g])) * layout.unit_bytes[g] * len(group.layers)
+        len({*seq.blocks[g]} - {NULL_BLOCK}) * layout.unit_bytes[g] * len(group.layers)
         for seq in held
         for g, group in enumerate(layout.groups)
     )
