@@ -27,6 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
+from ridgeline.kernels.delta_attention import op as delta_attention
 from ridgeline.kernels.gated_delta import op as gated_delta
 from ridgeline.kernels.linear_attention import op as linear_attention
 from ridgeline.kernels.op import Platform
@@ -57,6 +58,7 @@ def times(factor: float) -> Callable[[Tensor], Tensor]:
 
 SUBJECTS = (
     Subject(gated_delta.GATED_DELTA, lambda n: gated_delta.Case((n,), fresh=(0,)), 5, lambda rate: rate - 9.2),
+    Subject(delta_attention.DELTA_ATTENTION, lambda n: delta_attention.Case((n,), fresh=(0,)), 5, lambda r: r - 9.2),
     Subject(linear_attention.LINEAR_ATTENTION, lambda n: linear_attention.Case((n,), fresh=(0,)), 3, times(SLOW)),
     Subject(ssd.SSD, lambda n: ssd.Case((n,), fresh=(0,)), 2, times(SLOW)),
     Subject(selective_scan.SELECTIVE_SCAN, lambda n: selective_scan.Case((n,), fresh=(0,)), 2, times(SLOW)),
