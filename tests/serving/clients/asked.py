@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,6 +31,17 @@ def needs(package: str) -> list[pytest.MarkDecorator]:
         pytest.mark.clients,
         pytest.mark.skipif(absent, reason=f"{package} is not installed (pip install 'ridgeline[clients]')"),
     ]
+
+
+def needing(package: str) -> Callable[[Any], Any]:
+    """Return a decorator that gives one test or class the marks of `needs`."""
+
+    def marked(test: Any) -> Any:
+        for mark in needs(package):
+            test = mark(test)
+        return test
+
+    return marked
 
 
 def offline(max_tokens: int, prompt: str = PROMPT) -> str:

@@ -14,6 +14,7 @@ from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, refused_b
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.serving.clients.asked import needing
 from tests.serving.conftest import MODEL, Server, StartServer
 
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 3, "temperature": 0}
@@ -141,8 +142,10 @@ def test_openais_client_has_no_field_that_is_not_listed() -> None:
         assert names.keys() <= APIS[route]["OpenAI"], route
 
 
+@needing("anthropic")
 def test_anthropics_client_has_no_field_that_is_not_listed() -> None:
-    anthropic = pytest.importorskip("anthropic", reason="needs anthropic (pip install 'ridgeline[clients]')")
+    import anthropic
+
     for types in (anthropic.types, anthropic.types.beta):
         names = types.message_create_params.MessageCreateParamsBase.__annotations__.keys()
         assert names - {"betas"} <= APIS["messages"]["Anthropic"]  # a header

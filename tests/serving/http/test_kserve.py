@@ -19,6 +19,7 @@ from ridgeline.serving.repository.pbtxt import read_pbtxt
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.version import __version__
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.serving.clients.asked import needing
 from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer
 
 GREEDY = {"max_tokens": 12, "temperature": 0}
@@ -161,8 +162,10 @@ def test_what_is_wrong_is_said(server: Server, path: str, body: Any, said: str) 
     assert said in answer.json()["error"]
 
 
+@needing("tritonclient")
 def test_tritons_client_gets_the_same(server: Server, want: str) -> None:
-    triton = pytest.importorskip("tritonclient.http")
+    import tritonclient.http as triton
+
     client = triton.InferenceServerClient(server.url.removeprefix("http://"))
     assert client.is_server_live()
     assert client.is_server_ready()
