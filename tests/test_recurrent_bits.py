@@ -1,5 +1,5 @@
 """No bit of a request depends on how it ran, with kernels that promise so: alone, in chunks of any size, from a kept
-state, or in parts after it gave way. One family for each kind of state.
+state, or in parts after it gave way. One family for each kind of state, and for layers with two.
 
 On a CPU the kernels run in Triton's interpreter. A GPU has prompts of more tokens than its chunks have.
 """
@@ -9,22 +9,37 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 
+from ridgeline.assembly import choices
+from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
 from ridgeline.core.request import Preemption, Request
 from ridgeline.kernels.ops import DETERMINISTIC
+from ridgeline.models import model_config
+from ridgeline.weights.loader import read_model_config
 from tests.driving import Rig, ask, rig
+from tests.models.test_linear import CONFIGS, KIMI, NORM
 from tests.test_triton_engine import TRITON
+from tests.tiny_models import VOCAB
 from tests.worker.test_company import Bits, bits_of
 
-# short convolutions; the gated delta rule; Mamba-2 beside attention; Mamba; RWKV's weighted means
-FAMILIES = ("lfm2", "qwen3_5", "bamba", "mamba", "rwkv")
+# short convolutions; the gated delta rule; Mamba-2 beside attention; Mamba; RWKV's weighted means; states side by side
+FAMILIES = ("lfm2", "qwen3_5", "bamba", "mamba", "rwkv", "falcon_h1", "zamba2")
+LINEAR: dict[str, ModelSpec] = {name: model_config(config).spec for name, config in CONFIGS.items()}
+LINEAR["kimi"] = replace(
+    LINEAR["gla"],
+    layers=(LayerSpec(mixer=KIMI, feed_forward=MLPSpec(intermediate_size=40), norm=NORM),) * 2,
+)
 SLOW = tuple(pytest.param(family, marks=pytest.mark.thorough) for family in FAMILIES[1:])  # to interpret
+CHUNKS = (1, 2, 5, 63, 64, 65, 200, 512)  # of GPUs
 Open = Callable[..., AbstractContextManager[Rig]]
 
 
@@ -61,6 +76,27 @@ def with_context(folder: Path, copy: Path, tokens: int) -> Path:
 def on_gpu(folder: Path, **settings: Any) -> AbstractContextManager[Rig]:
     options = {"device": "cuda", "dtype": "bfloat16", "deterministic": True, "kv_cache_memory": 1 << 26}
     return rig(folder, **{**options, "max_model_len": 900, **settings})
+
+
+@contextmanager
+def linear(name: str, llama: Path, opened: Open, **settings: Any) -> Iterator[Rig]:
+    """An engine for one of `LINEAR`, which no library has, with random weights. llama: a folder in whose place it is
+    loaded."""
+    config = replace(
+        read_model_config(llama), spec=replace(LINEAR[name], vocab_size=VOCAB, max_position_embeddings=1024)
+    )
+    known = patch.object(choices, "read_model_config", lambda folder, *more: config)
+    with known, opened(llama, load_format="dummy", **settings) as own:
+        fill(own.runner.decoder)
+        yield own
+
+
+@torch.inference_mode()
+def fill(decoder: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in decoder.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator) * (0.3 if parameter.ndim >= 2 else 0.2)
+        parameter.copy_(values + name.endswith("norm.weight"))
 
 
 def check_bits(open_rig: Open, length: int, max_tokens: int, chunks: tuple[int, ...], rounds: int) -> None:
@@ -105,11 +141,21 @@ def test_no_bit_depends_on_how_a_request_ran(family: str, tiny_model: Callable[[
     check_bits(lambda **settings: interpreted(tiny_model(family), **settings), 12, 3, (1, 5), rounds=1)
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) for name in LINEAR])
+def test_no_bit_depends_on_how_linear_attention_ran(name: str, tiny_model: Callable[[str], Path]) -> None:
+    check_bits(lambda **own: linear(name, tiny_model("llama"), interpreted, **own), 12, 3, (1, 5), rounds=1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_bit_depends_on_how_a_request_ran_on_a_gpu(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    chunks = (1, 2, 5, 63, 64, 65, 200, 512)
     folder = with_context(tiny_model(family), tmp_path / family, 1024)
-    check_bits(lambda **settings: on_gpu(folder, **settings), 530, 24, chunks, rounds=2)
+    check_bits(lambda **settings: on_gpu(folder, **settings), 530, 24, CHUNKS, rounds=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LINEAR)
+def test_no_bit_depends_on_how_linear_attention_ran_on_a_gpu(name: str, tiny_model: Callable[[str], Path]) -> None:
+    check_bits(lambda **own: linear(name, tiny_model("llama"), on_gpu, **own), 530, 24, CHUNKS, rounds=2)

@@ -234,8 +234,14 @@ def together(own: Rig) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
     return {name: outcome.tokens for name, outcome in outcomes.items()}, named
 
 
-# The second has windows on every other layer. Of the first's slopes tests of the kernels tell too.
-@pytest.mark.parametrize("family", [pytest.param("bloom", marks=pytest.mark.thorough), "gpt_oss"])
+# gpt_oss has windows on every other layer. Tests of the kernels show slopes too. The others have states beside keys.
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gpt_oss",
+        *(pytest.param(f, marks=pytest.mark.thorough) for f in ("bloom", "qwen3_5", "falcon_h1", "zamba2")),
+    ],
+)
 def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[[str], Path], family: str) -> None:
     folder = tiny_model(family)
     with rig(folder, max_num_seqs=7) as own:
@@ -249,7 +255,7 @@ def test_reading_shared_prefixes_together_changes_no_token(tiny_model: Callable[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "graphs"])
-@pytest.mark.parametrize("family", ["llama", "bloom", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "bloom", "gpt_oss", "qwen3_5", "falcon_h1", "zamba2"])
 def test_on_a_gpu_shared_prefixes_change_no_token(
     tiny_model: Callable[[str], Path], family: str, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
