@@ -7,10 +7,14 @@ python -m benchmarks.api_fields
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from ridgeline.serving.http.absent import ABSENT
+from ridgeline.serving.http.batches import FORM_SCHEMA
+from ridgeline.serving.http.kserve import GenerateBody, InferBody
+from ridgeline.serving.requests.batches import BatchBody
 from ridgeline.serving.requests.bodies import (
     ChatBody,
     CompletionBody,
@@ -19,7 +23,7 @@ from ridgeline.serving.requests.bodies import (
     TokenizeChatBody,
 )
 from ridgeline.serving.requests.fields import APIS, known_names, state
-from ridgeline.serving.requests.messages import MessagesBody
+from ridgeline.serving.requests.messages import CountMessagesBody, MessagesBody
 from ridgeline.serving.requests.pooling import (
     ClassifyBody,
     ClassifyChatBody,
@@ -30,7 +34,11 @@ from ridgeline.serving.requests.pooling import (
     RerankBody,
     ScoreBody,
 )
-from ridgeline.serving.requests.responses import ResponsesBody
+from ridgeline.serving.requests.responses import CountBody, ResponsesBody
+
+# A form has no body of its own; its parts are named `expires_after[seconds]`.
+_FORM: dict[str, Any] = FORM_SCHEMA["content"]["multipart/form-data"]["schema"]["properties"]
+FileForm = create_model("FileForm", **{name.partition("[")[0]: (Any, None) for name in _FORM})
 
 PAGE = Path(__file__).parents[1] / "docs" / "api-fields.md"
 BODIES: dict[str, tuple[type[BaseModel], ...]] = {
@@ -38,6 +46,10 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "chat": (ChatBody,),
     "responses": (ResponsesBody,),
     "messages": (MessagesBody,),
+    "input_tokens": (CountBody,),
+    "count_tokens": (CountMessagesBody,),
+    "batches": (BatchBody,),
+    "files": (FileForm,),
     "embeddings": (EmbeddingBody, EmbeddingChatBody),
     "pooling": (PoolingBody, PoolingChatBody),
     "classify": (ClassifyBody, ClassifyChatBody),
@@ -45,12 +57,18 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "rerank": (RerankBody,),
     "tokenize": (TokenizeBody, TokenizeChatBody),
     "detokenize": (DetokenizeBody,),
+    "infer": (InferBody,),
+    "generate": (GenerateBody,),
 }
 TITLES = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
     "messages": "/v1/messages",
+    "input_tokens": "/v1/responses/input_tokens",
+    "count_tokens": "/v1/messages/count_tokens",
+    "batches": "/v1/batches",
+    "files": "/v1/files",
     "embeddings": "/v1/embeddings",
     "pooling": "/pooling",
     "classify": "/classify",
@@ -58,6 +76,17 @@ TITLES = {
     "rerank": "/rerank, /v1/rerank, /v2/rerank",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
+    "infer": "/v2/models/{model}/infer",
+    "generate": "/v2/models/{model}/generate, /v2/models/{model}/generate_stream",
+}
+NOTES = {
+    "batches": "Lines of the file are bodies of the endpoint, with its fields.",
+    "files": "A form (`multipart/form-data`); `expires_after` comes as `expires_after[anchor]` and\n"
+    "`expires_after[seconds]`.",
+    "infer": "Of a model that generates, `parameters` are the fields of `/v1/completions` without `n`, and\n"
+    "`timeout` in microseconds. `binary_data_output` asks for bytes, as `binary_data` of an output does.",
+    "generate": "Fields of `/v1/completions`, without `n`, stand in `parameters` or beside it, with `timeout`\n"
+    "and with `stop_words` for `stop`. Empty texts ask for nothing.",
 }
 HEAD = """# Fields of requests
 
@@ -84,7 +113,8 @@ def page() -> str:
     parts = [HEAD]
     for route, apis in APIS.items():
         bodies = BODIES[route]
-        rows = [f"## {TITLES[route]}", "", "| field | of | state | |", "|---|---|---|---|"]
+        note = [NOTES[route], ""] if route in NOTES else []
+        rows = [f"## {TITLES[route]}", "", *note, "| field | of | state | |", "|---|---|---|---|"]
         for name in sorted(frozenset().union(*apis.values(), *map(known_names, bodies))):
             owners = ", ".join(api for api, names in apis.items() if name in names) or "Ridgeline"
             found, remark = state(bodies, name)

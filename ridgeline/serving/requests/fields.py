@@ -109,6 +109,11 @@ stop_sequences stream system temperature thinking thread tool_choice tools top_k
 VLLMS_MESSAGES = """cache_salt chat_template_kwargs ec_transfer_params kv_transfer_params max_tokens messages metadata
 mm_payload model output_config return_mm_kwargs stop_sequences stream system temperature thinking tool_choice tools
 top_k top_p vllm_xargs watermarking"""
+COUNTED_MESSAGES = """billing_policy cache_control compaction context_management mcp_servers messages model
+output_config speed system thinking tool_choice tools user_profile_id workspace_id"""
+VLLMS_COUNTED_MESSAGES = "chat_template_kwargs messages model output_config system thinking tool_choice tools"
+COUNTED_RESPONSES = """conversation input instructions model parallel_tool_calls personality previous_response_id
+reasoning text tool_choice tools truncation"""
 CONVERSATION = """add_generation_prompt chat_template chat_template_kwargs continue_final_message media_io_kwargs
 messages mm_processor_kwargs add_special_tokens"""
 POOLED = """cache_salt mm_processor_kwargs model padding priority request_id truncate_prompt_tokens truncation_side
@@ -148,6 +153,15 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
         "Anthropic": frozenset(MESSAGES.split()),
         "vLLM": frozenset(VLLMS_MESSAGES.split()),
     },
+    "input_tokens": {"OpenAI": frozenset(COUNTED_RESPONSES.split())},
+    "count_tokens": {
+        "Anthropic": frozenset(COUNTED_MESSAGES.split()),
+        "vLLM": frozenset(VLLMS_COUNTED_MESSAGES.split()),
+    },
+    "batches": {
+        "OpenAI": frozenset(["completion_window", "endpoint", "input_file_id", "metadata", "output_expires_after"]),
+    },
+    "files": {"OpenAI": frozenset(["expires_after", "file", "purpose"])},
     "embeddings": {
         "OpenAI": frozenset(["dimensions", "encoding_format", "input", "model", "user"]),
         "vLLM": frozenset(EMBEDDED.split()),
@@ -162,6 +176,8 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
     },
     "tokenize": {"vLLM": frozenset(f"{CONVERSATION} model prompt return_token_strs tools".split())},
     "detokenize": {"vLLM": frozenset({"model", "tokens"})},
+    "infer": {"KServe": frozenset(["id", "inputs", "outputs", "parameters"])},
+    "generate": {"Triton": frozenset(["id", "parameters", "text_input"])},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from benchmarks.api_fields import BODIES, PAGE, page
+from ridgeline.serving.http import exchange
 from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, refused_by, state
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.tokenizer import Tokenizer
@@ -128,8 +130,11 @@ def test_the_page_is_what_the_server_reads_by() -> None:
 
 
 def test_openais_client_has_no_field_that_is_not_listed() -> None:
+    from openai.types import batch_create_params as batches
     from openai.types import completion_create_params as completions
+    from openai.types import file_create_params as files
     from openai.types.chat import completion_create_params as chats
+    from openai.types.responses import input_token_count_params as counts
     from openai.types.responses import response_create_params as responses
 
     assert openai.VERSION
@@ -137,6 +142,9 @@ def test_openais_client_has_no_field_that_is_not_listed() -> None:
         "completions": completions.CompletionCreateParamsBase.__annotations__,
         "chat": chats.CompletionCreateParamsBase.__annotations__,
         "responses": responses.ResponseCreateParamsBase.__annotations__,
+        "input_tokens": counts.InputTokenCountParams.__annotations__,
+        "batches": batches.BatchCreateParams.__annotations__,
+        "files": files.FileCreateParams.__annotations__,
     }
     for route, names in theirs.items():
         assert names.keys() <= APIS[route]["OpenAI"], route
@@ -149,6 +157,8 @@ def test_anthropics_client_has_no_field_that_is_not_listed() -> None:
     for types in (anthropic.types, anthropic.types.beta):
         names = types.message_create_params.MessageCreateParamsBase.__annotations__.keys()
         assert names - {"betas"} <= APIS["messages"]["Anthropic"]  # a header
+        counted = types.message_count_tokens_params.MessageCountTokensParams.__annotations__.keys()
+        assert counted - {"betas"} <= APIS["count_tokens"]["Anthropic"]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -177,6 +187,18 @@ def test_every_refused_field_is_refused_by_name_and_every_harmless_one_is_named(
     assert "data: " in stream.text
 
 
+def test_a_field_without_effect_is_told_once_in_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_told", set())
+    with caplog.at_level(logging.INFO, exchange.logger.name):
+        for fields in ({"user": "a"}, {"user": "b"}, {"user": "c", "prediction": "x"}):
+            answer = post(server, "chat", **fields)
+            assert answer.headers["ridgeline-ignored"] == ", ".join(sorted(fields))
+    told = [record.getMessage() for record in caplog.records if record.name == exchange.logger.name]
+    assert told == [f"requests have fields without effect here: {name} (told once)" for name in ("user", "prediction")]
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_implemented_field_is_taken(server: Server, route: str) -> None:
     names = frozenset[str]().union(*APIS[route].values())
@@ -186,6 +208,31 @@ def test_every_implemented_field_is_taken(server: Server, route: str) -> None:
         answer = post(server, route, **fields)
         assert answer.status_code == 200, (name, answer.text)
         assert "ridgeline-ignored" not in answer.headers, name
+
+
+@pytest.mark.parametrize(
+    ("route", "path", "like", "needed"),
+    [
+        ("input_tokens", "/v1/responses/input_tokens", "responses", {"input": "Once upon"}),
+        ("count_tokens", "/v1/messages/count_tokens", "messages", {"messages": [USER]}),
+    ],
+)
+def test_routes_that_count_take_what_the_page_says(
+    server: Server, route: str, path: str, like: str, needed: dict[str, Any]
+) -> None:
+    for name in sorted(frozenset[str]().union(*APIS[route].values())):
+        found, _ = state(BODIES[route], name)
+        fields = VALUES[like].get(name, {}) if found == "implemented" else {name: ["something"]}
+        answer = httpx.post(server.url + path, json={"model": MODEL} | needed | fields, timeout=60)
+        if found == "refused":
+            assert answer.status_code == 400, name
+            assert name in answer.json()["error"]["message"]
+        else:
+            assert answer.status_code == 200, (name, answer.text)
+            assert answer.json()["input_tokens"] > 0
+            assert answer.headers.get("ridgeline-ignored") == (name if found == "harmless" else None)
+    answer = httpx.post(server.url + path, json={"model": MODEL} | needed | {"max_tokens": 3}, timeout=60)
+    assert "max_tokens" in answer.json()["error"]["message"]
 
 
 def test_a_suffix_becomes_a_prompt_of_the_models_tokens() -> None:
