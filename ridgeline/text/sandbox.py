@@ -117,7 +117,13 @@ def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
         try:
             if not takes_parts(source):
                 variables["messages"] = [with_plain_content(message) for message in variables["messages"]]
-            return {"text": sandbox.render(source, variables)}
+            try:
+                return {"text": sandbox.render(source, variables)}
+            except TypeError:  # DeepSeek's templates put arguments to text by `+`
+                spelled = [with_spelled_arguments(message) for message in variables["messages"]]
+                if spelled == variables["messages"]:
+                    raise
+                return {"text": sandbox.render(source, variables | {"messages": spelled})}
         except TemplateSyntaxError as error:
             return {"kind": "syntax", "words": f"{(error.message or '')[:MAX_WORDS]} (line {error.lineno})"}
         except TemplateError as error:
@@ -139,6 +145,21 @@ def looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
     by_name = any(node.attr == "text" for node in tree.find_all(nodes.Getattr))
     keys = [node.arg for node in tree.find_all(nodes.Getitem)]
     return by_name or any(isinstance(key, nodes.Const) and key.value == "text" for key in keys)
+
+
+def with_spelled_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with the arguments of its calls as JSON text, as OpenAI has them."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    spelled = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), dict):
+            arguments = json.dumps(function["arguments"], ensure_ascii=False)
+            call = call | {"function": function | {"arguments": arguments}}
+        spelled.append(call)
+    return message | {"tool_calls": spelled}
 
 
 def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:

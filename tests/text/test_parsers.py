@@ -144,6 +144,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("granite", f"<|tool_call|>[{SAID}, {NOW}]", "", TWO),
     ("granite", f"<tool_call> {SAID}", "", ONE),
     ("minimax", f"Hm<tool_calls>\n{SAID}\n{NOW}\n</tool_calls>", "Hm", TWO),
+    ("minimax", f"Hm<tool_calls>[{SAID}, {NOW}]</tool_calls>", "Hm", TWO),
     ("qwen3_coder", f"Hm\n<tool_call>\n<function=search>\n{xml(*TYPED)}</function>\n</tool_call>", "Hm\n", [ALL_TYPED]),
     ("qwen3_coder", ODD_XML + NOW_XML, "", [ALL_ODD, ("now", {})]),
     ("qwen3_coder", BARE_XML, "", ONE),

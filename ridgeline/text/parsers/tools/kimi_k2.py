@@ -44,7 +44,7 @@ class KimiParser(CallParser):
 FORM = ToolForm(
     name="kimi_k2",
     parser=KimiParser,
-    known_by=((ALL,),),
+    known_by=((ALL,), ("tool_declare", "<|im_middle|>")),  # its first template does not show calls
     tags=(ALL, ALL_END, CALL, ARGUMENTS, CALL_END),
     opens=(ALL, CALL),
     frame=Frame(start=ALL, call=f"{CALL}functions.$NAME:$INDEX{ARGUMENTS}$ARGS{CALL_END}", between="", end=ALL_END),

@@ -3,6 +3,8 @@
 <tool_calls>
 {"name": "weather", "arguments": {"city": "Oslo"}}
 </tool_calls>
+
+Hunyuan A13B and Apriel write one list there, which is read too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from ridgeline.text.parsers.forms import Frame, ToolForm
 from ridgeline.text.parsers.scanner import Reading, Tags
 
 OPEN, CLOSE = "<tool_calls>", "</tool_calls>"
-BETWEEN = re.compile(r"[\s,]*")
+BETWEEN = re.compile(r"[\s,\[\]]*")
 
 
 class MinimaxParser(CallParser):

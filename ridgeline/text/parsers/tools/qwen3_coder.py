@@ -33,7 +33,7 @@ FORM = ToolForm(
     name="qwen3_coder",
     aliases=("qwen3_xml",),
     parser=QwenCoderParser,
-    known_by=(("<function=", "<parameter="),),
+    known_by=(("<tool_call>", "<function=", "<parameter="),),  # Seed-OSS has the last two within tags of its own
     tags=("<tool_call>", "</tool_call>"),
     opens=("<tool_call>",),
     frame=Frame(
