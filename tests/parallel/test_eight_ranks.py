@@ -25,7 +25,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if "key head" in name else ()) for name in MODELS]
+)
 def test_eight_threads_give_what_one_device_gives(name: str, tmp_path: Path) -> None:
     family, shapes, settings = MODELS[name]
     tiny_models.save(family, tmp_path, **HEADS, **shapes)

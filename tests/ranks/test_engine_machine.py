@@ -98,7 +98,7 @@ class Stand:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.thorough if " and " in name else ()) for name in GROUPS],
+    params=[pytest.param(name, marks=() if name == "tensor" else pytest.mark.thorough) for name in GROUPS],
 )
 def stand(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Iterator[Stand]:
     settings = {"dtype": "float32", "device": "cpu", "debug_checks": True, "block_size": 4, "max_num_seqs": 6}

@@ -79,10 +79,9 @@ def poor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int
     ("rank", "settings"),
     [
         (1, {TP: 2}),
-        (0, {PP: 2}),
         *(
             pytest.param(*each, marks=pytest.mark.thorough)
-            for each in [(0, {TP: 2}), (1, {PP: 2}), (1, {CP: 2}), (2, {TP: 2, PP: 2})]
+            for each in [(0, {TP: 2}), (0, {PP: 2}), (1, {PP: 2}), (1, {CP: 2}), (2, {TP: 2, PP: 2})]
         ),
     ],
 )
