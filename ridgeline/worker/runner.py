@@ -191,7 +191,7 @@ class Runner:
             plan = self.cut.plan(plan)
             verifies = bool((plan.rows.kinds_R == RowKind.VERIFY).any())
         given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
-        graph = self._graph_of(plan) if given is None else None
+        graph = self._graph_of(plan, self._graphs) if self._graphs is not None and given is None else None
         if graph is not None:
             graph.inputs.load(plan)
             inputs, drafts = graph.inputs, graph.drafts
@@ -258,12 +258,10 @@ class Runner:
         """Return the vectors of the rows whose prompts are complete."""
         return pooled(self.decoder, forwarded.plan, forwarded.scores.hidden, self.slots.forms)
 
-    def _graph_of(self, plan: StepPlan) -> Graph | None:
+    def _graph_of(self, plan: StepPlan, graphs: Graphs) -> Graph | None:
         """Return the graph that a step replays, or None if it runs op by op. Ranks that exchange tokens replay the same
         one, whatever their own plans need."""
-        if self.decoder.mesh.exchange is not None:
-            return self._round
-        return None if self._graphs is None else self._graphs.find(plan)
+        return graphs.find(plan) if self.decoder.mesh.exchange is None else self._round
 
     def expect_round(self, shape: Shape, captured: bool) -> None:
         """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`."""
