@@ -111,8 +111,11 @@ def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
     with rig(folder) as one:
         want = one.run(*requests())
     with apart(folder, monkeypatch) as (own, group):
+        own.engine.rehearse()  # as on a GPU, before anybody asks
         got = own.run(*requests())
         assert not own.errors
+        assert isinstance(own.engine, Engines)
+        assert own.engine._load.total() == 0
         alone = own.run(ask("alone", [4, 4, 4], max_tokens=9))["alone"]
         counts = [replays(worker) for worker in group.workers]
     for name, outcome in want.items():
