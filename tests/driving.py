@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.plan import StepResult
-from ridgeline.core.request import Request, SamplingParams, TokenLogprobs, TokenMask
+from ridgeline.core.request import Preemption, Request, SamplingParams, TokenLogprobs, TokenMask
 from ridgeline.engine.engine import Engine
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.runner import Runner
@@ -73,6 +74,25 @@ class Rig:
                 return self.outcomes
             self.step()
         raise AssertionError("the engine does not come to an end")
+
+
+def disturbed(own: Rig, draw: Random, *, gives_way: float, leaves: float) -> set[str]:
+    """Step until nothing is left, while requests give way by chance, twelve times at most, and others leave. Return the
+    ids of those that left."""
+    scheduler, left = own.engine.scheduler, set[str]()
+    for _ in range(2000):
+        if not own.engine.has_work:
+            break
+        running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
+        if running and draw.random() < gives_way and scheduler.preemptions.total() < 12:
+            scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
+        elif running and draw.random() < leaves:
+            left.add(leaver := draw.choice(running).id)
+            own.engine.abort(leaver)
+        own.step()
+    assert not own.engine.has_work
+    assert scheduler.preemptions.total() > 3
+    return left
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from torch import Tensor
 from ridgeline.core.draft_tree import MOST_NODES, dynamic_tree_of, static_tree_of
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan import Feature
-from ridgeline.core.request import Preemption
 from ridgeline.core.speculation import speculation_of
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -27,7 +26,7 @@ from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.trees import TreeDraws, words_of
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import tiny_models
-from tests.driving import Outcome, Rig, ask, rig
+from tests.driving import Outcome, Rig, ask, disturbed, rig
 from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
 from tests.test_speculation import FAMILIES, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
@@ -175,22 +174,10 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(
     folder, draw = tiny_model("mixed"), random.Random(seed)
     want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
     with rig(folder, max_num_batched_tokens=64, **settings) as own:
-        scheduler, left = own.engine.scheduler, set()
         Told(trees(own), texts_of(requests(0), want), seed)
         own.add(*requests(own.runner.decoder.spec.vocab_size))
-        for _ in range(2000):
-            if not own.engine.has_work:
-                break
-            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
-            if running and draw.random() < 0.25 and scheduler.preemptions.total() < 12:
-                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
-            elif running and draw.random() < 0.02:
-                left.add(leaver := draw.choice(running).id)
-                own.engine.abort(leaver)
-            own.step()
-        assert not own.engine.has_work
+        left = disturbed(own, draw, gives_way=0.25, leaves=0.02)
         assert not own.errors
-        assert scheduler.preemptions.total() > 3
         check_same({k: v for k, v in own.outcomes.items() if k not in left},
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip
         for name in left:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import Preemption
 from ridgeline.worker.speculation.lookup_first import LookupFirst
 from tests import tiny_models
-from tests.driving import Rig, ask, rig
+from tests.driving import Rig, ask, disturbed, rig
 from tests.head_oracle import Eagle, Eagle3, Head, Target
 from tests.test_draft_heads import GREEDY, LAYERS, Record, drafting, texts_of
 from tests.test_draft_model import share
@@ -89,24 +88,12 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(
     family: str, seed: int, idle: Path, tiny_model: TinyModel
 ) -> None:
     """Who comes back finds his keys in the cache, and the drafts of layers that do nothing stay right."""
-    folder, draw, left = idle if family == "idle" else tiny_model(family), random.Random(seed), set[str]()
+    folder, draw = idle if family == "idle" else tiny_model(family), random.Random(seed)
     want = plain(folder)
     with rig(folder, **skipping(*((1, 2) if family == "idle" else (1,)))) as own:
-        scheduler = own.engine.scheduler
         always(own).add(*requests(own.runner.decoder.spec.vocab_size))
-        for _ in range(2000):
-            if not own.engine.has_work:
-                break
-            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
-            if running and draw.random() < 0.4 and scheduler.preemptions.total() < 12:
-                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
-            elif running and draw.random() < 0.02:
-                left.add(leaver := draw.choice(running).id)
-                own.engine.abort(leaver)
-            own.step()
-        assert not own.engine.has_work
+        left = disturbed(own, draw, gives_way=0.4, leaves=0.02)
         assert not own.errors
-        assert scheduler.preemptions.total() > 3
         assert share(own) > (0.9 if family == "idle" else 0)
         check_same({k: v for k, v in own.outcomes.items() if k not in left},
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.told_drafts import tell
 from ridgeline.core.plan import Feature
-from ridgeline.core.request import Preemption, Request
+from ridgeline.core.request import Request
 from ridgeline.core.token_bits import packed
 from ridgeline.engine.drafting import Drafting
 from ridgeline.worker import graphs
@@ -23,7 +23,7 @@ from ridgeline.worker.inputs import Shape
 from ridgeline.worker.segments import SAMPLING
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.drafts import Drafts
-from tests.driving import Outcome, Rig, ask, rig
+from tests.driving import Outcome, Rig, ask, disturbed, rig
 
 TinyModel = Callable[[str], Path]
 DRAFTS = 3
@@ -200,21 +200,9 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(seed: int, ti
     folder, draw = tiny_model("mixed"), random.Random(seed)
     want, asked = plain(folder), requests(0)
     with rig(folder, speculative_config=LOOKUP) as own:
-        scheduler, left = own.engine.scheduler, set()
         scripted(own, want, asked, 0.7)
         own.add(*requests(own.runner.decoder.spec.vocab_size))
-        for _ in range(2000):
-            if not own.engine.has_work:
-                break
-            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
-            if running and draw.random() < 0.25 and scheduler.preemptions.total() < 12:
-                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
-            elif running and draw.random() < 0.02:
-                left.add(leaver := draw.choice(running).id)
-                own.engine.abort(leaver)
-            own.step()
-        assert not own.engine.has_work
-        assert scheduler.preemptions.total() > 3
+        left = disturbed(own, draw, gives_way=0.25, leaves=0.02)
         check_same({k: v for k, v in own.outcomes.items() if k not in left},
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip
         for name in left:

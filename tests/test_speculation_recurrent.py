@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.core.request import Preemption, Request
 from ridgeline.worker.state.recurrent import Recurrent
-from tests.driving import Rig, ask, rig
+from tests.driving import Rig, ask, disturbed, rig
 from tests.test_speculation import (
     LOOKUP,
     Always,
@@ -114,21 +114,9 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(
     folder, draw, asked = tiny_model(family), random.Random(seed), some()
     want = plain_of(folder, asked)
     with rig(folder, speculative_config=LOOKUP) as own:
-        scheduler, left = own.engine.scheduler, set()
         scripted(own, want, asked, 0.7)
         own.add(*asked)
-        for _ in range(2000):
-            if not own.engine.has_work:
-                break
-            running = sorted(scheduler.running.leaders(), key=lambda seq: seq.id)
-            if running and draw.random() < 0.25 and scheduler.preemptions.total() < 12:
-                scheduler._preempt(draw.choice(running), Preemption.BLOCKS)
-            elif running and draw.random() < 0.02:
-                left.add(leaver := draw.choice(running).id)
-                own.engine.abort(leaver)
-            own.step()
-        assert not own.engine.has_work
-        assert scheduler.preemptions.total() > 3
+        left = disturbed(own, draw, gives_way=0.25, leaves=0.02)
         check_same({k: v for k, v in own.outcomes.items() if k not in left},
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip
         for name in left:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from dataclasses import asdict
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
     from ridgeline.bench.communication.runs import Request
 
 SIZES = {"cuda": "1K:1G", "cpu": "1K:64M"}
-MODULES = (  # torch takes seconds to import
-    "ridgeline.bench.communication.runs",
-    "ridgeline.bench.communication.show",
-    "ridgeline.bench.communication.ways",
-    "ridgeline.bench.results",
-    "ridgeline.defaults",
-    "ridgeline.perf.links",
-    "ridgeline.worker.machine",
-)
 
 app = typer.Typer(help="Measure what ranks of this machine say to each other.", no_args_is_help=True)
 
@@ -66,14 +56,16 @@ def bench(
     1 if one was wrong or processes failed."""
     if plot is not None and plot.suffix != ".svg":
         raise InvalidConfig(f"--plot writes .svg, got {str(plot)!r}.")
-    _import_all()
-    from ridgeline.bench.communication.figures import lines, link_between_gpus, links, parse_ops, parse_sizes
-    from ridgeline.bench.communication.runs import Request
-    from ridgeline.bench.communication.runs import backends as known
-    from ridgeline.bench.communication.show import draw
-    from ridgeline.bench.results import host_with
-    from ridgeline.perf.links import save_links
-    from ridgeline.worker.machine import device_name, hardware_of
+    try:  # of all that is needed, tables and pictures too: what is missing must not be found after minutes of measuring
+        from ridgeline.bench.communication.figures import lines, link_between_gpus, links, parse_ops, parse_sizes
+        from ridgeline.bench.communication.runs import Request
+        from ridgeline.bench.communication.runs import backends as known
+        from ridgeline.bench.communication.show import draw
+        from ridgeline.bench.results import host_with
+        from ridgeline.perf.links import save_links
+        from ridgeline.worker.machine import device_name, hardware_of
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
 
     where, ranks = _device(device, ranks)
     request = Request(
@@ -105,19 +97,12 @@ def bench(
     raise typer.Exit(int(failed or any(each.wrong for each in found)))
 
 
-def _import_all() -> None:
-    """Import all that a measurement and its tables need: what is missing must not be found after minutes of measuring.
-
-    Raise InvalidConfig for a package that is not installed.
-    """
-    try:
-        for name in MODULES:
-            importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package == "ridgeline":
-            raise
-        raise InvalidConfig(f"comm bench needs the package {package}, which is not installed.") from error
+def _missing(error: ModuleNotFoundError) -> Exception:
+    """Return what says which package is not installed; the error itself if a module of our own is missing."""
+    package = str(error.name).partition(".")[0]
+    if package == "ridgeline":
+        return error
+    return InvalidConfig(f"comm bench needs the package {package}, which is not installed.")
 
 
 def _device(name: str, ranks: int) -> tuple[Any, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -22,30 +24,22 @@ def all_reduce(room: Room, count: int) -> Trial:
 
 
 def all_gather(room: Room, count: int) -> Trial:
-    x_N, all_N = room.zeros(count // room.size), room.zeros(count)
-
-    def call() -> Tensor:
-        dist.all_gather_into_tensor(all_N, x_N)
-        return all_N
-
-    return Trial(x_N, call)
+    return _into(dist.all_gather_into_tensor, room.zeros(count), room.zeros(count // room.size))
 
 
 def reduce_scatter(room: Room, count: int) -> Trial:
-    x_N, part_N = room.zeros(count), room.zeros(count // room.size)
-
-    def call() -> Tensor:
-        dist.reduce_scatter_tensor(part_N, x_N)
-        return part_N
-
-    return Trial(x_N, call)
+    return _into(dist.reduce_scatter_tensor, room.zeros(count // room.size), room.zeros(count))
 
 
 def all_to_all(room: Room, count: int) -> Trial:
-    x_N, y_N = room.zeros(count), room.zeros(count)
+    return _into(dist.all_to_all_single, room.zeros(count), room.zeros(count))
+
+
+def _into(collective: Callable[[Tensor, Tensor], object], y_N: Tensor, x_N: Tensor) -> Trial:
+    """Return the trial of a collective that writes into a tensor of its own."""
 
     def call() -> Tensor:
-        dist.all_to_all_single(y_N, x_N)
+        collective(y_N, x_N)
         return y_N
 
     return Trial(x_N, call)

@@ -18,6 +18,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from ridgeline.bench.communication.rank import LIMIT, Job, as_argument
+from ridgeline.bench.communication.ways import LEAST
 from ridgeline.core.errors import InvalidConfig
 
 ROOT = Path(__file__).parents[3]
@@ -67,8 +68,6 @@ SETTINGS = {"cuda": GPU_SETTINGS, "cpu": CPU_SETTINGS}
 
 def backends(device: str, ranks: int) -> list[str]:
     """Return the names of all ways between so many ranks on a kind of device, those first that are worth most."""
-    from ridgeline.bench.communication.ways import LEAST
-
     return [
         name
         for setting in SETTINGS[device]
