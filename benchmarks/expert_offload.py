@@ -84,7 +84,8 @@ def main() -> None:
         options["hf_overrides"] = {"num_hidden_layers": a.layers}
     rate = 0.0
     for slots in a.slots:
-        for predicts in (True, False) if slots else (True,):
+        # First without: then nothing but what was missing is copied, from which the size of a copy follows
+        for predicts in (False, True) if slots else (True,):
             ExpertCache.foresee = foresee if predicts else lambda self, experts: None  # type: ignore[method-assign]
             with LLM(a.model, moe_expert_cache_size=slots, **options) as llm:
                 for batch in a.batches:

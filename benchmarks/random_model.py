@@ -118,6 +118,8 @@ def main() -> None:
     if not (a.source / "config.json").is_file():
         parser.error(f"{a.source} holds no config.json; name the folder of a model's config.")
     if a.head:
+        if "num_attention_heads" not in json.loads((a.source / "config.json").read_text()):
+            parser.error(f"{a.source} is no model with attention heads, which a head of EAGLE-3 is made like.")
         print(f"{write_head(a.source, a.out, seed=a.seed) / 1e9:.2f} GB in {a.out}")
         return
     device = torch.device(a.device)
