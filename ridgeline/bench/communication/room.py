@@ -64,14 +64,19 @@ class Room:
         size, swaps = self.dtype.itemsize, _Swaps(self.rank, self.size)
         return PeerExchange(swaps, self.device, most=tokens, width=width, used=1, itemsize=size)
 
-    def shared(self, count: int) -> tuple[Tensor, Any]:
+    def shared(self, count: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Any]:
         """Return memory that the other ranks can write to, and its handle."""
         self._on_gpus()
         import torch.distributed._symmetric_memory as symmetric
 
-        x_N = symmetric.empty(count, dtype=self.dtype, device=self.device).zero_()
+        x_N = symmetric.empty(count, dtype=dtype or self.dtype, device=self.device).zero_()
         torch.cuda.synchronize(self.device)
         return x_N, symmetric.rendezvous(x_N, self.group)
+
+    @cached_property
+    def kept(self) -> list[Tensor]:
+        """Memory that must outlive its trial."""
+        return []
 
     def _on_gpus(self) -> None:
         if self.device.type != "cuda":

@@ -96,43 +96,76 @@ def _nvshmem(op: str) -> Callable[..., Any]:
 
 
 def nvshmem_put(room: Room, count: int) -> Trial:
-    """A put lands at the same address of the other rank: so neighbours send from two buffers in turn."""
-    put = _nvshmem("nvshmem_put")
-    x_N, y_N, handle = _in_turn(room, count)
+    """A put with a signal behind it. It lands at the same address of the other rank: so neighbours send from two
+    buffers in turn."""
+    meet, (x_N, y_N) = Signals(room), _in_turn(room, count)
 
     def call() -> Tensor:
-        put(x_N, (room.rank + 1) % room.size)
-        handle.barrier()
+        meet(x_N)
         return y_N
 
     return Trial(x_N, call)
 
 
 def nvshmem_get(room: Room, count: int) -> Trial:
-    """A get reads the same address of the other rank, likewise in turn."""
+    """A get reads the same address of the other rank, likewise in turn, once a signal has said that it may."""
     get = _nvshmem("nvshmem_get")
-    x_N, y_N, handle = _in_turn(room, count)
+    meet, (x_N, y_N), (word_1, _) = Signals(room), _in_turn(room, count), _shared(room, 1)
 
     def call() -> Tensor:
-        handle.barrier()
+        meet(word_1)
         get(y_N, (room.rank - 1) % room.size)
         return y_N
 
     return Trial(x_N, call)
 
 
-def _in_turn(room: Room, count: int) -> tuple[Tensor, Tensor, Any]:
-    """Return what this rank sends, where it receives, and the handle of the latter: the addresses of which are those of
-    its neighbours the other way round."""
+class Signals:
+    """Messages to the next rank, each of which waits for the one from the rank before.
+
+    (The handle's barrier does nothing over NVSHMEM before torch 2.14.) Calls use PADS signals in turn, each set to 1
+    and to 2 alternately, so that none is mistaken for the one before it. With at most that many ranks, none is set
+    again before it was seen; and a graph of a multiple of 2 · PADS calls can be replayed.
+    """
+
+    PADS = 20
+
+    def __init__(self, room: Room) -> None:
+        self._put, self._wait = _nvshmem("nvshmem_put_with_signal"), _nvshmem("nvshmem_wait_for_signal")
+        if room.size > self.PADS:
+            raise Unavailable(f"is measured between at most {self.PADS} ranks")
+        self._pads_P, _ = _shared(room, self.PADS, torch.int64)
+        self._to, self._source, self._calls = (room.rank + 1) % room.size, (room.rank - 1) % room.size, 0
+
+    def __call__(self, x_N: Tensor) -> None:
+        """Write x into the next rank's memory, and wait until the rank before has done so here."""
+        turn, pad = divmod(self._calls, self.PADS)
+        pad_1, value = self._pads_P[pad : pad + 1], 1 + turn % 2
+        self._put(x_N, pad_1, value, self._to)
+        self._wait(pad_1, value, self._source)
+        self._calls += 1
+
+
+def _in_turn(room: Room, count: int) -> tuple[Tensor, Tensor]:
+    """Return what this rank sends, and where it receives: the addresses of which are those of its neighbours the other
+    way round."""
     if room.size % 2:
         raise Unavailable("is measured between an even number of ranks")
-    slots = [room.shared(count) for _ in range(2)]
-    return slots[room.rank % 2][0], *slots[(room.rank + 1) % 2]
+    slots = [_shared(room, count)[0] for _ in range(2)]
+    return slots[room.rank % 2], slots[(room.rank + 1) % 2]
+
+
+def _shared(room: Room, count: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Any]:
+    """Return shared memory that is never given back: NVSHMEM's allocator remembers handles by address (before torch
+    2.14), so memory that takes the place of other would be sent to with the handle of that."""
+    shared = room.shared(count, dtype)
+    room.kept.append(shared[0])
+    return shared
 
 
 def nvshmem_all_to_all(room: Room, count: int) -> Trial:
     exchange = _nvshmem("nvshmem_all_to_all")
-    (x_N, _), (y_N, _) = room.shared(count), room.shared(count)
+    (x_N, _), (y_N, _) = _shared(room, count), _shared(room, count)
 
     def call() -> Tensor:
         exchange(x_N, y_N, room.group)

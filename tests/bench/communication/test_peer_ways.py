@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.bench.communication import symmetric_ways
 from ridgeline.bench.communication.cases import numbers
-from ridgeline.bench.communication.rank import _prepared
+from ridgeline.bench.communication.rank import INSIDE, _prepared
 from ridgeline.bench.communication.room import Room
 from ridgeline.bench.communication.ways import WAYS
 from ridgeline.parallel.exchange import Exchange
@@ -109,27 +109,34 @@ def test_our_ways_give_what_is_expected(tmp_path: Path) -> None:
 
 
 class Board:
-    """The memory of all ranks."""
+    """The memory of all ranks, and what NVSHMEM's ops do with it."""
 
     def __init__(self, size: int) -> None:
         self.size, self.barrier = size, Barrier(size)
         self.slots: list[list[Tensor]] = [[] for _ in range(size)]
 
-    def put(self, rank: int) -> Callable[[Tensor, int], None]:
-        def put(x_N: Tensor, to: int) -> None:
-            self.slots[to][self._slot(rank, x_N)].copy_(x_N)
+    def nvshmem_put_with_signal(self, x_N: Tensor, pad_1: Tensor, value: int, to: int) -> None:
+        self._there(x_N, to).copy_(x_N)
+        self._there(pad_1, to).fill_(value)
 
-        return put
+    def nvshmem_wait_for_signal(self, pad_1: Tensor, value: int, source: int) -> None:
+        assert 0 <= source < self.size
+        end = monotonic() + 60
+        while int(pad_1) != value:
+            assert monotonic() < end
+            sleep(0)
 
-    def get(self, rank: int) -> Callable[[Tensor, int], None]:
-        def get(x_N: Tensor, source: int) -> None:
-            x_N.copy_(self.slots[source][self._slot(rank, x_N)])
+    def nvshmem_get(self, x_N: Tensor, source: int) -> None:
+        x_N.copy_(self._there(x_N, source))
 
-        return get
-
-    def _slot(self, rank: int, x_N: Tensor) -> int:
-        """Return which memory a tensor is: the same number is the same address on every rank."""
-        return next(n for n, each in enumerate(self.slots[rank]) if each.data_ptr() == x_N.data_ptr())
+    def _there(self, x_N: Tensor, rank: int) -> Tensor:
+        """Return what has the same address on another rank: the same place in its memory of the same number."""
+        for slots in self.slots:
+            for number, each in enumerate(slots):
+                first = (x_N.data_ptr() - each.data_ptr()) // each.itemsize
+                if 0 <= first < len(each):
+                    return self.slots[rank][number][first : first + len(x_N)]
+        raise AssertionError
 
 
 class Handle:
@@ -148,9 +155,9 @@ class Thread(Room):
         self.__dict__["board"] = board
         return self
 
-    def shared(self, count: int) -> tuple[Tensor, Any]:
+    def shared(self, count: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Any]:
         board: Board = self.__dict__["board"]
-        board.slots[self.rank].append(self.zeros(count))
+        board.slots[self.rank].append(self.zeros(count).to(dtype or self.dtype))
         board.barrier.wait(60)
         return board.slots[self.rank][-1], Handle(board, len(board.slots[self.rank]) - 1)
 
@@ -164,16 +171,31 @@ def test_messages_through_symmetric_memory_reach_the_next_rank(way: str, monkeyp
         room = Thread(number, size, CPU, torch.float32).on(board)
         return _prepared(room, "send", way, 4096)[1]
 
-    def op(name: str) -> Callable[[Tensor, int], None]:
-        def called(x_N: Tensor, other: int) -> None:
-            mine = next(n for n, slots in enumerate(board.slots) if any(s.data_ptr() == x_N.data_ptr() for s in slots))
-            {"nvshmem_put": board.put, "nvshmem_get": board.get}[name](mine)(x_N, other)
-
-        return called
-
-    monkeypatch.setattr(symmetric_ways, "_nvshmem", op)
+    monkeypatch.setattr(symmetric_ways, "_nvshmem", board.__getattribute__)
     with ThreadPoolExecutor(size) as threads:
         assert list(threads.map(found, range(size))) == [None] * size
+
+
+def test_signals_in_turn_keep_ranks_together_also_where_a_graph_repeats_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, board = 4, Board(4)
+    monkeypatch.setattr(symmetric_ways, "_nvshmem", board.__getattribute__)
+
+    def found(number: int) -> bool:
+        room, right = Thread(number, size, CPU, torch.float32).on(board), True
+        meet, (x_N, y_N) = symmetric_ways.Signals(room), symmetric_ways._in_turn(room, 8)
+        for again in range(3 * INSIDE):
+            if again % INSIDE == 0:
+                meet._calls = 0  # the same calls again, as a graph's
+            x_N.fill_(again * size + number)
+            meet(x_N)
+            right &= again <= int(y_N.min()) // size and int(y_N.max()) // size <= again + size
+        return right
+
+    assert INSIDE % (2 * symmetric_ways.Signals.PADS) == 0
+    with ThreadPoolExecutor(size) as threads:
+        assert all(threads.map(found, range(size)))
 
 
 def test_ways_that_need_gpus_say_so() -> None:
