@@ -10,6 +10,9 @@ Rows that verify drafts need the state behind each of their tokens. So a step th
 each of which is a step of its own for the ops: one for the first token of every such row, one for the second, and so
 on, and one in front of them for all other rows.
 
+Ranks may divide the tokens of rows. Then each has pieces of them, and somebody above knows what ranks tell each other
+(`Divided`).
+
 Legend:
     N  block ids
     R  rows
@@ -22,11 +25,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from ridgeline.kernels.transfer import Transfer
+
+# A recurrent op with all that is its own: it takes (turns, states by block, its inputs by token), replaces the rows'
+# states, and returns a tensor by token
+RecurrentOp = Callable[..., Tensor]
+# Takes (pieces, the op's inputs by token), and returns what the op does to the states of the pieces
+Tells = Callable[..., Transfer]
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,13 @@ class Passes:
         return out_P.index_select(0, self.place_T)
 
 
+class Divided(Protocol):
+    """The ranks that divide the tokens of a step's rows."""
+
+    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        """Return what the op makes of this rank's tokens, and replace the rows' states, on every rank alike."""
+
+
 @dataclass(frozen=True)
 class Turns:
     """The blocks that the step's rows read and write. Everything is on the device.
@@ -101,6 +119,8 @@ class Turns:
     num_tokens: the tokens of the step, padding included.
     tokens_each: how many tokens every row runs; 0 if rows differ.
     passes: those of a step whose rows verify drafts; the other fields do not count then. None: the step is one.
+    divided: the ranks that divide the rows' tokens. The inputs of ops are then this rank's tokens, and all other fields
+        are those of the whole step. None: nobody does.
     """
 
     start_R1: Tensor
@@ -112,18 +132,21 @@ class Turns:
     num_tokens: int
     tokens_each: int
     passes: Passes | None = None
+    divided: Divided | None = None
     _chunks: dict[tuple[int, bool], Chunks] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
         return len(self.reads_R)
 
-    def run(self, op: Callable[..., Tensor], *inputs_T: Tensor) -> Tensor:
-        """Return op(turns, *inputs), a tensor by token: at once, or pass by pass."""
+    def run(self, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        """Return op(turns, states, *inputs), a tensor by token: at once, pass by pass, or with other ranks."""
+        if self.divided is not None:
+            return self.divided.run(self, op, tells, states_N, *inputs_T)
         if self.passes is None:
-            return op(self, *inputs_T)
+            return op(self, states_N, *inputs_T)
         return self.passes.joined(
-            [op(turns, *(x_T[tokens] for x_T in inputs_T)) for tokens, turns in self.passes.parts]
+            [op(turns, states_N, *(x_T[tokens] for x_T in inputs_T)) for tokens, turns in self.passes.parts]
         )
 
     def rows(self) -> Iterator[Row]:
@@ -207,3 +230,33 @@ def turns_of(
         sum(lengths) + padding,
         lengths[0] if len(set(lengths)) == 1 and not padding else 0,
     )
+
+
+class Pieces:
+    """Pieces of rows, whose tokens lie one behind another. Their states are blocks of a tensor of their own: that of
+    the first piece is block 1, and block 0 is the null block.
+
+    lengths: the tokens of each.
+    from_zeros: turns in which the pieces begin with zeros.
+    going_on: turns in which they begin with the states in their blocks.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths = tuple(lengths)
+        every = range(1, len(self.lengths) + 1)
+        self.going_on = turns_of(lengths, device)
+        blocks_R = torch.tensor(every, dtype=torch.int64, device=device)
+        writes_R = torch.tensor([block if n else 0 for block, n in zip(every, lengths, strict=True)], device=device)
+        self.going_on = replace(self.going_on, reads_R=blocks_R, writes_R=writes_R)
+        self.from_zeros = replace(self.going_on, fresh_R=torch.ones_like(self.going_on.fresh_R), _chunks={})
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first token of each piece, and the first one behind it."""
+        return list(pairwise((0, *accumulate(self.lengths))))
+
+    def ran(self, op: RecurrentOp, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        """Return the states behind pieces that begin with zeros, which are like `states_N`."""
+        own_N = states_N.new_zeros(1 + len(self.lengths), *states_N.shape[1:])
+        op(self.from_zeros, own_N, *inputs_T)
+        return own_N[1:]

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ridgeline.core.linear_spec import DeltaAttentionSpec, LinearAttentionSpec
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
+from ridgeline.kernels.linear_attention.transfer import transfer as decayed_by
+from ridgeline.kernels.transfer import Transfer
+from ridgeline.kernels.turns import Pieces, Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -55,11 +58,17 @@ class LinearAttention(nn.Module):
             q_THK, k_THK = self.ops.rope(q_THK, k_THK, self.rotary.cos_sin_ZY, positions_T)
         decay = () if self.decay is None else (self._decay(self.decay(low[0])),)
 
-        def stepped(turns: Turns, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, *decay: Tensor) -> Tensor:
+        def stepped(
+            turns: Turns, states_NHKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, *decay: Tensor
+        ) -> Tensor:
             [g] = decay or (self.decay_H,)
-            return self.ops.linear_attention(q_THK, k_THK, v_THV, g, state.parts[0], turns, spec.key_dim**-0.5)
+            return self.ops.linear_attention(q_THK, k_THK, v_THV, g, states_NHKV, turns, spec.key_dim**-0.5)
 
-        o_THV = state.turns.run(stepped, q_THK, k_THK, v_THV, *decay)
+        def tells(pieces: Pieces, _: Tensor, k_THK: Tensor, v_THV: Tensor, *decay: Tensor) -> Transfer:
+            [g] = decay or (self.decay_H,)
+            return decayed_by(pieces, k_THK, v_THV, g)
+
+        o_THV = state.turns.run(stepped, tells, state.parts[0], q_THK, k_THK, v_THV, *decay)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.value_dim, True)
         return self.out(o_THV.flatten(1)), residual_TM
 
@@ -97,10 +106,15 @@ class DeltaAttention(nn.Module):
         )
         dt_bias_HK = self.dt_bias.unflatten(0, (spec.heads, -1))
 
-        def stepped(turns: Turns, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, a_THK: Tensor, b_TH: Tensor) -> Tensor:
+        def stepped(
+            turns: Turns, states_NHKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, a_THK: Tensor, b_TH: Tensor
+        ) -> Tensor:
             kept = self.log_rate, dt_bias_HK, states_NHKV, turns, spec.head_dim**-0.5
             return self.ops.delta_attention(q_THK, k_THK, v_THV, a_THK, b_TH, *kept)
 
-        o_THV = state.turns.run(stepped, q_THK, k_THK, v_THV, a_THK, b_TH)
+        def tells(pieces: Pieces, *inputs_T: Tensor) -> Transfer:
+            return moved_by(pieces, stepped, states_NHKV, *inputs_T)
+
+        o_THV = state.turns.run(stepped, tells, states_NHKV, q_THK, k_THK, v_THV, a_THK, b_TH)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.head_dim, True, "sigmoid")
         return self.out(o_THV.flatten(1)), residual_TM

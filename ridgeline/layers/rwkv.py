@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.rwkv_spec import ChannelMixSpec, TimeMixSpec
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
+from ridgeline.kernels.transfer import Transfer
+from ridgeline.kernels.turns import Pieces, Turns
+from ridgeline.kernels.wkv.transfer import transfer as weighed_by
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -38,10 +41,13 @@ class Shift(nn.Module):
         assert isinstance(self.before, Tensor)
         before = self.before
 
-        def shifted(turns: Turns, x_TM: Tensor) -> Tensor:
+        def shifted(turns: Turns, last_N1M: Tensor, x_TM: Tensor) -> Tensor:
             return self.ops.causal_conv(x_TM, before, None, last_N1M, turns, None)
 
-        before_TM = turns.run(shifted, x_TM)
+        def tells(pieces: Pieces, x_TM: Tensor) -> Transfer:
+            return shifted_by(pieces, x_TM, last_N1M.shape[1])
+
+        before_TM = turns.run(shifted, tells, last_N1M, x_TM)
         return [torch.lerp(before_TM, x_TM, share_1M) for share_1M in self.share]
 
 
@@ -67,10 +73,13 @@ class TimeMix(nn.Module):
         last_N1M, states_N3X = state.parts
         of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.turns)
 
-        def stepped(turns: Turns, k_TX: Tensor, v_TX: Tensor) -> Tensor:
+        def stepped(turns: Turns, states_N3X: Tensor, k_TX: Tensor, v_TX: Tensor) -> Tensor:
             return self.ops.wkv(k_TX, v_TX, self.rate(), self.bonus, states_N3X, turns)
 
-        o_TX = state.turns.run(stepped, self.key(of_key), self.value(of_value))
+        def tells(pieces: Pieces, *inputs_T: Tensor) -> Transfer:
+            return weighed_by(pieces, self.rate(), pieces.ran(stepped, states_N3X, *inputs_T))
+
+        o_TX = state.turns.run(stepped, tells, states_N3X, self.key(of_key), self.value(of_value))
         return self.out(torch.sigmoid(self.receptance(of_receptance)) * o_TX), residual_TM
 
 

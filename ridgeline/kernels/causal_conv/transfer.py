@@ -1,0 +1,21 @@
+"""What pieces of rows do to the tails of the short convolution.
+
+Legend: that of op.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.transfer import Shifted
+from ridgeline.kernels.turns import Pieces
+
+
+def transfer(pieces: Pieces, x_TX: Tensor, kept: int) -> Shifted:
+    """Return the last inputs of each piece. kept: w."""
+    start_R1 = pieces.going_on.start_R1.long()
+    index_Rw = start_R1[1:, None] + torch.arange(-kept, 0, device=x_TX.device)
+    count_R = start_R1.diff().clamp(max=kept)
+    last_RwX = x_TX[index_Rw.clamp(min=0)] if len(x_TX) else x_TX.new_zeros(*index_Rw.shape, x_TX.shape[1])
+    return Shifted(last_RwX, count_R[:, None, None])

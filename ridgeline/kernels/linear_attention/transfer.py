@@ -1,0 +1,22 @@
+"""What pieces of rows do to the states of linear attention: one product, and no outputs.
+
+Legend: that of op.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.transfer import Decayed, decayed, wide
+from ridgeline.kernels.turns import Pieces
+
+
+def transfer(pieces: Pieces, k_THK: Tensor, v_THV: Tensor, decay: Tensor) -> Decayed:
+    """Return what the op does to states; arguments as there."""
+    decay = wide(decay.expand(len(k_THK), -1) if decay.dim() == 1 else decay)
+
+    def sums(tokens: slice, left_THJ: Tensor) -> Tensor:
+        return torch.einsum("thk,thv->hkv", wide(k_THK[tokens]) * left_THJ, wide(v_THV[tokens]))
+
+    return decayed(pieces.spans, decay if decay.dim() == 3 else decay[..., None], sums)

@@ -1,0 +1,231 @@
+"""Recurrent ops whose rows are divided over ranks equal the recurrence of one device, in float64: outputs, and states
+on every rank, with rows cut anywhere, marks, fresh rows, and ranks without tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ridgeline.core.pieces import Piece, bounds_of, pieces_of
+from ridgeline.kernels.causal_conv import op as conv
+from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
+from ridgeline.kernels.delta_attention import op as delta
+from ridgeline.kernels.gated_delta import op as gated
+from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
+from ridgeline.kernels.linear_attention import op as linear
+from ridgeline.kernels.linear_attention.transfer import transfer as faded_by
+from ridgeline.kernels.selective_scan import op as selective
+from ridgeline.kernels.selective_scan.transfer import transfer as selected_by
+from ridgeline.kernels.ssd import op as ssd
+from ridgeline.kernels.ssd.transfer import transfer as stepped_by
+from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
+from ridgeline.kernels.wkv import op as wkv
+from ridgeline.kernels.wkv.transfer import transfer as weighed_by
+from ridgeline.parallel.ring import Ring
+from ridgeline.parallel.scan import PieceScan
+from tests.parallel.threads import on_ranks
+
+CPU = torch.device("cpu")
+
+
+class Bound(NamedTuple):
+    """An op with what is its own, what tells its transfers, its states, and its inputs by token."""
+
+    op: RecurrentOp
+    tells: Tells
+    states_N: Tensor
+    inputs_T: Sequence[Tensor]
+    turns: Turns
+
+
+def bound_ssd(rows: Sequence[int], **case: Any) -> Bound:
+    made = ssd.Case(tuple(rows), heads=4, groups=2, head_width=3, state_width=5, dt_max=0.5, **case)
+    x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns = made.inputs(torch.float64, CPU)
+
+    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        x, dt, b, c = inputs_T
+        return ssd.ssd(x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns)
+
+    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
+        x, dt, b, _ = inputs_T
+        return stepped_by(pieces, x, dt, rate_H, b, bias_H, low, high)
+
+    return Bound(op, tells, states_N.double(), (x, dt, b, c), turns)
+
+
+def bound_selective(rows: Sequence[int], **case: Any) -> Bound:
+    made = selective.Case(tuple(rows), channels=6, state_width=4, **case)
+    x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns = made.inputs(torch.float64, CPU)
+    assert z is not None
+
+    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        x, dt, b, c, z = inputs_T
+        return selective.selective_scan(x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns)
+
+    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
+        added_RXS = pieces.ran(op, states_N.double(), *inputs_T)
+        return selected_by(pieces, inputs_T[1], rate_XS, bias_X, added_RXS)
+
+    return Bound(op, tells, states_N.double(), (x, dt, b, c, z), turns)
+
+
+def bound_linear(decay: Any, rows: Sequence[int], **case: Any) -> Bound:
+    made = linear.Case(tuple(rows), key_width=4, value_width=3, decay=decay, **case)
+    q, k, v, g, states_N, turns, scale = made.inputs(torch.float64, CPU)
+    g = g.double()
+    by_token = () if decay == "head" else (g,)
+
+    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        q, k, v, *own = inputs_T
+        return linear.linear_attention(q, k, v, own[0] if own else g, states_N, turns, scale)
+
+    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
+        _, k, v, *own = inputs_T
+        return faded_by(pieces, k, v, own[0] if own else g)
+
+    return Bound(op, tells, states_N.double(), (q, k, v, *by_token), turns)
+
+
+def bound_gated(rows: Sequence[int], **case: Any) -> Bound:
+    made = gated.Case(tuple(rows), key_width=4, value_width=3, alike=0.7, **case)
+    q, k, v, a, b, rate_G, bias_G, states_N, turns, scale = made.inputs(torch.float64, CPU)
+
+    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        q, k, v, a, b = inputs_T
+        return gated.gated_delta(q, k, v, a, b, rate_G, bias_G, states_N, turns, scale)
+
+    return Bound(op, partial(_moved, op, states_N.double()), states_N.double(), (q, k, v, a, b), turns)
+
+
+def bound_delta(rows: Sequence[int], **case: Any) -> Bound:
+    made = delta.Case(tuple(rows), key_width=4, value_width=3, alike=0.7, **case)
+    q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale = made.inputs(torch.float64, CPU)
+
+    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        q, k, v, a, b = inputs_T
+        return delta.delta_attention(q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale)
+
+    return Bound(op, partial(_moved, op, states_N.double()), states_N.double(), (q, k, v, a, b), turns)
+
+
+def _moved(op: RecurrentOp, states_N: Tensor, pieces: Pieces, *inputs_T: Tensor) -> Any:
+    return moved_by(pieces, op, states_N, *inputs_T)
+
+
+def bound_wkv(rows: Sequence[int], **case: Any) -> Bound:
+    made = wkv.Case(tuple(rows), channels=5, large=30.0, **case)
+    k, v, decay_X, bonus_X, states_N, turns = made.inputs(torch.float64, CPU)
+    decay_X = decay_X.double()
+
+    def op(turns: Turns, states_N: Tensor, k_TX: Tensor, v_TX: Tensor) -> Tensor:
+        return wkv.wkv(k_TX, v_TX, decay_X, bonus_X, states_N, turns)
+
+    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
+        return weighed_by(pieces, decay_X, pieces.ran(op, states_N.double(), *inputs_T))
+
+    return Bound(op, tells, states_N.double(), (k, v), turns)
+
+
+def bound_conv(width: int, rows: Sequence[int], **case: Any) -> Bound:
+    made = conv.Case(tuple(rows), 5, width=width, bias=True, **case)
+    x, weight_XW, bias_X, tails_N, turns, activation = made.inputs(torch.float64, CPU)
+
+    def op(turns: Turns, states_N: Tensor, x_TX: Tensor) -> Tensor:
+        return conv.causal_conv(x_TX, weight_XW, bias_X, states_N, turns, activation)
+
+    def tells(pieces: Pieces, x_TX: Tensor) -> Any:
+        return shifted_by(pieces, x_TX, width - 1)
+
+    return Bound(op, tells, tails_N.double(), (x,), turns)
+
+
+OPS: dict[str, Callable[..., Bound]] = {
+    "ssd": bound_ssd,
+    "selective_scan": bound_selective,
+    "linear_attention, channels": partial(bound_linear, "channel"),
+    "linear_attention, tokens": partial(bound_linear, "token"),
+    "linear_attention, heads": partial(bound_linear, "head"),
+    "gated_delta": bound_gated,
+    "delta_attention": bound_delta,
+    "wkv": bound_wkv,
+    "causal_conv": partial(bound_conv, 4),
+    "causal_conv of the last token": partial(bound_conv, 2),
+}
+
+
+def divided(bound: Bound, ranks: int, pieces: list[Piece]) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs of all tokens, and the states that each rank has at last."""
+    owner_T = torch.cat([torch.full((piece.tokens,), piece.rank) for piece in pieces] or [torch.zeros(0)])
+
+    def work(ring: Ring) -> tuple[Tensor, Tensor]:
+        own_T, states_N = (owner_T == ring.rank).nonzero()[:, 0], bound.states_N.clone()
+        scan = PieceScan(ring, pieces, CPU)
+        own = [x_T[: len(owner_T)][own_T] for x_T in bound.inputs_T]
+        return scan.run(bound.turns, bound.op, bound.tells, states_N, *own), states_N
+
+    found = on_ranks(ranks, work)
+    outputs_T = found[0][0].new_zeros(len(owner_T), *found[0][0].shape[1:])
+    for rank, (part_T, _) in enumerate(found):
+        outputs_T[owner_T == rank] = part_T
+    return outputs_T, [states_N for _, states_N in found]
+
+
+def check(bound: Bound, ranks: int, pieces: list[Piece]) -> None:
+    want_N = bound.states_N.clone()
+    want_T = bound.op(bound.turns, want_N, *bound.inputs_T)
+    got_T, states = divided(bound, ranks, pieces)
+    torch.testing.assert_close(got_T, want_T[: len(got_T)], rtol=1e-10, atol=1e-10)
+    for states_N in states:
+        assert torch.equal(states_N[1:].nan_to_num(), states[0][1:].nan_to_num()), "ranks must go on with the same bits"
+        torch.testing.assert_close(states_N[1:], want_N[1:], rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Rows, their marks, the fresh ones, and the first token of each rank."""
+    rows = draw(st.lists(st.integers(0, 12), min_size=1, max_size=4))
+    marks = [draw(st.integers(0, tokens)) for tokens in rows]
+    fresh = [row for row in range(len(rows)) if draw(st.booleans())]
+    ranks, tokens = draw(st.integers(2, 8)), sum(rows)
+    if draw(st.booleans()):
+        return rows, marks, fresh, bounds_of(tokens, ranks)
+    cuts = sorted(draw(st.lists(st.integers(0, tokens), min_size=ranks - 1, max_size=ranks - 1)))
+    return rows, marks, fresh, [0, *cuts, tokens]
+
+
+@pytest.mark.parametrize("name", OPS)
+@settings(max_examples=25, deadline=None)
+@given(step=steps())
+def test_ranks_scan_as_one_device(name: str, step: tuple[list[int], list[int], list[int], list[int]]) -> None:
+    rows, marks, fresh, bounds = step
+    bound = OPS[name](rows, marks=tuple(marks), fresh=tuple(fresh))
+    check(bound, len(bounds) - 1, list(pieces_of(rows, marks, bounds)))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_rank_may_have_several_pieces_of_a_row(name: str) -> None:
+    """As in a zig-zag, where rank r has the r-th piece from either end."""
+    deal = [Piece(rank, 0, tokens) for rank, tokens in zip((0, 1, 2, 2, 1, 0), (3, 2, 5, 1, 4, 3), strict=True)]
+    check(OPS[name]([18, 4]), 3, [*deal, Piece(1, 1, 4)])
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_what_pieces_do_to_states_is_all_that_ranks_tell(name: str) -> None:
+    """A transfer that is wrong is seen: the outputs of the first rank alone stay right."""
+    bound = OPS[name]([16])
+
+    def wrong(pieces: Pieces, *inputs_T: Tensor) -> Any:
+        told = bound.tells(pieces, *inputs_T)
+        return type(told)(*(1.5 * x if x.is_floating_point() else x for x in vars(told).values()))
+
+    pieces = list(pieces_of([16], [0], bounds_of(16, 2)))
+    right_T, wrong_T = (divided(each, 2, pieces)[0] for each in (bound, bound._replace(tells=wrong)))
+    assert torch.equal(right_T[:8], wrong_T[:8])
+    assert not torch.allclose(right_T[8:], wrong_T[8:])
