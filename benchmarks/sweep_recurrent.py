@@ -407,22 +407,26 @@ def time_peers(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], fun
 
 
 def time_peer(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], peer: Any, name: str) -> None:
-    """Compare a peer's outputs with ours, and time it. Its states may lie as [V, K]."""
-    ours = ran(delta_triton.gated_delta, inputs[0], 7)[0]
+    """Compare a peer's outputs with ours, and time it. Its states may lie as [V, K].
+
+    All calls share the tensor of the rows' starts, by whose identity flash-linear-attention keeps what it makes of
+    them: made anew while a graph is captured, it would lie in memory that is given back when the capture fails.
+    """
+    ours, start_R1 = ran(delta_triton.gated_delta, inputs[0], 7)[0], inputs[0][8].start_R1.long()
     calls: list[Callable[[], Any]] = []
     for turned in (False, True):
-        calls = [peer_call(peer, x, turned) for x in inputs]
+        calls = [peer_call(peer, x, start_R1, turned) for x in inputs]
         out = calls[0]()[0]
         error = float((out.reshape(ours.shape).double() - ours.double()).abs().max())
         if error < 0.03 * float(1 + ours.double().abs().max()):
             break
     else:
         raise AssertionError(f"its outputs differ by {error:.3f}")
-    calls = [peer_call(peer, x, turned) for x in inputs]
+    calls = [peer_call(peer, x, start_R1, turned) for x in inputs]
     sweep.timed(what, f"{name}{' [V, K]' if turned else ''}, off by {error:.1e}", calls, cost_of(case))
 
 
-def peer_call(peer: Any, x: tuple[Any, ...], turned: bool) -> Callable[[], Any]:
+def peer_call(peer: Any, x: tuple[Any, ...], start_R1: Tensor, turned: bool) -> Callable[[], Any]:
     q_THK, k_THK, v_TGV, a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, scale = x
     g_TG = delta.log_decay(a_TG.float(), log_rate_G, dt_bias_G)
     steps = "recurrent" in peer.__name__
@@ -431,7 +435,7 @@ def peer_call(peer: Any, x: tuple[Any, ...], turned: bool) -> Callable[[], Any]:
     wanted = {
         "q": q_THK.contiguous()[None], "k": k_THK.contiguous()[None], "v": v_TGV.contiguous()[None], "g": g_TG[None],
         "beta": b_TG.float().sigmoid()[None] if steps else b_TG.sigmoid()[None], "scale": scale,
-        "initial_state": states, "output_final_state": True, "cu_seqlens": turns.start_R1.long(),
+        "initial_state": states, "output_final_state": True, "cu_seqlens": start_R1,
         "ssm_state_indices": turns.reads_R.int(), "inplace_final_state": True, "use_qk_l2norm_in_kernel": True,
     }  # fmt: skip
     known = inspect.signature(peer).parameters

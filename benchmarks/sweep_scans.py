@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
@@ -46,7 +46,7 @@ from ridgeline.kernels.selective_scan.triton_walk import Walk as ScanWalk
 from ridgeline.kernels.ssd import batch_invariant as ssd_walked
 from ridgeline.kernels.ssd import op as ssd_op
 from ridgeline.kernels.ssd import torch_ops as ssd_torch
-from ridgeline.kernels.ssd.choose import Cut, Outputs, choose
+from ridgeline.kernels.ssd.choose import Cut, choose
 from ridgeline.kernels.ssd.cost import ssd_cost
 from ridgeline.kernels.ssd.triton import ssd
 from ridgeline.kernels.ssd.triton_walk import Walk as SsdWalk
@@ -73,12 +73,8 @@ SHAPES = {
     "falcon-mamba": Shape(0, 0, 8192, 16),
 }
 # Those that matter most first: the first few are timed with every number of tokens
-SCAN_CUTS = (Tiles(), LONG, Tiles(2, 4), Tiles(4, 4), Tiles(2, 8), Tiles(2, 2), Tiles(4, 16), Tiles(1, 4))
-SSD_CUTS = (
-    Cut(), Cut(outputs="hopper"), Cut(outputs="shared"), Cut(outputs="hopper", segment=4096),
-    Cut(outputs="hopper", segment=1024), Cut(outputs="shared", stages=1), Cut(outputs="shared", warps=8),
-    Cut(outputs="shared", chunk=128, warps=8), Cut(stages=1),
-)  # fmt: skip
+SCAN_CUTS = (Tiles(), Tiles(4, 16), Tiles(4, 32), LONG, Tiles(2, 16), Tiles(2, 8), Tiles(4, 4))
+SSD_CUTS = (Cut(), Cut(outputs="shared"), Cut(segment=4096), Cut(segment=1024), Cut(outputs="shared", warps=8))
 ALWAYS = 4  # cuts
 CHECKED = (5, 1, 0, 130, 2, 700, 1, 65)
 MARKS = (2, 1, 0, 64, 0, 513, 0, 65)
@@ -130,8 +126,7 @@ class Scans(Sweep):
             return list(dict.fromkeys((PROMPTS, *SCAN_CUTS)))
         if case == "mamba2-g1":
             return list(dict.fromkeys((chosen, *SSD_CUTS)))
-        outputs = [x for x in get_args(Outputs) if x != "hopper" or SHAPES[case].state_width <= 128]
-        return list(dict.fromkeys(replace(chosen, outputs=x) for x in (chosen.outputs, *outputs)))
+        return [chosen, *(replace(chosen, outputs="shared") for _ in range(SHAPES[case].state_width <= 128))]
 
     @staticmethod
     def _walks(case: str) -> list[Any]:

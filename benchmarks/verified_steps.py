@@ -7,7 +7,9 @@
 device draw what makes it so; so it measures the machinery with a proposer that is free and as good as one likes,
 whatever the weights. Of each share the time of a token is shown beside the least that arithmetic allows: the step's
 time over the expected tokens 1 + a + … + a^k. A step is timed at the first share, which must be 0, so that it brings
-one token. With no drafts the same requests are decoded plainly.
+one token. With no drafts the same requests are decoded plainly. With --choose the number of drafts is not forced: the
+engine chooses it for each step, up to the given one, and begins to learn before it is timed at a share. Its times stand
+beside those of fixed numbers, as of `--drafts 1 2 5` without it.
 
 "lookup" continues prompts that repeat themselves, greedily, with and without drafts. Both engines should read the same
 files (`benchmarks/random_model.py` writes some; with --cycle what it writes repeats itself, so drafts are right).
@@ -55,15 +57,19 @@ def coins(index_P: Tensor, slot_P: Tensor, salt: Tensor) -> Tensor:
     return mixed(index_P.long() ^ mixed(slot_P.long() ^ mixed(salt))) * 1000 >> 32
 
 
-def force() -> Callable[[float, int], None]:
+def force(slots: int, positions: int) -> Callable[[float, int], None]:
     """Let drafts of engines that are built from now on always be there, and be right with a probability. Return what
-    sets that probability and a salt, another of which decides anew, also for captured graphs."""
+    sets that probability and a salt, another of which decides anew, also for captured graphs.
+
+    All is decided beforehand, for so many slots and positions, so that steps have only to look it up.
+    """
     from ridgeline.worker.segments import Segments
     from ridgeline.worker.speculation.lookup import Lookup
 
     note, draw = Lookup.note, Segments._draw_behind
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    right, salted = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))  # right of 1,000
+    slot_S1, position_P = torch.arange(slots, device=device)[:, None], torch.arange(positions, device=device)
+    right_SP = torch.zeros(slots, positions, dtype=torch.bool, device=device)
 
     def noted(self: Lookup, *given: Any) -> None:
         note(self, *given)
@@ -76,17 +82,28 @@ def force() -> Callable[[float, int], None]:
         width = drafts_SD.shape[1]
         slots_P = slots_R[drafts.row_P].long()
         next_P = drafts_SD[slots_P, drafts.column_P.clamp(max=width - 1)].long()
-        right_P = (coins(scores.index_P, slots_P, salted) < right) & (drafts.column_P < width)
-        wrong_P = torch.where(next_P == 11, 12, 11)
-        return torch.where(right_P, next_P, torch.where(drafts.column_P < width, wrong_P, token_P))
+        forced_P = torch.where(right_SP[slots_P, scores.index_P.long()], next_P, 11 + (next_P == 11))
+        return torch.where(drafts.column_P < width, forced_P, token_P)
 
     Lookup.note, Segments._draw_behind = noted, drawn  # type: ignore[assignment, method-assign]
 
     def set_share(share: float, salt: int) -> None:
-        right.fill_(round(1000 * share))
-        salted.fill_(salt)
+        salted = torch.tensor(salt, device=device)
+        right_SP.copy_(coins(position_P, slot_S1, salted) < round(1000 * share))
 
     return set_share
+
+
+def fix_width(running: Any, drafts: int) -> None:
+    """Let rows of an engine verify as many drafts in every step in which they may."""
+    from ridgeline.core.speculation import MOST_VERIFIED
+
+    running.drafting.width = lambda rows, masked: drafts if rows * (1 + drafts) <= MOST_VERIFIED else 0
+
+
+def learn_anew(running: Any, drafts: int) -> None:
+    """Let an engine forget how many drafts pay."""
+    running.drafting = type(running.drafting)(drafts, depth=running._depth)
 
 
 def prompts_of(batch: int, context: int, *, repeats: bool) -> list[dict[str, list[int]]]:
@@ -124,11 +141,11 @@ def run(asked: argparse.Namespace, drafts: int, pipe: Any) -> None:
     """Send, for every share and batch, the milliseconds of a token and the tokens of a row that verifies."""
     shares: list[float | None] = [None]
     if drafts and asked.what == "shares":
-        set_share, shares = force(), list(asked.shares)
+        set_share, shares = force(max(asked.batches) + 1, asked.context + asked.tokens + 65), list(asked.shares)
     llm, sampling = engine_of(asked, drafts)
     own = asked.engine == "ridgeline"
-    if own and drafts and asked.what == "shares":
-        llm.assembly.engine.scheduler.running.drafting.pays = lambda rows, masked=0: True
+    if own and drafts and asked.what == "shares" and not asked.choose:
+        fix_width(llm.assembly.engine.scheduler.running, drafts)
     greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
     for batch in asked.batches:
         prompts = prompts_of(batch, asked.context, repeats=asked.what == "lookup")
@@ -136,7 +153,11 @@ def run(asked: argparse.Namespace, drafts: int, pipe: Any) -> None:
             if share is not None:
                 set_share(share, 0)
             times: dict[int, list[float]] = {1: [], asked.tokens: []}
-            llm.generate(prompts, sampling(max_tokens=4, **greedy), use_tqdm=False)  # into the prefix cache
+            warm_up = 4  # tokens, for the prefix cache
+            if share is not None and asked.choose:
+                learn_anew(llm.assembly.engine.scheduler.running, drafts)
+                warm_up = asked.tokens  # from which the engine learns what pays
+            llm.generate(prompts, sampling(max_tokens=warm_up, **greedy), use_tqdm=False)
             before = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
             for again in range(asked.rounds):
                 if share is not None:
@@ -188,6 +209,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--proposer", help="JSON of a speculative_config, in the place of lookup's (with lookup)")
     parser.add_argument("--options", default="{}", help="JSON of further arguments of the engine's LLM")
+    parser.add_argument("--choose", action="store_true", help="let the engine choose how many drafts (with shares)")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     plain = measured(asked, 0)
@@ -196,12 +218,12 @@ def main() -> None:
         found = measured(asked, drafts)
         for (share, batch), (ms, length) in found.items():
             least, before = 0.0, plain[None, batch][0]
-            if share is not None:
+            if share is not None and not asked.choose:
                 least = found[asked.shares[0], batch][0] / sum(share**k for k in range(drafts + 1))
             line = {
                 "workload": f"verified steps: {asked.what}", "engine": asked.engine,
                 "model": Path(asked.model).name or "embedded",
-                "drafts": drafts, "share": share, "batch": batch, "ms": ms, "plain_ms": before,
+                "drafts": drafts, "chosen": asked.choose, "share": share, "batch": batch, "ms": ms, "plain_ms": before,
                 "tokens_of_a_row": length, "least_ms": least, "context": asked.context,
                 "date": time.strftime("%Y-%m-%d"),
             }  # fmt: skip

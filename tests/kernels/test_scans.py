@@ -2,8 +2,8 @@
 
 Tolerances, relative to 1 + |result|: in float32 sums of some hundred numbers of about one, and decays whose logarithms
 are differences of sums of up to about 100. Where states are forgotten at once, these sums go up to 64 tokens times 60,
-which leaves the difference an error of 64 · 60 · 2**-23. In float16 what products take in is rounded to 11 bits, and so
-is the result.
+which leaves the difference an error of 64 · 60 · 2**-23. In float16 what products take in is rounded to 11 bits, the
+products of c and b before and behind their decays, and so is the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ridgeline.kernels.ssd import op as mamba2
 from ridgeline.kernels.turns import Turns, turns_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3}
+TOLERANCE = {torch.float32: 3e-5, torch.float16: 6e-3}
 OPS: dict[str, tuple[Op[Any], Any]] = {
     "selective_scan": (mamba.SELECTIVE_SCAN, mamba.CASES),
     "ssd": (mamba2.SSD, mamba2.CASES),
@@ -87,7 +87,7 @@ def test_outputs_and_states_are_those_of_the_recurrence(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_segments_chunks_and_heads_together_change_nothing(device: str) -> None:
+def test_segments_and_chunks_change_nothing(device: str) -> None:
     """Rows of several segments, with marks at the ends of segments and chunks, within them, and at the row's end."""
     pytest.importorskip("triton")
     from ridgeline.kernels.ssd.choose import Cut
@@ -95,7 +95,7 @@ def test_segments_chunks_and_heads_together_change_nothing(device: str) -> None:
 
     case = mamba2.Case((150, 1, 64, 63, 33, 128), 4, 2, marks=(64, 1, 64, 16, 20, 100), fresh=(0, 4), padding=3)
     run: Callable[..., Tensor] = ssd
-    for cut in (Cut(16, 1, segment=32), Cut(32, 2, segment=64)):
+    for cut in (Cut(16, segment=32), Cut(32, segment=64)):
         given = case.inputs(torch.float32, torch.device(device))
         ours, theirs = copied(given), copied(given)
         y, wanted = run(*ours, cut=cut), mamba2.ssd(*theirs)

@@ -62,7 +62,7 @@ def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case,
     blind = Blind(hopper_outputs.ssd_hopper_outputs)
     monkeypatch.setattr(hopper_outputs, "ssd_hopper_outputs", blind)
     monkeypatch.setattr(prompts, "compute_capability", lambda device: (9, 0))
-    assert_is_the_recurrence(case, Cut(segment=segment, outputs="hopper"))
+    assert_is_the_recurrence(case, Cut(segment=segment))
     assert blind.runs == 1
 
 
@@ -81,4 +81,4 @@ def test_shapes_that_the_hopper_kernel_does_not_run_take_the_other_one(monkeypat
         (4, 2, 64, 128, torch.float32, "shared"),
     ):
         x, _, _, b, *_ = op.Case((3,), heads, groups, width, size).inputs(dtype, CPU)
-        assert prompts.settled(Cut(outputs="hopper"), x, b).outputs == want
+        assert prompts.settled(Cut(), x, b).outputs == want

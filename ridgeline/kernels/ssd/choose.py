@@ -12,27 +12,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Outputs = Literal["own", "shared", "hopper"]
-OUTPUTS: Outputs = "own"  # the others were not measured yet
+Outputs = Literal["shared", "hopper"]
 LONGEST, SHORTEST = 2048, 256
 TOKENS_PER_HEAD = 16  # 8k tokens of 128 heads are 512 programs, two rounds of an H200 with two on each multiprocessor
 
 
 @dataclass(frozen=True)
 class Cut:
-    """chunk: tokens of a chunk. heads: of a program, which share b and c. segment: tokens of a segment.
+    """chunk: tokens of a chunk. segment: tokens of a segment.
 
-    outputs: the last launch, which walks through segments. "own": each program multiplies c by b; "shared": the
-        products are there for all heads; "hopper": the same in hopper_outputs.py, whose cut is fixed, where that can
-        run.
+    outputs: the last launch, which walks through segments. "hopper": hopper_outputs.py, whose chunks are fixed, where
+        that can run; "shared": triton_products.py.
     """
 
     chunk: int = 64
-    heads: int = 1
     warps: int = 4
     stages: int = 2
     segment: int = LONGEST
-    outputs: Outputs = "own"
+    outputs: Outputs = "hopper"
 
 
 def choose(heads: int, width: int, size: int) -> Cut:
@@ -41,4 +38,4 @@ def choose(heads: int, width: int, size: int) -> Cut:
     segment = SHORTEST
     while segment < min(LONGEST, heads * TOKENS_PER_HEAD):
         segment *= 2
-    return Cut(warps=8 if width * size > 8192 else 4, segment=segment, outputs=OUTPUTS)
+    return Cut(warps=8 if width * size > 8192 else 4, segment=segment)

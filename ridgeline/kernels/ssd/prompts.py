@@ -115,10 +115,7 @@ def scan(
         chunks.of_R1, turns.reads_R, given.fresh_R, turns.marks_R, turns.marked_R, states_NHPS.stride(0), given.share,
         **given.shape, num_warps=cut.warps, **given.options,
     )  # fmt: skip
-    if cut.outputs == "own":
-        _scan(given)
-    else:
-        _outputs(given)
+    _outputs(given)
 
 
 def settled(cut: Cut, x_THP: Tensor, b_TGS: Tensor) -> Cut:
@@ -150,17 +147,6 @@ def _segments(given: Given) -> None:
         given.sums_LHPS, given.before_LHPS, left_LH, states, turns.start_R1, turns.reads_R, given.fresh_R,
         states.stride(0),
         H=heads, SIZE=width * size, SEGMENT=given.cut.segment, BLOCK=block, num_warps=4, **given.options,
-    )  # fmt: skip
-
-
-def _scan(given: Given) -> None:
-    cut, turns, heads = given.cut, given.turns, given.x_THP.shape[1]
-    together = cut.heads if given.share % cut.heads == 0 else 1
-    triton_chunks._scan[(heads // together * given.parts, len(given.segments.first_C))](
-        given.x_THP, given.b_TGS, given.c_TGS, given.skip_H, given.log, given.shift, given.weight, given.before_LHPS,
-        given.sums_LHPS, given.y_THP, given.states_NHPS, *given.of_segments,
-        turns.reads_R, turns.writes_R, given.fresh_R, given.states_NHPS.stride(0), given.share,
-        **given.shape, HEADS=together, num_warps=cut.warps, **given.options,
     )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
-"""Mamba-2's recurrence in chunks, as products: the kernels. Four launches (prompts.py):
+"""Mamba-2's recurrence in chunks, as products: the kernels before that of outputs. Five launches (prompts.py):
 
     decays    what is left of a state, and of each token of a chunk, at the chunk's other tokens
     segments  what each segment but a row's last adds to the state
     pass      the state at the end of each of those segments, in the order of a row
-    scan      outputs and states: a program walks through a segment with the state in registers
+    products  C Bᵀ of each chunk (triton_products.py)
+    outputs   outputs and states: a program walks through a segment with the state in registers (triton_products.py,
+              hopper_outputs.py)
 
 Within a chunk, with left[i, j] = step of token j, times how much of it is left at token i (0 if j > i), the outputs are
 
@@ -203,18 +205,6 @@ def _pass(
 
 
 @triton.jit
-def _chunk(state, x, b, c, products, log, shift, weight, total, skip, DOT: tl.constexpr):
-    """Return (outputs of a chunk [Q, P], the state after it [P, S]) of one head. products: c bᵀ."""
-    i = tl.arange(0, log.shape[0])
-    left = tl.exp2(log[:, None] - shift[None, :])
-    mixed = tl.where(i[:, None] >= i[None, :], products * left, 0.0).to(x.dtype)
-    y = tl.dot(c, tl.trans(state.to(c.dtype)), input_precision=DOT) * tl.exp2(log)[:, None]
-    y = tl.dot(mixed, x, acc=y, input_precision=DOT) + skip * x
-    weighted = (x * weight[:, None]).to(x.dtype)
-    return y, tl.dot(tl.trans(weighted), b, acc=state * tl.exp2(total), input_precision=DOT)
-
-
-@triton.jit
 def _before(
     states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, end, head, p, s,
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, SEGMENT: tl.constexpr,
@@ -240,7 +230,7 @@ def _marks(
     H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
     Q: tl.constexpr, SEGMENT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store the states at marks. This runs before the scan, which may overwrite the states that rows begin with."""
+    """Store the states at marks. This runs before the outputs, whose kernel may overwrite what rows begin with."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -266,93 +256,8 @@ def _marks(
     tl.store(states_ptr + place, state, mask=(p < P)[:, None] & (s < S)[None, :])
 
 
-@triton.jit
-def _scan(
-    x_ptr, b_ptr, c_ptr, skip_ptr, log_ptr, shift_ptr, weight_ptr, before_ptr, sums_ptr, y_ptr, states_ptr,
-    first_ptr, length_ptr, row_ptr, start_ptr, chunk_ptr, reads_ptr, writes_ptr, fresh_ptr,
-    block_size, share,
-    X_TOKEN: tl.constexpr, BC_TOKEN: tl.constexpr,
-    H: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
-    Q: tl.constexpr, SEGMENT: tl.constexpr, HEADS: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Walk through a segment with the states of HEADS heads (1 or 2) of one group, or BLOCK_P x S of their numbers."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    parts: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
-    first, length, row, begin, end = _segment(first_ptr, length_ptr, row_ptr, start_ptr, tl.program_id(1))
-    if length == 0:
-        return
-    head = tl.program_id(0) // parts * HEADS
-    p = tl.program_id(0) % parts * BLOCK_P + tl.arange(0, BLOCK_P)
-    s = tl.arange(0, BLOCK_S)
-    i = tl.arange(0, Q)
-    state = _before(
-        states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, end, head, p, s,
-        H, P, S, SEGMENT,
-    )  # fmt: skip
-    skip = tl.load(skip_ptr + head).to(tl.float32)
-    if HEADS == 2:
-        state2 = _before(
-            states_ptr, before_ptr, sums_ptr, reads_ptr, fresh_ptr, block_size, row, first, begin, end, head + 1, p, s,
-            H, P, S, SEGMENT,
-        )  # fmt: skip
-        skip2 = tl.load(skip_ptr + head + 1).to(tl.float32)
-    x_ptr += head * P + first.to(tl.int64) * X_TOKEN
-    y_ptr += head * P + first.to(tl.int64) * (H * P)
-    b_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
-    c_ptr += head // share * S + first.to(tl.int64) * BC_TOKEN
-    scale = ((tl.load(chunk_ptr + row) + (first - begin) // Q).to(tl.int64) * H + head) * Q
-    log_ptr += scale
-    shift_ptr += scale
-    weight_ptr += scale
-    x_offset = i[:, None] * X_TOKEN + p[None, :]
-    y_offset = i[:, None] * (H * P) + p[None, :]
-    bc_offset = i[:, None] * BC_TOKEN + s[None, :]
-    total = tl.load(log_ptr + Q - 1)
-    if HEADS == 2:
-        total2 = tl.load(log_ptr + 2 * Q - 1)
-    for ahead in tl.range(0, length, Q, num_stages=STAGES):
-        rows = length - ahead
-        b = _tile(b_ptr, bc_offset, rows, s, S, BLOCK_S)
-        c = _tile(c_ptr, bc_offset, rows, s, S, BLOCK_S)
-        x = _tile(x_ptr, x_offset, rows, p, P, BLOCK_P)
-        log = tl.load(log_ptr + i)
-        shift = tl.load(shift_ptr + i)
-        weight = tl.load(weight_ptr + i)
-        next_total = tl.load(log_ptr + H * Q + Q - 1)
-        products = tl.dot(c, tl.trans(b), input_precision=DOT)
-        y, state = _chunk(state, x, b, c, products, log, shift, weight, total, skip, DOT)
-        tl.store(y_ptr + y_offset, y.to(y_ptr.dtype.element_ty), mask=(i < rows)[:, None] & (p < P)[None, :])
-        total = next_total
-        if HEADS == 2:
-            x2 = _tile(x_ptr + P, x_offset, rows, p, P, BLOCK_P)
-            log2 = tl.load(log_ptr + Q + i)
-            shift2 = tl.load(shift_ptr + Q + i)
-            weight2 = tl.load(weight_ptr + Q + i)
-            next_total2 = tl.load(log_ptr + H * Q + 2 * Q - 1)
-            y2, state2 = _chunk(state2, x2, b, c, products, log2, shift2, weight2, total2, skip2, DOT)
-            y2 = y2.to(y_ptr.dtype.element_ty)
-            tl.store(y_ptr + P + y_offset, y2, mask=(i < rows)[:, None] & (p < P)[None, :])
-            total2 = next_total2
-        x_ptr += Q * X_TOKEN
-        y_ptr += Q * H * P
-        b_ptr += Q * BC_TOKEN
-        c_ptr += Q * BC_TOKEN
-        log_ptr += H * Q
-        shift_ptr += H * Q
-        weight_ptr += H * Q
-    if first + length == end:
-        place = tl.load(writes_ptr + row) * block_size + head * P * S + p[:, None] * S + s[None, :]
-        inside = (p < P)[:, None] & (s < S)[None, :]
-        tl.store(states_ptr + place, state, mask=inside)
-        if HEADS == 2:
-            tl.store(states_ptr + P * S + place, state2, mask=inside)
-
-
 def shape_constants(heads: int, width: int, size: int, dtype: torch.dtype, cut: Cut) -> dict[str, Any]:
-    """Return the constants that `_segments` and `_scan` share. Products of float32 are not rounded."""
+    """Return the constants that `_segments` and the outputs' kernels share. Products of float32 are not rounded."""
     return {
         "H": heads, "P": width, "S": size,
         "BLOCK_P": max(16, triton.next_power_of_2(width)), "BLOCK_S": max(16, triton.next_power_of_2(size)),
@@ -380,7 +285,6 @@ def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKer
         "BLOCK_H": HEADS_AT_ONCE,
         "LOG2_E": LOG2_E,
         "FORGOTTEN": FORGOTTEN,
-        "HEADS": cut.heads,
         "SIZE": 64 * 128,
         "BLOCK": 1024,
     }
@@ -398,6 +302,4 @@ AOT = (
     _aot(_segments, Cut()),
     _aot(_marks, Cut()),
     _aot(_pass, Cut(), dot=False),
-    _aot(_scan, Cut(), hot=False),  # ptxas spills a few of what a loop keeps, and reads them once a chunk
-    _aot(_scan, Cut(warps=8), hot=False),
 )

@@ -1,8 +1,7 @@
-"""Mamba-2's recurrence in chunks, with the products of c and b taken once for all heads of a group.
+"""Mamba-2's recurrence in chunks: the products of c and b, once for all heads of a group, and outputs and states.
 
-In triton_chunks.py every head's program multiplies c bᵀ anew: a quarter of its products, and the ones that all else
-waits for. Here one launch multiplies them for each chunk and group, with zeros above the diagonal, and the programs
-load them. So a chunk begins with its decays at once, and no element asks on which side of the diagonal it is.
+One launch multiplies c bᵀ for each chunk and group, with zeros above the diagonal, and the programs of the heads load
+them. So a chunk begins with its decays at once, and no element asks on which side of the diagonal it is.
 
 Legend: that of triton_chunks.py
 """
