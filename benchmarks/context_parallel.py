@@ -36,7 +36,7 @@ from ridgeline.parallel.ring import Solo
 from ridgeline.perf.context import FORMS, LINKS, Attended, cheapest, chunks, imbalance, moved, pairs_of, pays_from
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
-from ridgeline.worker.share import Share
+from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax
 from ridgeline.worker.state.states import DeviceRows
@@ -96,7 +96,7 @@ class Pairs(Ops):
         return torch.zeros_like(q_THD)
 
 
-def made(form: str, around: Around, share: Share, rows: DeviceRows, table_SC: Tensor) -> Round:
+def made(form: str, around: Around, share: Stripes, rows: DeviceRows, table_SC: Tensor) -> Round:
     blocks = Blocks(share, rows.slots_R, table_SC, HELD, None)
     if form == "heads":
         return Heads(around, share, blocks)
@@ -109,7 +109,7 @@ def one_step(form: str, rank: int, ranks: int, start: int, end: int) -> tuple[fl
     columns = -(-end // (HELD * ranks))
     table_SC = 1 + torch.arange(columns, dtype=torch.int32)[None]
     cached = Cached(*(torch.zeros(1 + columns, KV_HEADS, HELD, NARROW, dtype=torch.bfloat16) for _ in "kv"))
-    share = Share(ring, np.array([end - start]), np.array([end]), CPU)
+    share = Stripes(ring, np.array([end - start]), np.array([end]), CPU)
     rows = DeviceRows(
         slots_R=torch.zeros(1, dtype=torch.int32),
         start_R1=torch.tensor([0, end - start]),

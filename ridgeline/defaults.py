@@ -11,7 +11,7 @@ from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.pooling import PoolingSpec
-from ridgeline.core.state_spec import KVSpec
+from ridgeline.core.state_spec import KVSpec, RecurrentSpec
 from ridgeline.kernels.ops import DETERMINISTIC
 
 # Requests at once and tokens per step, unless the user says otherwise.
@@ -104,8 +104,10 @@ def check_divided(model: ModelSpec, device: torch.device, ranks: int) -> None:
     asked = f"prefill_context_parallel_size {ranks}"
     for group in model.cache_groups:
         spec = group.spec
+        if isinstance(spec, RecurrentSpec):
+            continue  # whose tokens ranks divide by stretches, and of which all have the whole state
         if not isinstance(spec, KVSpec):
-            raise InvalidConfig(f"{asked} divides keys and values, and the model has {spec.kind} states; leave it out.")
+            raise InvalidConfig(f"{asked} divides no {spec.kind} states; leave it out.")
         if spec.format.quantized:
             raise InvalidConfig(
                 f"{asked} and a cache of 8 bits do not go together yet; set kv_cache_dtype to bfloat16."

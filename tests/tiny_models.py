@@ -515,7 +515,7 @@ SPREAD = {"zamba2": 0.1}  # of layers' matrices, where norms of sums that no res
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
-# Families with mixers that one device runs alone, and that are not trained
+# Families with mixers of which ranks divide nothing but the tokens, and that are not trained
 RECURRENT = (
     *("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
     *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),

@@ -11,19 +11,24 @@ front of them. No tokens travel.
     rank 2   tokens 8 … 11   A₂, B₂ ─┘             S₂ = A₁ S₁ + B₁, S₂ ─► outputs 8 … 11
                                                    S₃ = A₂ S₂ + B₂, the row's new state, everywhere
 
+Rows of a few tokens, such as those that decode beside a prompt, are not worth that: a state is larger than what makes
+the op's inputs. So ranks tell each other the inputs of those rows, and each runs all of them.
+
 Legend:
     N  blocks of states
     R  rows
     P  pieces of a rank
     O  bytes
     T  this rank's tokens
+    t  tokens of some rows
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -34,20 +39,7 @@ from ridgeline.kernels.transfer import Transfer
 from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
 
-
-class _Level(NamedTuple):
-    """The first pieces of all rows, or the second ones, and so on.
-
-    row, told: the rows that have such a piece, and the piece's number among those that ranks tell.
-    own, block: which of them are this rank's, and their blocks.
-    marked: which of them end at their row's mark.
-    """
-
-    row: Tensor
-    told: Tensor
-    own: Tensor
-    block: Tensor
-    marked: Tensor
+SHORT = 8  # tokens of a row, up to which all ranks run it
 
 
 class PieceScan:
@@ -55,44 +47,91 @@ class PieceScan:
 
     pieces: those of all ranks, with the pieces of a row in order. A rank may have several pieces of a row, and its
         tokens lie in the order of its pieces.
+    short: the tokens of a row, up to which all ranks run it.
     """
 
-    def __init__(self, ring: Ring, pieces: Sequence[Piece], device: torch.device) -> None:
-        self._ring = ring
-        # A rank without tokens tells of a piece that is in no row, so that all tell alike
-        by_rank = [[p for p in pieces if p.rank == rank] or [Piece(rank, 0, 0)] for rank in range(ring.size)]
-        self._counts = [len(each) for each in by_rank]
-        self._own = Pieces([piece.tokens for piece in by_rank[ring.rank]], device)
-        next_of = [sum(self._counts[:rank]) for rank in range(ring.size)]
-        first = next_of[ring.rank]
-        levels: defaultdict[int, list[tuple[Piece, int]]] = defaultdict(list)
-        seen: defaultdict[int, int] = defaultdict(int)
+    def __init__(self, ring: Ring, pieces: Sequence[Piece], device: torch.device, short: int = SHORT) -> None:
+        tokens_of = Counter[int]()
         for piece in pieces:
-            levels[seen[piece.row]].append((piece, next_of[piece.rank]))
-            seen[piece.row] += 1
-            next_of[piece.rank] += 1
-
-        def index(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
-
-        self._levels = []
-        for _, found in sorted(levels.items()):
-            own = [at for at, (piece, _) in enumerate(found) if piece.rank == ring.rank]
-            self._levels.append(
-                _Level(
-                    index([piece.row for piece, _ in found]),
-                    index([told for _, told in found]),
-                    index(own),
-                    index([1 + found[at][1] - first for at in own]),
-                    index([at for at, (piece, _) in enumerate(found) if piece.marked]),
-                )
-            )
+            tokens_of[piece.row] += piece.tokens
+        is_long = [tokens_of[piece.row] > short for piece in pieces]
+        own = [(long, piece.tokens) for long, piece in zip(is_long, pieces, strict=True) if piece.rank == ring.rank]
+        self._tokens = sum(tokens for _, tokens in own)
+        self._long_t, self._short_t = (
+            _index((t for t, long in enumerate(_repeated(own)) if long == wanted), device) for wanted in (True, False)
+        )
+        self._long = _LongRows(ring, [p for p, long in zip(pieces, is_long, strict=True) if long], device)
+        self._short = _ShortRows(ring, [p for p, long in zip(pieces, is_long, strict=True) if not long], device)
 
     def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
         """Return what the op makes of this rank's tokens, and replace the states of the rows in `turns`, with the same
         bits on every rank."""
-        told = self._exchanged(tells(self._own, *inputs_T))
-        states_R = told.begun(states_N.index_select(0, turns.reads_R), turns.fresh_R)
+        if not self._short.rows:
+            return self._long.run(turns, op, tells, states_N, *inputs_T)
+        few = self._short.run(turns, op, states_N, *(x_T.index_select(0, self._short_t) for x_T in inputs_T))
+        if not self._long.rows:
+            return few
+        many = self._long.run(turns, op, tells, states_N, *(x_T.index_select(0, self._long_t) for x_T in inputs_T))
+        out_T = many.new_empty(self._tokens, *many.shape[1:])
+        return out_T.index_copy_(0, self._long_t, many).index_copy_(0, self._short_t, few)
+
+
+class _Level(NamedTuple):
+    """The first pieces of all long rows, or the second ones, and so on.
+
+    row, told: the rows that have such a piece, and the piece's number among those that ranks tell.
+    own, block: which of them are this rank's, and their blocks.
+    marked, mark: which of them end at their row's mark, and the numbers of these rows among all.
+    """
+
+    row: Tensor
+    told: Tensor
+    own: Tensor
+    block: Tensor
+    marked: Tensor
+    mark: Tensor
+
+
+class _LongRows:
+    """Rows of whose pieces ranks tell each other what they do to states."""
+
+    def __init__(self, ring: Ring, pieces: Sequence[Piece], device: torch.device) -> None:
+        self._ring = ring
+        self.rows = sorted({piece.row for piece in pieces})
+        self._row_R = _index(self.rows, device)
+        # A rank without tokens tells of a piece that is in no row, so that all tell alike
+        by_rank = [[p for p in pieces if p.rank == rank] or [Piece(rank, 0, 0)] for rank in range(ring.size)]
+        self._counts = [len(each) for each in by_rank]
+        self._own = Pieces([piece.tokens for piece in by_rank[ring.rank]], device)
+        next_of = [0, *accumulate(self._counts)]
+        first = next_of[ring.rank]
+        levels: defaultdict[int, list[tuple[Piece, int]]] = defaultdict(list)
+        seen = Counter[int]()
+        for piece in pieces:
+            levels[seen[piece.row]].append((piece, next_of[piece.rank]))
+            seen[piece.row] += 1
+            next_of[piece.rank] += 1
+        at_row = {row: at for at, row in enumerate(self.rows)}
+        self._levels = []
+        for _, found in sorted(levels.items()):
+            own = [at for at, (piece, _) in enumerate(found) if piece.rank == ring.rank]
+            marked = [at for at, (piece, _) in enumerate(found) if piece.marked]
+            numbers = (
+                [at_row[piece.row] for piece, _ in found],
+                [told for _, told in found],
+                own,
+                [1 + found[at][1] - first for at in own],
+                marked,
+                [found[at][0].row for at in marked],
+            )
+            self._levels.append(_Level(*(_index(each, device) for each in numbers)))
+
+    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_t: Tensor) -> Tensor:
+        told = self._exchanged(tells(self._own, *inputs_t))
+        reads_R, writes_R, fresh_R = (
+            each.index_select(0, self._row_R) for each in (turns.reads_R, turns.writes_R, turns.fresh_R)
+        )
+        states_R = told.begun(states_N.index_select(0, reads_R), fresh_R)
         own_N = states_N.new_zeros(1 + len(self._own.lengths), *states_N.shape[1:])
         for level in self._levels:
             before = states_R.index_select(0, level.row)
@@ -101,23 +140,67 @@ class PieceScan:
             after = pieces.after(before).to(states_R.dtype)
             states_R.index_copy_(0, level.row, after)
             if len(level.marked):
-                blocks = turns.marked_R.index_select(0, level.row.index_select(0, level.marked))
+                blocks = turns.marked_R.index_select(0, level.mark)
                 states_N.index_copy_(0, blocks, after.index_select(0, level.marked))
-        states_N.index_copy_(0, turns.writes_R, states_R)
-        return op(self._own.going_on, own_N, *inputs_T)
+        states_N.index_copy_(0, writes_R, states_R)
+        return op(self._own.going_on, own_N, *inputs_t)
 
     def _exchanged(self, own: Transfer) -> Transfer:
         """Return the transfers of all ranks' pieces."""
-        octets = {name: _octets(x) for name, x in vars(own).items()}
-        sizes = [x_PO.shape[1] for x_PO in octets.values()]
-        own_PO = torch.cat(list(octets.values()), 1)
-        shapes = [(count, own_PO.shape[1]) for count in self._counts]
-        parts = torch.cat(self._ring.exchanged([own_PO] * self._ring.size, shapes)).split(sizes, 1)
-        found = {}
-        for (name, x), part_PO in zip(vars(own).items(), parts, strict=True):
-            found[name] = part_PO.contiguous().view(x.dtype).view(-1, *x.shape[1:])
-        return replace(own, **found)
+        found = _gathered(self._ring, list(vars(own).values()), self._counts)
+        return replace(own, **dict(zip(vars(own), found, strict=True)))
 
 
-def _octets(x: Tensor) -> Tensor:
-    return x.reshape(len(x), -1).contiguous().view(torch.uint8)
+class _ShortRows:
+    """Rows whose tokens' inputs ranks tell each other, and which each rank runs."""
+
+    def __init__(self, ring: Ring, pieces: Sequence[Piece], device: torch.device) -> None:
+        self._ring = ring
+        self._counts = [sum(p.tokens for p in pieces if p.rank == rank) for rank in range(ring.size)]
+        next_of = [0, *accumulate(self._counts)]
+        first = next_of[ring.rank]
+        of_row: defaultdict[int, list[int]] = defaultdict(list)
+        for piece in pieces:
+            begin = next_of[piece.rank]
+            of_row[piece.row] += range(begin, begin + piece.tokens)
+            next_of[piece.rank] += piece.tokens
+        self.rows = sorted(of_row)
+        order = [told for row in self.rows for told in of_row[row]]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        self._row_R, self._order_t = _index(self.rows, device), _index(order, device)
+        self._own_t = _index(back[first : first + self._counts[ring.rank]], device)
+        lengths = [len(of_row[row]) for row in self.rows]
+        self._each = lengths[0] if len(set(lengths)) == 1 else 0
+        self._start_R1 = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        self._turns: tuple[Turns, Turns] | None = None
+
+    def run(self, turns: Turns, op: RecurrentOp, states_N: Tensor, *inputs_t: Tensor) -> Tensor:
+        everything = (x.index_select(0, self._order_t) for x in _gathered(self._ring, inputs_t, self._counts))
+        return op(self._of(turns), states_N, *everything).index_select(0, self._own_t)
+
+    def _of(self, turns: Turns) -> Turns:
+        """Return the turns of these rows alone. Layers one after another mostly have the same."""
+        if self._turns is None or self._turns[0] is not turns:
+            names = "reads_R", "writes_R", "fresh_R", "marks_R", "marked_R"
+            own = {name: getattr(turns, name).index_select(0, self._row_R) for name in names}
+            count = len(self._order_t)
+            self._turns = turns, Turns(self._start_R1, **own, num_tokens=count, tokens_each=self._each)
+        return self._turns[1]
+
+
+def _gathered(ring: Ring, own: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    """Return all ranks' tensors in the order of ranks, in one exchange. counts: how long those of each rank are."""
+    octets = [x.reshape(len(x), x.shape[1:].numel()).contiguous().view(torch.uint8) for x in own]
+    own_PO = torch.cat(octets, 1)
+    shapes = [(count, own_PO.shape[1]) for count in counts]
+    all_PO = torch.cat(ring.exchanged([own_PO] * ring.size, shapes))
+    parts = all_PO.split([x.shape[1] for x in octets], 1)
+    return [part.contiguous().view(x.dtype).view(-1, *x.shape[1:]) for x, part in zip(own, parts, strict=True)]
+
+
+def _index(values: Iterable[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64, device=device)
+
+
+def _repeated(counted: Iterable[tuple[bool, int]]) -> list[bool]:
+    return [value for value, count in counted for _ in range(count)]

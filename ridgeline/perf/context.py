@@ -8,6 +8,9 @@ Every rank does 1 / N of the work of a divided step. In exchange ranks wait for 
 
 `keys` is the ring: its bytes travel while the rank attends to the piece that came before, so only those count that take
 longer than that.
+
+A recurrent layer tells what each rank's tokens do to a state: two numbers for each of the state, or fewer, where values
+are as wide as keys.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.model_spec import ModelSpec, attention_of
 from ridgeline.perf.links import ENGINES, Links
 
 FORMS = ("heads", "keys", "queries")
@@ -88,15 +91,26 @@ def cheapest(ranks: int, layer: Attended, device: str, possible: Collection[str]
     return min(able, key=lambda form: (waited(form, ranks, layer, device), moved(form, ranks, layer)))
 
 
+def redealt(ranks: int, layer: Attended) -> float:
+    """Return the bytes that a rank receives for one layer whose tokens come in stretches, as recurrent layers need
+    them: queries, keys and values go to where the cache has their tokens, and outputs come back."""
+    numbers = 2 * (layer.num_heads + layer.num_kv_heads) * layer.head_dim
+    return layer.tokens / ranks * (ranks - 1) / ranks * numbers * layer.itemsize
+
+
 def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link: Link, itemsize: int) -> float:
     """Return how long a prompt of so many tokens waits for bytes of other ranks, in all layers."""
-    seconds = 0.0
+    seconds, recurs = 0.0, any(group.spec.exact for group in model.cache_groups)
     for layer in model.layers:
-        mixer = layer.attention
-        pairs = tokens * (tokens + 1) // 2
-        attended = Attended(tokens, tokens, pairs, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, itemsize)
-        form = cheapest(ranks, attended, device)
-        seconds += waited(form, ranks, attended, device) / link.bandwidth + 2 * link.latency
+        if (mixer := attention_of(layer.mixer)) is not None:
+            pairs = tokens * (tokens + 1) // 2
+            attended = Attended(tokens, tokens, pairs, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim, itemsize)
+            form = cheapest(ranks, attended, device)
+            seconds += waited(form, ranks, attended, device) / link.bandwidth + 2 * link.latency
+            if recurs:
+                seconds += redealt(ranks, attended) / link.bandwidth + 2 * link.latency
+        if told := sum(spec.unit_bytes(1, "float32") for spec in layer.mixer.states if spec.exact):
+            seconds += 2 * (ranks - 1) * told / link.bandwidth + 2 * link.latency
     return seconds
 
 

@@ -210,7 +210,7 @@ class Runner:
         else:
             whole = bool(plan.rows.features & Feature.PROMPT_LOGPROBS) or given is not None
             lengths = HostLengths(
-                plan.rows.num_tokens_R, plan.kv_bound_R, whole, plan.rows.kinds_R == RowKind.VERIFY
+                plan.rows.num_tokens_R, plan.kv_bound_R, whole, plan.rows.kinds_R == RowKind.VERIFY, plan.rows.marks_R
             )  # fmt: skip
             scores = self.segments.forward(inputs, lengths, given, drafts, catching)
         if self.draws:

@@ -33,7 +33,7 @@ from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Mailbox
 from ridgeline.worker.masks import Masks
-from ridgeline.worker.share import Share
+from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching
@@ -54,12 +54,14 @@ class HostLengths:
 
     whole: all tokens must be here, because prompts are scored or came as vectors.
     verify_R: the rows that verify drafts, bool.
+    marks_R: after how many of its tokens a row's state is stored as well (`Rows.marks_R`).
     """
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray
     whole: bool = False
     verify_R: np.ndarray | None = None
+    marks_R: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Segments:
         self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
         self._block_size = layout.block_size
         self._ring, self._divide_from = decoder.mesh.cp, divide_from
+        self._recurs = any(group.spec.exact for group in layout.groups)
         layers = decoder.spec.layers + (() if proposer is None else proposer.layers)
         model = replace(decoder.spec, layers=layers)
         self.states = States(layout, model, parameter.dtype, parameter.device, ops, self._ring, sleep)
@@ -235,7 +238,6 @@ class Segments:
         if share is not None:
             mine_t = share.mine_t
             token_ids_T, positions_T, live_T = token_ids_T[mine_t], positions_T[mine_t], live_T[mine_t]
-            places_AT = places_AT[:, mine_t]
         self.states.begin(rows, slots.block_tables_ASC.unbind(), places_AT.unbind(), live_T)
         if share is not None:
             with share.counting(self._tallies):
@@ -301,12 +303,15 @@ class Segments:
             outcome.finish_R,
         )
 
-    def _share(self, inputs: DeviceInputs, lengths: HostLengths | None, divide_from: int) -> Share | None:
+    def _share(self, inputs: DeviceInputs, lengths: HostLengths | None, divide_from: int) -> Stripes | Stretches | None:
         """Return this rank's share of a step whose tokens are worth dividing, else None."""
         if lengths is None or lengths.whole or int(lengths.num_tokens_R.sum()) < divide_from:
             return None
-        share = Share(self._ring, lengths.num_tokens_R, lengths.kv_bound_R, inputs.slots_R.device)
-        return share if share.count_N.all() else None
+        counts = lengths.num_tokens_R, lengths.kv_bound_R
+        stripes = Stripes(self._ring, *counts, inputs.slots_R.device)
+        if not stripes.count_N.all():
+            return None
+        return Stretches(self._ring, stripes, lengths.marks_R) if self._recurs else stripes
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""

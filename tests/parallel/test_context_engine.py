@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
@@ -18,7 +20,9 @@ from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.request import Request
+from ridgeline.kernels.turns import Turns
 from ridgeline.parallel.mesh import Mesh
+from ridgeline.parallel.scan import PieceScan
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.state import context
@@ -71,7 +75,7 @@ def asked() -> list[Request]:
     ]
 
 
-def divided(folder: Path, ranks: int) -> tuple[Threads, Rig]:
+def divided(folder: Path, ranks: int, **settings: Any) -> tuple[Threads, Rig]:
     config = LLMConfig(
         model=folder,
         dtype="float32",
@@ -82,6 +86,7 @@ def divided(folder: Path, ranks: int) -> tuple[Threads, Rig]:
         max_num_seqs=4,
         prefill_context_parallel_size=ranks,
         prefill_context_parallel_threshold=ranks,
+        **settings,
     )
     group = Threads(config, ranks)
     vocabulary = group.workers[0].runner.decoder.spec.vocab_size
@@ -125,6 +130,44 @@ def test_ranks_give_the_tokens_of_one_device(
     finally:
         own.engine.shutdown()
     assert used[form] >= 3 * ranks, "too few steps were divided"
+    for name, outcome in want.items():
+        assert got[name].tokens == outcome.tokens, name
+        assert len(got[name].prompt) == len(outcome.prompt)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        *(("qwen3_5", 2), ("qwen3_5", 4), ("falcon_h1", 3), ("zamba2", 2), ("mamba2", 4), ("mamba", 3), ("jamba", 2)),
+        *(("lfm2", 8), ("rwkv", 4)),
+    ],
+)
+def test_ranks_divide_the_tokens_of_recurrent_layers(
+    family: str, ranks: int, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later requests begin at states that divided prompts have left at marks and at their ends."""
+    folder, scanned, run = tiny_model(family), Counter[int](), PieceScan.run
+
+    def counted(scan: PieceScan, turns: Turns, *arguments: Any) -> Tensor:
+        outputs_T = run(scan, turns, *arguments)
+        scanned[turns.num_tokens] += len(outputs_T)
+        return outputs_T
+
+    monkeypatch.setattr(PieceScan, "run", counted)
+    again = [ask("again", [*LONG, 11], max_tokens=4), ask("turn", [*LONG[:41], 8, 8, 8], max_tokens=4)]
+    with rig(folder) as one:
+        want = {**one.run(*asked()), **one.run(*again)}
+    assert not scanned
+    _, own = divided(folder, ranks, kv_cache_memory=1 << 23)
+    try:
+        got = {**own.run(*asked()), **own.run(*again)}
+        assert own.errors == []
+        assert own.engine.scheduler.cache.checkpoints.counts.used > 0
+    finally:
+        own.engine.shutdown()
+    assert sum(scanned.values()) > 0
+    for tokens, of_all_ranks in scanned.items():
+        assert of_all_ranks % tokens == 0, "ranks together scan each token once"
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert len(got[name].prompt) == len(outcome.prompt)

@@ -55,8 +55,10 @@ class Division(NamedTuple):
     @property
     def works(self) -> bool:
         """True if this page's own knowledge of models and axes says so; no code of the engine is asked."""
-        if self.family in tiny_models.RECURRENT or (self.pp > 1 and self.cp > 1):
+        if self.pp > 1 and self.cp > 1:
             return False
+        if self.family in tiny_models.RECURRENT:
+            return self.tp == self.pp == 1 and not self.ep
         _, values = tiny_models.CONFIGS[self.family]
         if (values.get("num_attention_heads") or values["n_head"]) % self.tp:
             return False

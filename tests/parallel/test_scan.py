@@ -160,13 +160,13 @@ OPS: dict[str, Callable[..., Bound]] = {
 }
 
 
-def divided(bound: Bound, ranks: int, pieces: list[Piece]) -> tuple[Tensor, list[Tensor]]:
+def divided(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0) -> tuple[Tensor, list[Tensor]]:
     """Return the outputs of all tokens, and the states that each rank has at last."""
     owner_T = torch.cat([torch.full((piece.tokens,), piece.rank) for piece in pieces] or [torch.zeros(0)])
 
     def work(ring: Ring) -> tuple[Tensor, Tensor]:
         own_T, states_N = (owner_T == ring.rank).nonzero()[:, 0], bound.states_N.clone()
-        scan = PieceScan(ring, pieces, CPU)
+        scan = PieceScan(ring, pieces, CPU, short)
         own = [x_T[: len(owner_T)][own_T] for x_T in bound.inputs_T]
         return scan.run(bound.turns, bound.op, bound.tells, states_N, *own), states_N
 
@@ -177,10 +177,10 @@ def divided(bound: Bound, ranks: int, pieces: list[Piece]) -> tuple[Tensor, list
     return outputs_T, [states_N for _, states_N in found]
 
 
-def check(bound: Bound, ranks: int, pieces: list[Piece]) -> None:
+def check(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0) -> None:
     want_N = bound.states_N.clone()
     want_T = bound.op(bound.turns, want_N, *bound.inputs_T)
-    got_T, states = divided(bound, ranks, pieces)
+    got_T, states = divided(bound, ranks, pieces, short)
     torch.testing.assert_close(got_T, want_T[: len(got_T)], rtol=1e-10, atol=1e-10)
     for states_N in states:
         assert torch.equal(states_N[1:].nan_to_num(), states[0][1:].nan_to_num()), "ranks must go on with the same bits"
@@ -202,18 +202,21 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
 
 @pytest.mark.parametrize("name", OPS)
 @settings(max_examples=25, deadline=None)
-@given(step=steps())
-def test_ranks_scan_as_one_device(name: str, step: tuple[list[int], list[int], list[int], list[int]]) -> None:
+@given(step=steps(), short=st.integers(0, 12))
+def test_ranks_scan_as_one_device(
+    name: str, step: tuple[list[int], list[int], list[int], list[int]], short: int
+) -> None:
     rows, marks, fresh, bounds = step
     bound = OPS[name](rows, marks=tuple(marks), fresh=tuple(fresh))
-    check(bound, len(bounds) - 1, list(pieces_of(rows, marks, bounds)))
+    check(bound, len(bounds) - 1, list(pieces_of(rows, marks, bounds)), short)
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_rank_may_have_several_pieces_of_a_row(name: str) -> None:
     """As in a zig-zag, where rank r has the r-th piece from either end."""
     deal = [Piece(rank, 0, tokens) for rank, tokens in zip((0, 1, 2, 2, 1, 0), (3, 2, 5, 1, 4, 3), strict=True)]
-    check(OPS[name]([18, 4]), 3, [*deal, Piece(1, 1, 4)])
+    for short in (0, 4, 18):
+        check(OPS[name]([18, 4]), 3, [*deal, Piece(1, 1, 4)], short)
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ridgeline.core.cost import StepShape
@@ -90,3 +92,19 @@ def test_messages_that_were_measured_say_how_fast_the_link_is() -> None:
     assert link_between(kept(slow, fast), 2, "cuda") == pytest.approx(Link(LINKS["cuda"].latency, 3e11))
     for nothing in (None, kept(other), kept(slow._replace(op="all_reduce"))):
         assert link_between(nothing, 2, "cuda") == LINKS["cuda"]
+
+
+def test_a_hybrid_waits_for_states_and_for_tokens_that_change_hands() -> None:
+    """The more ranks there are, the more states; a longer prompt has no more of them, only more of the rest."""
+    model, link = spec("qwen3.5-9b"), Link(0.0, 1e9)
+    attention = [layer for layer in model.layers if not layer.mixer.states[0].exact]
+    told = sum(s.unit_bytes(1, "float32") for layer in model.layers for s in layer.mixer.states if s.exact)
+    for ranks in (2, 8):
+        tokens = 1 << 15
+        alone = replace(model, layers=tuple(attention))
+        heads = alone.layers[0].attention
+        moved_bytes = 2 * (heads.num_heads + heads.num_kv_heads) * heads.head_dim * 2 * tokens * (ranks - 1) / ranks**2
+        want = 2 * (ranks - 1) * told / 1e9 + len(attention) * moved_bytes / 1e9
+        whole, of_attention = (seconds_between(each, ranks, tokens, "cuda", link, 2) for each in (model, alone))
+        more = whole - of_attention
+        assert more == pytest.approx(want)

@@ -17,7 +17,7 @@ pytest.importorskip("msgspec")
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import Request
-from ridgeline.core.state_spec import RecurrentSpec, StatePart
+from ridgeline.core.state_spec import PassingSpec
 from ridgeline.defaults import check_divided
 from ridgeline.weights.loader import read_model_config
 from tests.driving import Outcome, ask, rig
@@ -60,8 +60,10 @@ def check(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:
         ("llama", {"prefill_context_parallel_size": 3}),
         pytest.param("mistral", {"prefill_context_parallel_size": 2}, marks=pytest.mark.thorough),
         ("qwen3_moe", {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}),
+        ("qwen3_5_moe", {"prefill_context_parallel_size": 2}),
+        pytest.param("jamba", {"prefill_context_parallel_size": 3}, marks=pytest.mark.thorough),
     ],
-    ids=["two", "three", "windows", "two by two, with experts"],
+    ids=["two", "three", "windows", "two by two, with experts", "a hybrid, with experts", "a hybrid on three"],
 )
 def test_requests_get_the_tokens_of_one_device(
     family: str, ranks: dict[str, int], tiny_model: Callable[[str], Path]
@@ -108,17 +110,17 @@ def test_what_does_not_go_together_is_one_sentence(settings: dict[str, Any], com
         LLMConfig(prefill_context_parallel_size=2, **settings)
 
 
-def test_states_that_are_no_keys_and_windows_on_gpus_are_refused(tiny_model: Callable[[str], Path]) -> None:
+def test_windows_on_gpus_and_states_of_a_step_alone_are_refused(tiny_model: Callable[[str], Path]) -> None:
     windowed = read_model_config(tiny_model("mistral")).spec
     check_divided(windowed, torch.device("cpu"), 2)
     with pytest.raises(InvalidConfig, match="does not divide windows of attention on a GPU yet"):
         check_divided(windowed, torch.device("cuda"), 2)
-    recurrent = replace(windowed, layers=tuple(replace(layer, mixer=Remembers()) for layer in windowed.layers))
-    with pytest.raises(InvalidConfig, match="divides keys and values, and the model has recurrent states"):
-        check_divided(recurrent, torch.device("cpu"), 2)
+    passing = replace(windowed, layers=tuple(replace(layer, mixer=Passes()) for layer in windowed.layers))
+    with pytest.raises(InvalidConfig, match="divides no passing states"):
+        check_divided(passing, torch.device("cpu"), 2)
 
 
-class Remembers:
-    """A mixer whose state is of constant size."""
+class Passes:
+    """A mixer that keeps nothing."""
 
-    states = (RecurrentSpec(parts=(StatePart((4,)),)),)
+    states = (PassingSpec(),)

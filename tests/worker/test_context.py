@@ -15,7 +15,7 @@ from ridgeline.kernels.attention.op import CASES, Case, RaggedBatch, make_case, 
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.perf.context import Attended, moved
-from ridgeline.worker.share import Share
+from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
@@ -45,7 +45,7 @@ def attended(way: str, ranks: int, case: Case) -> Tensor:
 
     def rank(axis: ThreadAxis) -> tuple[Tensor, Tensor]:
         own = Cached(*(cache[:, :, axis.rank :: ranks].to(wide) for cache in caches))
-        share = None if way == "together" else Share(axis, new_R, end_R, CPU)
+        share = None if way == "together" else Stripes(axis, new_R, end_R, CPU)
         around = Around(axis, OPS, case.num_heads, case.window, own.k_NGPD)
         made = round_of(way, around, case, batch, share)
         mine_t = torch.arange(len(q_THD)) if share is None else share.mine_t
@@ -61,7 +61,7 @@ def attended(way: str, ranks: int, case: Case) -> Tensor:
     return out_THD
 
 
-def round_of(way: str, around: Around, case: Case, batch: RaggedBatch, share: Share | None) -> Round:
+def round_of(way: str, around: Around, case: Case, batch: RaggedBatch, share: Stripes | None) -> Round:
     rows = DeviceRows(
         slots_R=batch.slots_R,
         start_R1=batch.start_R1,

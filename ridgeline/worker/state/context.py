@@ -17,7 +17,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads as LayerHeads
 from ridgeline.parallel.ring import Ring
 from ridgeline.perf.context import FORMS, Attended, cheapest
-from ridgeline.worker.share import Share
+from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
@@ -35,6 +35,8 @@ class ContextKV(PagedKV):
 
     forms: those of `perf.context.FORMS` that may be used.
     """
+
+    stretches: Stretches | None
 
     def __init__(
         self,
@@ -55,18 +57,21 @@ class ContextKV(PagedKV):
         place among its rank's."""
         if rows.tree is not None:
             raise ContractViolation("ranks that divide tokens cannot attend to trees of drafts; draft chains instead.")
-        ring = self._ring
+        ring, blocks = self._ring, None
+        self.stretches = rows.share if isinstance(rows.share, Stretches) else None
+        share = rows.share.stripes if isinstance(rows.share, Stretches) else rows.share
+        if share is not None:
+            place_T = place_T[share.mine_t]
+            slots_R = rows.slots_R[: len(share.end_R)]
+            blocks = Blocks(share, slots_R, block_table_SC, self.views[0][0].shape[2], self._spec.window)
         self.place_T = torch.where(place_T % ring.size == ring.rank, place_T // ring.size, 0)
-        blocks = None
-        if rows.share is not None:
-            held_tokens = self.views[0][0].shape[2]
-            slots_R = rows.slots_R[: len(rows.share.end_R)]
-            blocks = Blocks(rows.share, slots_R, block_table_SC, held_tokens, self._spec.window)
         for way in dict.fromkeys(self._ways):
-            self.rounds[way] = self._round(way, rows, blocks, block_table_SC)
+            self.rounds[way] = self._round(way, rows, share, blocks, block_table_SC)
 
-    def _round(self, way: Scheduled, rows: DeviceRows, blocks: Blocks | None, table_SC: Tensor) -> Round:
-        spec, share = self._spec, rows.share
+    def _round(
+        self, way: Scheduled, rows: DeviceRows, share: Stripes | None, blocks: Blocks | None, table_SC: Tensor
+    ) -> Round:
+        spec = self._spec
         plain = not (way.capped or way.alibi)
         around = Around(self._ring, self.ops, way.num_heads, spec.window, self.views[0][0], plain)
         if share is None or blocks is None:
@@ -79,7 +84,7 @@ class ContextKV(PagedKV):
             case _:
                 return Queries(around, share, rows, table_SC)
 
-    def form(self, way: Scheduled, share: Share, blocks: Blocks) -> str:
+    def form(self, way: Scheduled, share: Stripes, blocks: Blocks) -> str:
         """Return how the step's ranks attend together. All of them come to the same, from the same lengths."""
         ranks = share.ranks
         _, kv_heads, held_tokens, head_dim = self.views[0][0].shape
@@ -106,10 +111,13 @@ class ContextLayer(PagedLayer):
     def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: LayerHeads, room: Rounded | None = None) -> Tensor:
         """Return the attended heads of the tokens that this rank runs, [T, H * D]. They are not rounded: merging parts
         comes last."""
-        group, spec = self._group, heads.spec
+        group, spec, stretches = self._group, heads.spec, self._group.stretches
+        if stretches is not None:
+            qkv_TX, positions_T = stretches.to_stripes(qkv_TX), stretches.striped_positions_t
         q_THD = group.ops.rope_kv(
             qkv_TX, heads.q_norm_D, heads.k_norm_D, heads.eps, heads.cos_sin_ZY, positions_T, self._k, self._v,
             group.place_T, spec.num_heads, spec.num_kv_heads, spec.v_norm, None,
         )  # fmt: skip
         softmax = Softmax(spec.scale, spec.softcap, heads.sinks_H, heads.slopes_H)
-        return group.rounds[self._way].attend(q_THD, positions_T, Cached(self._k, self._v), softmax).flatten(1)
+        out_TX = group.rounds[self._way].attend(q_THD, positions_T, Cached(self._k, self._v), softmax).flatten(1)
+        return out_TX if stretches is None else stretches.from_stripes(out_TX)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.stripes import held
 from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.worker.share import Share
+from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.rounds import Around, Cached, Rows, Softmax, pack, unpack
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline.worker.upload import upload
@@ -31,7 +31,7 @@ class Blocks:
     id_B: their ids. lowest_R: the number of a row's first key among its rank's.
     """
 
-    def __init__(self, share: Share, slots_R: Tensor, table_SC: Tensor, held_tokens: int, window: int | None) -> None:
+    def __init__(self, share: Stripes, slots_R: Tensor, table_SC: Tensor, held_tokens: int, window: int | None) -> None:
         size = held_tokens * share.ranks
         first_R = np.zeros_like(share.end_R)
         if window is not None:
@@ -56,7 +56,7 @@ class Blocks:
 class Keys:
     """Keys and values go around."""
 
-    def __init__(self, around: Around, share: Share, blocks: Blocks) -> None:
+    def __init__(self, around: Around, share: Stripes, blocks: Blocks) -> None:
         self._around, self._blocks, self._pieces = around, blocks, {}
         own, device = share.rank, blocks.id_B.device
         count_R = share.count_NR[own]
@@ -85,7 +85,7 @@ class Keys:
 class Queries:
     """Queries visit all ranks' keys."""
 
-    def __init__(self, around: Around, share: Share, rows: DeviceRows, table_SC: Tensor) -> None:
+    def __init__(self, around: Around, share: Stripes, rows: DeviceRows, table_SC: Tensor) -> None:
         self._around, self._counts = around, share.count_N.tolist()
         device, slots_R = table_SC.device, rows.slots_R[: len(share.end_R)]
         seen = [_seen(share, asker, share.rank, around.window) for asker in range(share.ranks)]
@@ -115,7 +115,7 @@ class Queries:
 class Heads:
     """Every rank attends for some heads, with the queries and the keys of all tokens in their order."""
 
-    def __init__(self, around: Around, share: Share, blocks: Blocks) -> None:
+    def __init__(self, around: Around, share: Stripes, blocks: Blocks) -> None:
         self._around, self._share, self._blocks = around, share, blocks
         ring, device = around.ring, blocks.id_B.device
         self._counts = share.count_N.tolist()
@@ -161,7 +161,7 @@ class Heads:
         return torch.stack(got, 4).flatten(3, 4)
 
 
-def _seen(share: Share, asker: int, holder: int, window: int | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _seen(share: Stripes, asker: int, holder: int, window: int | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return how many keys of one rank the last query of another sees in each row, and the first key that its first
     query sees, if there is a window."""
     ranks, count_R = share.ranks, share.count_NR[asker]

@@ -21,17 +21,21 @@ from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepTurns
 from ridgeline.kernels.turns import Turns
+from ridgeline.parallel.ring import SOLO, Ring
+from ridgeline.worker.share import Stretches
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.passes import pass_by_pass, scratch_of
 from ridgeline.worker.state.states import DeviceRows, Verified
 
 
 class Recurrent:
-    """A `GroupState` for recurrent states."""
+    """A `GroupState` for recurrent states. Every rank of `ring` has those of all rows."""
 
     turns: Turns
 
-    def __init__(self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops) -> None:
+    def __init__(
+        self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops, ring: Ring = SOLO
+    ) -> None:
         own = memory.layout.groups[group]
         assert isinstance(own.spec, RecurrentSpec)
         self._block_size, self._ops = memory.layout.block_size, ops
@@ -60,7 +64,10 @@ class Recurrent:
             self.turns = pass_by_pass(rows, find, self._scratch_N)
             return
         found = find(rows.start_R1, rows.kv_len_R, rows.last_R, rows.marks_R)
-        self.turns = Turns(rows.start_R1, *found, num_tokens=rows.num_tokens, tokens_each=rows.tokens_each)
+        scan = rows.share.scan if isinstance(rows.share, Stretches) else None
+        self.turns = Turns(
+            rows.start_R1, *found, num_tokens=rows.num_tokens, tokens_each=rows.tokens_each, divided=scan
+        )  # fmt: skip
 
     def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
         slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, columns, _ = verified

@@ -25,7 +25,7 @@ from ridgeline.core.registry import Registry
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.tree import Tree
 from ridgeline.parallel.ring import SOLO, Ring
-from ridgeline.worker.share import Share
+from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.state.buffer import StateMemory
 
@@ -39,7 +39,13 @@ KINDS = Registry(
     },
 )
 # The same where ranks divide the tokens between them
-DIVIDED_KINDS = Registry("kind of state of divided tokens", {"kv": "ridgeline.worker.state.context:ContextKV"})
+DIVIDED_KINDS = Registry(
+    "kind of state of divided tokens",
+    {
+        "kv": "ridgeline.worker.state.context:ContextKV",
+        "recurrent": "ridgeline.worker.state.recurrent:Recurrent",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,7 @@ class DeviceRows:
     kv_bound_R: np.ndarray | None = None
     verifies: bool = False
     verify_R: np.ndarray | None = None
-    share: Share | None = None
+    share: Stripes | Stretches | None = None
     tree: Tree | None = None
 
 
