@@ -52,8 +52,8 @@ class Always:
     def wanted(self, seq: Any) -> int:
         return self._most if seq.guessable else 0
 
-    def pays(self, rows: int, *, masked: bool) -> bool:
-        return True
+    def width(self, rows: int, *, masked: bool) -> int:
+        return self._most
 
     def note(self, record: object, result: object, seconds: float) -> bool:
         return False

@@ -171,8 +171,8 @@ class Late(Always):
 
     steps = 0
 
-    def pays(self, rows: int, *, masked: bool) -> bool:
-        return self.steps % 20 > 14
+    def width(self, rows: int, *, masked: bool) -> int:
+        return self.most if self.steps % 20 > 14 else 0
 
     def note(self, record: Any, result: object, seconds: float) -> bool:
         self.steps += 1

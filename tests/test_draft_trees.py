@@ -63,7 +63,7 @@ def medusa_of(folder: Path, files: Path, heads: int = DEPTH) -> dict[str, Any]:
 def trees(own: Rig, how: type[Always] = Always) -> Rig:
     """Let all requests that may verify trees do so."""
     running = own.engine.scheduler.running
-    kind = type(how.__name__, (how,), {"most": running.each - 1})
+    kind = type(how.__name__, (how,), {"most": running.each - 1, "whole": True})
     running.drafting = kind()
     return own
 

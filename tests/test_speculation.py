@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from benchmarks.told_drafts import tell
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan import Feature, RowKind, StepPlan
 from ridgeline.core.request import Request
+from ridgeline.core.speculation import verified_widths
 from ridgeline.core.token_bits import packed
-from ridgeline.engine.drafting import Drafting
+from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs
 from ridgeline.worker.inputs import Shape
@@ -64,8 +65,8 @@ class Always:
     def wanted(self, seq: Any) -> int:
         return self.most if seq.guessable else 0
 
-    def pays(self, rows: int, *, masked: bool) -> bool:
-        return True
+    def width(self, rows: int, *, masked: bool) -> int:
+        return self.most
 
     def note(self, record: object, result: object, seconds: float) -> bool:
         return False
@@ -87,13 +88,18 @@ class Fickle(Always):
 
 
 class Turning(Always):
-    """All rows of a step verify drafts or none does, now so and now so, as on a GPU."""
+    """All rows of a step verify as many drafts as a graph may have, or none does, now so and now so, as on a GPU."""
+
+    whole = False  # they form a tree
 
     def __init__(self) -> None:
         self._draw = random.Random(0)
 
-    def pays(self, rows: int, *, masked: bool) -> bool:
-        return self._draw.random() < 0.6
+    def width(self, rows: int, *, masked: bool) -> int:
+        return self._draw.choice((0, *verified_widths(self.most, whole=self.whole)))
+
+    def note(self, record: object, result: object, seconds: float) -> bool:
+        return self._draw.random() < 0.3
 
 
 class Even:
@@ -287,7 +293,8 @@ def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """Let a rig on a CPU verify drafts as on a GPU: all rows of a step as many or none, and with a monkeypatch in
     buckets of fixed sizes."""
     running = own.engine.scheduler.running
-    own.runner.cut, running._even, running.drafting = None, True, Drafting(running.each - 1, even=True)
+    own.runner.cut, running._even = None, True
+    running.drafting = EvenDrafting(running.each - 1, depth=running._depth)
     proposer = own.runner.proposer
     if proposer is not None and proposer.backlog is not None:
         proposer.backlog.padded, proposer.backlog.takes = True, (Catching.LATER,)
@@ -318,6 +325,52 @@ def test_even_steps_change_no_token(
                 replayed = [graph for graph in own.runner._graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
                 assert any(graph.drafts is not None for graph in replayed)
                 assert any(graph.drafts is None for graph in replayed)
+
+
+@pytest.mark.parametrize("drafts", [3, 5])
+@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize("family", ["llama", "mixed"])
+def test_even_steps_of_any_width_change_no_token(
+    family: str, buckets: bool, drafts: int, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While requests give way and leave, and rows go on with more drafts than the step before made, or with fewer."""
+    folder, draw = tiny_model(family), random.Random(drafts)
+    want, asked = plain(folder), [each for each in requests(0) if each.id not in ("masked", "guided", "named", "paced")]
+    with rig(folder, speculative_config={**LOOKUP, "num_speculative_tokens": drafts}) as own:
+        scripted(own, want, asked, 0.7)
+        evenly(own, monkeypatch if buckets else None)
+        turning = Turning()
+        turning.most = drafts
+        own.engine.scheduler.running.drafting = turning  # type: ignore[assignment]
+        widths = widths_of(own)
+        own.add(*asked)
+        left = disturbed(own, draw, gives_way=0.2, leaves=0.02)
+        assert widths == {0, *verified_widths(drafts, whole=False)}
+        assert len(left) < len(asked) / 2
+        kept = {name: outcome for name, outcome in want.items() if name in own.outcomes and name not in left}
+        check_same({name: own.outcomes[name] for name in kept}, kept)
+        for name in left:
+            assert own.outcomes[name].tokens == want[name].tokens[: len(own.outcomes[name].tokens)]
+        counts = own.engine.scheduler.figures().drafts
+        assert counts is not None
+        by_place = [value for name, value in counts.items() if name.startswith("accepted_tokens_per_pos")]
+        assert counts["accepted_tokens"] == sum(by_place) > 10
+        assert by_place == sorted(by_place, reverse=True)
+
+
+def widths_of(own: Rig) -> set[int]:
+    """Return a set into which come the widths of all steps of decoding rows alone. Such a step is even."""
+    worker, found = own.engine._worker, set[int]()
+    submit = worker.submit
+
+    def seen(plan: StepPlan) -> None:
+        if not (plan.rows.kinds_R == RowKind.CHUNK).any():
+            assert len({*plan.rows.num_tokens_R.tolist()}) == 1
+            found.add(int(plan.rows.num_tokens_R[0]) - 1)
+        submit(plan)
+
+    worker.submit = seen  # type: ignore[method-assign]
+    return found
 
 
 def test_a_row_beside_the_longest_context_verifies_nothing_in_even_steps(tiny_model: TinyModel) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.told_drafts import tell
 from ridgeline.core.plan import StepPlan
-from ridgeline.engine.drafting import Drafting
+from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
 from tests import test_draft_trees as draft_trees
@@ -83,7 +83,7 @@ def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) 
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     with rig(folder, kernels=TRITON, speculative_config=lookup) as own:
         running = own.engine.scheduler.running
-        own.runner.cut, running._even, running.drafting = None, True, Drafting(4, even=True)
+        own.runner.cut, running._even, running.drafting = None, True, EvenDrafting(4)
         tell(own.runner, lambda known_N, count: told(known_N.tolist(), count))
         got = own.run(*asked)
         counts = own.engine.scheduler.figures().drafts

@@ -26,6 +26,12 @@ LONGEST_LOOKUP = 64
 MOST_RECENT = 1 << 24  # tokens of recent outputs, which take up to 64 bytes each
 
 
+def verified_widths(most: int, *, whole: bool) -> tuple[int, ...]:
+    """Return the numbers of drafts that all rows of a step verify where steps are even, from the narrowest on: the
+    most, a half and a quarter of it, and one. whole: the drafts form a tree, which is verified whole."""
+    return (most,) if whole else tuple(sorted({1, most // 4, most // 2, most} - {0}))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
     """The way in which drafts of tokens to come are made.

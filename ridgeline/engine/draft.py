@@ -70,10 +70,10 @@ class Standing(NamedTuple):
     last_kv_len_R: np.ndarray
 
     @staticmethod
-    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: bool = True, emits: int | None = None) -> Standing:
-        """Each runs its last token, and behind it the drafts that it verifies, unless there should be none. emits: the
-        tokens that each may emit, if that is less than it runs."""
-        counts_R = np.array([1 + seq.drafts if drafts else 1 for seq in seqs], np.int32)
+    def of(seqs: list[Sequence], slots: SlotTable, *, drafts: int, emits: int | None = None) -> Standing:
+        """Each runs its last token, and behind it the drafts that it verifies, so many at most. emits: the tokens that
+        each may emit, if that is less than it runs."""
+        counts_R = np.array([1 + min(seq.drafts, drafts) for seq in seqs], np.int32)
         kinds_R = np.where(counts_R == 1, RowKind.TOKEN, RowKind.VERIFY).astype(np.int8)
         each = int(counts_R[0]) if len(seqs) else 1
         if (counts_R != each).any():
@@ -84,7 +84,7 @@ class Standing(NamedTuple):
         return Standing(seqs, rows, columns_R, slots.last_kv_len[columns_R])
 
 
-NOBODY = Standing.of([], SlotTable(0))
+NOBODY = Standing.of([], SlotTable(0), drafts=0)
 
 
 class Draft:

@@ -1,4 +1,4 @@
-"""The number of drafts that a request's next row verifies.
+"""The number of drafts that a request's next row verifies, where rows of a step may differ.
 
 A draft is worth its place in a step if it brings tokens faster than the step does without it. The i-th draft of a row
 is right with probability aⁱ, where a is the share of right drafts among those that were tried, and it lengthens the
@@ -115,20 +115,21 @@ class Way:
 
 
 class Drafting:
-    """Chooses for each request. most: drafts of a row. even: a row verifies that many or none, since all rows of a step
-    must be alike. depth: that of the tree that they form; None: they form a chain."""
+    """Chooses for each request. most: drafts of a row. depth: that of the tree that they form; None: they form a
+    chain."""
 
-    def __init__(self, most: int, *, even: bool = False, depth: int | None = None) -> None:
-        self._most, self._even, self._depth = most, even, depth
+    def __init__(self, most: int, *, depth: int | None = None) -> None:
+        self._most, self._depth = most, depth
         self._times = StepTimes()
         self._right, self._tried = HOPE, 1.0
         self._ways: dict[tuple[int, bool], Way] = {}  # by the bits of a number of rows, and whether some have masks
         self.saved = 0.0  # seconds
 
-    def pays(self, rows: int, *, masked: bool) -> bool:
-        """Return whether steps of so many rows should verify drafts at all. masked: some of them have token masks."""
+    def width(self, rows: int, *, masked: bool) -> int:
+        """Return how many drafts a row should verify at most beside so many rows: none if steps of these should not
+        verify any. masked: some of them have token masks."""
         way = self._ways.get((rows.bit_length(), masked))
-        return way is None or way.drafts
+        return self._most if way is None or way.drafts else 0
 
     def share(self, seq: Sequence) -> float:
         """Return how likely a draft of a request is right if those before it are, or some of a depth of a tree."""
@@ -137,8 +138,8 @@ class Drafting:
 
     def wanted(self, seq: Sequence) -> int:
         """Return how many drafts the request's next rows should verify."""
-        if not seq.guessable or self._even:
-            return self._most if seq.guessable else 0
+        if not seq.guessable:
+            return 0
         price, share = self._times.price, self.share(seq)
         if self._depth is not None:
             right = sum(share**depth for depth in range(1, self._depth + 1))
@@ -164,8 +165,6 @@ class Drafting:
                 self.saved += way.saved(emitted, seconds)
             way.note(record.verifies, emitted, seconds)
             turned = before is not way.drafts
-        if self._even:
-            return turned
         tried = () if drafted_R is None else drafted_R.nonzero()[0].tolist()
         for row in tried:
             self._try(record.seqs[row], int(drafted_R[row]), int(result.emitted_R[row]))  # type: ignore[index]

@@ -14,11 +14,11 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows, StepResult
 from ridgeline.core.request import Request
-from ridgeline.core.speculation import MOST_VERIFIED
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import tenant_number
 from ridgeline.engine.draft import NOBODY, InFlight, Standing
 from ridgeline.engine.drafting import Drafting
+from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.slots import SlotTable
@@ -38,9 +38,10 @@ class Running:
         self.each, self.ahead = 1 + config.num_drafts, config.drafted_ahead
         self._depth = config.draft_depth
         self.emits = self.each if self._depth is None else 1 + self._depth
-        self.drafting = None
+        self.drafting: Drafting | EvenDrafting | None = None
         if config.num_drafts:
-            self.drafting = Drafting(config.num_drafts, even=config.even_drafts, depth=self._depth)
+            kind = EvenDrafting if config.even_drafts else Drafting
+            self.drafting = kind(config.num_drafts, depth=self._depth)
         self.cache = CacheManager(
             layout,
             prefix_caching=config.enable_prefix_caching,
@@ -166,7 +167,7 @@ class Running:
 
     def standing_rows(self) -> Standing:
         if self._standing is None:
-            drafts = self._drafts_pay()
+            drafts = self._most_drafts()
             self._standing = NOBODY
             if self.decoding:
                 self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
@@ -175,13 +176,13 @@ class Running:
                 self._standing = self._standing._replace(rows=rows)
         return self._standing
 
-    def _drafts_pay(self) -> bool:
-        """Return whether the rows that decode should verify drafts. Those of even steps do so if all of them can."""
-        rows = len(self.decoding)
+    def _most_drafts(self) -> int:
+        """Return how many drafts a row that decodes should verify at most. Those of even steps verify some if all of
+        them can."""
+        if self.drafting is None or (self._even and not all(seq.guessable for seq in self.decoding)):
+            return 0
         masked = any(seq.request.token_mask is not None for seq in self.decoding)
-        if self.drafting is None or not self.drafting.pays(rows, masked=masked):
-            return False
-        return not self._even or (rows * self.each <= MOST_VERIFIED and all(seq.guessable for seq in self.decoding))
+        return self.drafting.width(len(self.decoding), masked=masked)
 
     def beside(self, standing: Standing, *, others: bool, chunks: bool) -> Standing:
         """Return the standing rows as they run beside others, or beside chunks of prompts, or alone. Trees are never
@@ -194,7 +195,7 @@ class Running:
         if not uneven and not (chunks and self._depth is not None):
             return standing
         if self._plain is None or self._plain[0] is not standing:
-            self._plain = standing, Standing.of(standing.seqs, self.slots, drafts=False)
+            self._plain = standing, Standing.of(standing.seqs, self.slots, drafts=0)
         return self._plain[1]
 
     def full_form(self, seq: Sequence) -> Assign:

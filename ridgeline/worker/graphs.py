@@ -1,10 +1,10 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
-A decode bucket has one token for each of its rows. Where drafts are verified, others have the last token and all drafts
-for each of some rows. A mixed bucket has a number of tokens for up to a number of rows, prompts and decodes beside each
-other, and serves every step within these sizes. A plan runs in the smallest bucket that holds it, and is padded to the
-bucket's size (see inputs.py). The device decides how work is split inside attention, so nothing here depends on
-lengths.
+A decode bucket has one token for each of its rows. Where drafts are verified, others have the last token and as many
+drafts for each of some rows: some for every width (`core.speculation.verified_widths`). A mixed bucket has a number of
+tokens for up to a number of rows, prompts and decodes beside each other, and serves every step within these sizes. A
+plan runs in the smallest bucket that holds it, and is padded to the bucket's size (see inputs.py). The device decides
+how work is split inside attention, so nothing here depends on lengths.
 
 All graphs share one pool of memory: they run one at a time, and what one graph leaves is used up before the next one
 starts.
@@ -92,26 +92,21 @@ class Graph:
 
 
 class Buckets:
-    """The shapes that are captured, and the choice among them. each: tokens of a row that verifies drafts; 1: none
-    does."""
+    """The shapes that are captured, and the choice among them. widths: how many drafts rows may verify."""
 
-    def __init__(self, max_rows: int, max_tokens: int, each: int = 1) -> None:
+    def __init__(self, max_rows: int, max_tokens: int, widths: Sequence[int] = ()) -> None:
         self._max_rows = max_rows
         self._rows = row_buckets(max_rows)
         self._tokens = [tokens for tokens in MIXED_TOKENS if tokens <= max_tokens]
-        self._verified = [rows for rows in row_buckets(min(max_rows, MOST_VERIFIED // each)) if each > 1]
-        self._each = each
-        decode = {_decode(rows) for rows in self._rows} | {_decode(rows, each) for rows in self._verified}
+        self._decode = {1: self._rows} | {1 + width: _verified(width, max(widths), max_rows) for width in widths}
+        decode = {_decode(rows, each) for each, buckets in self._decode.items() for rows in buckets}
         self.shapes = decode | {shape for tokens in self._tokens for shape in self._mixed(tokens)}
 
     def find(self, rows: int, tokens: int, each: int) -> Shape | None:
         """Return the smallest shape for a step of so many rows and tokens, of which every row runs `each` (0: rows
         differ). None: no shape holds it."""
-        if each == 1:
-            bucket = _at_least(self._rows, rows)
-            return _decode(bucket) if bucket else None
-        if each == self._each:
-            bucket = _at_least(self._verified, rows)
+        if each in self._decode:
+            bucket = _at_least(self._decode[each], rows)
             return _decode(bucket, each) if bucket else None
         bucket = _at_least(self._tokens, tokens)
         return next((shape for shape in self._mixed(bucket) if shape.rows >= rows), None) if bucket else None
@@ -140,6 +135,13 @@ def _decode(rows: int, each: int = 1) -> Shape:
     return Shape(rows, rows * each, each)
 
 
+def _verified(width: int, most: int, max_rows: int) -> list[int]:
+    """Return the rows of the buckets whose rows verify so many drafts. Narrow steps have more rows, and their buckets
+    lie about as many tokens apart as those of the widest."""
+    each = 1 + width
+    return row_buckets(min(max_rows, MOST_VERIFIED // each), apart=8 * ((1 + most) // each))
+
+
 class Graphs:
     """The graphs of all buckets for up to `max_rows` rows and `max_tokens` tokens a step.
 
@@ -152,7 +154,7 @@ class Graphs:
     ) -> None:
         self._segments, self._device = segments, device
         self._max_rows, self._max_tokens = max_rows, max_tokens
-        self._buckets = Buckets(max_rows, max_tokens, segments.each)
+        self._buckets = Buckets(max_rows, max_tokens, segments.widths)
         self._graphs = {(shape, False): Graph(segments, shape, device) for shape in self._buckets.shapes}
         if cascade:
             for shape in self._buckets.sharing:
@@ -163,7 +165,7 @@ class Graphs:
         """Capture every bucket, the largest first: smaller ones then fit into the memory that it used."""
         self._warm_up()
         pool = torch.cuda.graph_pool_handle()
-        ordered = sorted(self._graphs.items(), key=lambda item: (item[0][0].tokens, item[0][0].rows), reverse=True)
+        ordered = sorted(self._graphs.items(), key=lambda item: (item[0][0].tokens, item[0]), reverse=True)
         with _side_stream(self._device), _no_garbage_collection():
             for done, (_, graph) in enumerate(ordered):
                 if progress is not None:
@@ -211,10 +213,10 @@ def _exchange(segments: Segments, tokens: int) -> None:
         exchange.capacity = tokens
 
 
-def row_buckets(max_rows: int) -> list[int]:
+def row_buckets(max_rows: int, apart: int = 8) -> list[int]:
     """Return the rows of the decode buckets: 1, 2, 4, 8, 16, …, max_rows. A step in a bucket that is too large wastes
     little, and each bucket takes time at start."""
-    return sorted({min(rows, max_rows) for rows in (1, 2, 4, *range(8, max_rows + 8, 8))})
+    return sorted({min(rows, max_rows) for rows in (1, 2, 4, 8, *range(apart, max_rows + apart, apart))})
 
 
 def _at_least(buckets: Sequence[int], wanted: int) -> int:

@@ -96,11 +96,6 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
     """
     meta = torch.device("meta")
     drafts = 0 if kernels.speculation is None else kernels.speculation.num_drafts
-    buckets = Buckets(kernels.max_seqs, kernels.max_tokens, 1 + drafts)
-    uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
-    shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
-    if kernels.cascade:
-        shapes += [(shape, True) for shape in buckets.sharing]
 
     def claim(kernel: str) -> bool:
         try:
@@ -138,6 +133,11 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             speculation=kernels.speculation,
             draft=draft,
         )
+        buckets = Buckets(kernels.max_seqs, kernels.max_tokens, runner.segments.widths)
+        uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
+        shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
+        if kernels.cascade:
+            shapes += [(shape, True) for shape in buckets.sharing]
         for shape, cascade in shapes:
             inputs = runner.segments.inputs(shape, meta, cascade=cascade)
             emits = runner.segments.columns

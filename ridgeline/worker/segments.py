@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.plan import Feature, StepPlan
+from ridgeline.core.speculation import verified_widths
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, GivenRows, Hidden, Taps
 from ridgeline.layers.experts import Experts
@@ -175,7 +176,10 @@ class Segments:
         self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.proposer, self._drafts_SD = proposer, None if proposer is None else proposer.drafts_SD
-        self.each = 1 if proposer is None else 1 + proposer.drafts_SD.shape[1]  # tokens of a row that verifies drafts
+        self.widths: tuple[int, ...] = ()  # drafts of a row, where all rows of a step verify as many
+        if proposer is not None:
+            self.widths = verified_widths(proposer.drafts_SD.shape[1], whole=proposer.tree_SN is not None)
+        self.each = 1 + max(self.widths, default=0)  # tokens of a row that verifies drafts, at most
         self.columns = 1 if proposer is None else 1 + proposer.depth  # tokens that a row emits, at most
         self.mailbox = Mailbox(Outcome.size(slots.dummy, self.columns), ops, parameter.device)
 
@@ -373,7 +377,7 @@ class Segments:
             come = inputs.slots_R, scores.kv_len_R, scores.active_R, drafts.num_logits_R, slots.kv_len_S
             self.states.keep(Verified(*come, drafts.columns, path_RK), slots.block_tables_ASC.unbind())
         if self.proposer is not None:
-            wanted = (0 if drafts is None else self.each - 1) if wanted is None else wanted
+            wanted = (0 if drafts is None else drafts.columns - 1) if wanted is None else wanted
             taken = scores.taken
             if drafts is not None and path_RK is not None and taken is not None:
                 taken = taken._replace(path_RK=path_RK, drawn_RN=drafts.drawn(token_P))

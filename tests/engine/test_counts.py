@@ -228,7 +228,7 @@ def test_rows_say_how_many_tokens_each_of_them_brings(standing: tuple[int, int],
     seqs, draft = desk.scheduler.in_flight[0].seqs, Draft(64)
     for seq in seqs[: standing[0]]:
         seq.drafts = standing[1] - 1
-    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots)
+    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots, drafts=standing[1] - 1)
     for seq, count in zip(seqs[standing[0] :], chunks, strict=True):
         draft.add(seq, count, 1, np.ones(count, np.int32))
     _, rows, _ = draft.assemble()

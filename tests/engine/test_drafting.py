@@ -41,7 +41,7 @@ class Device:
 
     def _step(self, number: int) -> None:
         seqs = list(self.shares)
-        rows = Standing.of(seqs, self.slots, drafts=self.drafting.pays(len(seqs), masked=False)).rows
+        rows = Standing.of(seqs, self.slots, drafts=self.drafting.width(len(seqs), masked=False)).rows
         drafted_R = rows.num_tokens_R - 1
         emitted_R = np.array([1 + self._right(seq, int(k)) for seq, k in zip(seqs, drafted_R, strict=True)], np.int32)
         base, each, extra = self._times

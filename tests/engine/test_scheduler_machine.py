@@ -76,9 +76,9 @@ class Fickle:
         self._turn += 1
         return self._turn * 7 % 5 % (self._most + 1) if seq.guessable else 0
 
-    def pays(self, rows: int, *, masked: bool) -> bool:
+    def width(self, rows: int, *, masked: bool) -> int:
         self._turn += 1
-        return self._turn % 3 > 0
+        return self._most if self._turn % 3 else 0
 
     def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
         for seq in record.seqs:

@@ -63,7 +63,8 @@ class Drafts(NamedTuple):
 
     @staticmethod
     def alike(rows: int, each: int, device: torch.device, emits: int) -> Drafts:
-        """Return the positions of rows that verify as many drafts: all of their tokens, in their order."""
+        """Return the positions of rows that verify as many drafts: all of their tokens, in their order. emits: how many
+        tokens a row may emit, if it runs so many."""
         place_P = torch.arange(rows * each, device=device)
         column_P = place_P % each
         return Drafts(
@@ -72,7 +73,7 @@ class Drafts(NamedTuple):
             row_P=place_P // each,
             column_P=column_P,
             scored_P=None,
-            emits=emits,
+            emits=min(emits, each),
             known_RN=np.arange(rows * each, dtype=np.int32).reshape(rows, each),
         )
 

@@ -1,0 +1,205 @@
+"""The number of drafts that all rows of a step verify, where a step has one shape: in a captured graph.
+
+Some numbers have graphs: the widths (`core.speculation.verified_widths`). A step of a width w takes T(w) seconds, and a
+row of it brings E(w) = 1 + p₁ + … + p_w tokens, where pᵢ is the probability that the first i drafts are right. Of the
+widths and none the one with the highest E(w) / T(w) is taken, for steps of about as many rows.
+
+E is known for all widths as soon as drafts are tried: what is learned of a place holds for every width that reaches it,
+and a place that was not tried is judged by those that were. So only times have to be measured, each in a few steps. A
+time that is not known has two bounds: a step takes no less than one that verifies less, and no less for a token than
+one that verifies more. A width is tried only if it would be the best one by these bounds, the narrowest first.
+
+Now and then all times but that of the width in use are forgotten, and measured anew as far as that may pay. Where
+drafts are off, the narrowest width is then tried in any case, since only that can tell if drafts have become better.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as PySequence
+from statistics import median
+
+import numpy as np
+
+from ridgeline.core.plan import Feature, RowKind, StepResult
+from ridgeline.core.speculation import MOST_VERIFIED, verified_widths
+from ridgeline.engine.draft import InFlight
+from ridgeline.engine.drafting import BURSTS, HOPE, LONG, LONGEST, SHORT
+from ridgeline.engine.sequence import Sequence
+
+WINDOW = 256  # trials of a place that its share of right drafts is taken of, more or less
+LEAST_KEPT = 0.9  # of the weight of earlier trials after a step, however many rows it has
+PRIOR = 4.0  # trials that the share of all places counts for in that of one
+DOUBTED = 4.0  # trials that all earlier ones count for where drafts were off meanwhile
+SLACK = 0.02  # the gain from which on another width is taken or tried
+STEEP = 0.5  # of the slope between two widths that wider ones are taken to have at least
+LOSS = 0.01  # of the time until the next trials, at most, may be lost by these
+
+
+class Shares:
+    """The shares of right drafts by place, of the rows that reach it. A row reaches a place if its step verifies so
+    many drafts, and all before are right. A draft that is not there is not right."""
+
+    def __init__(self, places: int) -> None:
+        self._reached, self._right = np.zeros(places), np.zeros(places)
+
+    def note(self, emitted_R: np.ndarray, width: int) -> None:
+        """Learn from a step with so many drafts a row. Rows that emitted nothing were over before."""
+        emitted_R = emitted_R[emitted_R > 0]
+        width = min(width, len(self._right))
+        if not width or not len(emitted_R):
+            return
+        kept = max(LEAST_KEPT, 1 - len(emitted_R) / WINDOW)
+        self._reached *= kept  # of all places: what a narrow step does not try fades
+        self._right *= kept
+        counts = np.bincount(np.minimum(emitted_R, width + 1) - 1, minlength=width + 1)
+        reached = counts[::-1].cumsum()[::-1]  # rows with at least so many right drafts
+        self._reached[:width] += reached[:-1]
+        self._right[:width] += reached[1:]
+
+    def doubt(self) -> None:
+        """Let earlier trials count for little beside those that come."""
+        scale = min(1.0, DOUBTED / max(self._reached[0], DOUBTED))
+        self._reached *= scale
+        self._right *= scale
+
+    def tokens(self, width: int) -> float:
+        """Return how many tokens a row with so many drafts emits on average."""
+        among_all = (self._right.sum() + HOPE) / (self._reached.sum() + 1)
+        share = (self._right + PRIOR * among_all) / (self._reached + PRIOR)
+        return 1 + float(share[:width].cumprod().sum())
+
+
+class EvenWay:
+    """The choice for steps of about as many rows.
+
+    width: that of the next steps. best: that of the steps between trials. widths: those that there are, from the
+    narrowest on; 0: none. trial: how many steps a trial with drafts has.
+    """
+
+    def __init__(self, widths: PySequence[int], shares: Shares, first: int, trial: int = SHORT) -> None:
+        self.width, self.best = first, first
+        self._widths, self._shares, self._trial = widths, shares, trial
+        self._seconds: dict[int, deque[float]] = {}
+        self._left, self._rest, self._long = self._length(first), 0, LONG // 2
+        self._former: int | None = first  # the best one before the trials under way; None: there are no trials
+        self._tried: list[tuple[int, float]] = []  # widths of steps since trials began, and their seconds
+        self._plain_rate = 0.0
+
+    def saved(self, emitted: int, seconds: float) -> float:
+        """Return how many seconds a step that verified drafts has saved: steps without them would have taken so much
+        longer for as many tokens. 0 if there were none yet."""
+        return emitted / self._plain_rate - seconds if self._plain_rate else 0.0
+
+    def note(self, width: int, rows: int, emitted: int, seconds: float) -> None:
+        """Learn from a step, and choose the width of the next one."""
+        self._seconds.setdefault(width, deque(maxlen=SHORT)).append(seconds)
+        if not width:
+            self._plain_rate = emitted / median(self._seconds[0])
+        if self._former is not None:
+            self._tried.append((width, seconds))
+        if width != self.fitting(rows):
+            return  # planned before the last choice, or beside rows that cannot verify
+        self._left -= 1
+        self._rest -= self._former is None
+        if self._left > 0:
+            return
+        fitting = [0, *(each for each in self._widths if rows * (1 + each) <= MOST_VERIFIED)]
+        if self._rest <= 0 and self._former is None and len(fitting) > 1:
+            self._look_again(fitting)
+        else:
+            self._choose(fitting)
+        self._left = self._length(self.width)
+
+    def fitting(self, rows: int) -> int:
+        """Return the width of the next steps, or the next narrower one for which there are not too many rows."""
+        most = min(self.width, MOST_VERIFIED // rows - 1)
+        return max((each for each in self._widths if each <= most), default=0)
+
+    def _length(self, width: int) -> int:
+        return self._trial if width else SHORT
+
+    def _look_again(self, fitting: PySequence[int]) -> None:
+        """Forget the times of other widths, and begin to try them."""
+        self._seconds = {self.best: self._seconds[self.best]} if self.best in self._seconds else {}
+        self._former = self.best
+        self.width = 0 if self.best else fitting[1]
+        if not self.best:
+            self._shares.doubt()
+
+    def _choose(self, fitting: PySequence[int]) -> None:
+        """Take the best width, or try one that might be better."""
+        rates = {width: self._shares.tokens(width) / self._least(width) for width in fitting}
+        known = {width: rate for width, rate in rates.items() if width in self._seconds}
+        best = max(known, key=lambda width: known[width] * (1 + SLACK * (width == self.best)))
+        hopeful = [width for width in fitting if width not in known and rates[width] > known[best] * (1 + SLACK)]
+        if hopeful:
+            if self._former is None:
+                self._former = self.best
+            self.best, self.width = best, hopeful[0]
+            return
+        if self._former is not None:
+            self._long = min(2 * self._long, LONGEST) if best == self._former else LONG
+            lost = sum(seconds - self._shares.tokens(width) / known[best] for width, seconds in self._tried)
+            self._rest = max(self._long, int(lost / (LOSS * self._least(best))))
+            self._former, self._tried = None, []
+        self.best = self.width = best
+
+    def _least(self, width: int) -> float:
+        """Return the seconds of a step of this width, or the most that they are known to exceed."""
+        seconds = {each: median(times) for each, times in sorted(self._seconds.items())}
+        if width in seconds:
+            return seconds[width]
+        bounds = [time * min(1.0, (1 + width) / (1 + each)) for each, time in seconds.items()]
+        narrower = [each for each in seconds if 0 < each < width][-2:]
+        if len(narrower) == 2:
+            one, two = narrower
+            bounds.append(seconds[two] + STEEP * (seconds[two] - seconds[one]) * (width - two) / (two - one))
+        return max(bounds)
+
+
+class EvenDrafting:
+    """Chooses for all rows of a step. most: the widest width. depth: that of the tree that drafts form, of which rows
+    verify all or nothing; None: they form a chain."""
+
+    def __init__(self, most: int, *, depth: int | None = None) -> None:
+        self._most, self._widths = most, verified_widths(most, whole=depth is not None)
+        self._shares = {masked: Shares(most if depth is None else depth) for masked in (False, True)}
+        self._ways: dict[tuple[int, bool], EvenWay] = {}  # by the bits of a number of rows, and whether some have masks
+        self._newest = self._widths[0]  # the best width of the steps that ran last
+        self._drafted = 0  # drafts of a row of the step before
+        self.saved = 0.0  # seconds
+
+    def wanted(self, seq: Sequence) -> int:
+        """Return how many drafts the request's rows may verify at most."""
+        return self._most if seq.guessable else 0
+
+    def width(self, rows: int, *, masked: bool) -> int:
+        """Return how many drafts each of so many rows should verify. masked: some of them have token masks."""
+        return self._way(rows, masked).fitting(rows)
+
+    def _way(self, rows: int, masked: bool) -> EvenWay:
+        key = rows.bit_length(), masked
+        if key not in self._ways:
+            trial = BURSTS if masked else SHORT
+            self._ways[key] = EvenWay(self._widths, self._shares[masked], self._newest, trial)
+        return self._ways[key]
+
+    def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
+        """Learn from a step, whose result came so many seconds behind the one before. Return True if steps of as many
+        rows have another width now."""
+        rows, masked = record.plan.rows, bool(record.plan.rows.features & Feature.MASK)
+        width = rows.tokens_each - 1 if record.verifies else 0
+        # A network that drafts has made as many drafts as the step before verified, and none behind a plain one
+        self._shares[masked].note(result.emitted_R, min(width, self._drafted))
+        self._drafted = width
+        if result.elapsed <= 0 or (rows.kinds_R == RowKind.CHUNK).any():
+            return False
+        emitted, way = int(result.emitted_R.sum()), self._way(len(rows), masked)
+        seconds = max(seconds, result.elapsed) if masked else result.elapsed
+        if record.verifies:
+            self.saved += way.saved(emitted, seconds)
+        before = way.width
+        way.note(width, len(rows), emitted, seconds)
+        self._newest = way.best
+        return way.width != before
