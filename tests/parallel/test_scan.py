@@ -21,6 +21,7 @@ from ridgeline.kernels.gated_delta import op as gated
 from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
 from ridgeline.kernels.linear_attention import op as linear
 from ridgeline.kernels.linear_attention.transfer import transfer as faded_by
+from ridgeline.kernels.op import Op, Platform
 from ridgeline.kernels.selective_scan import op as selective
 from ridgeline.kernels.selective_scan.transfer import transfer as selected_by
 from ridgeline.kernels.ssd import op as ssd
@@ -28,11 +29,14 @@ from ridgeline.kernels.ssd.transfer import transfer as stepped_by
 from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.kernels.wkv import op as wkv
 from ridgeline.kernels.wkv.transfer import transfer as weighed_by
-from ridgeline.parallel.ring import Ring
+from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.parallel.scan import PieceScan
 from tests.parallel.threads import on_ranks
 
 CPU = torch.device("cpu")
+
+
+Run = Callable[..., Tensor]
 
 
 class Bound(NamedTuple):
@@ -45,105 +49,117 @@ class Bound(NamedTuple):
     turns: Turns
 
 
-def bound_ssd(rows: Sequence[int], **case: Any) -> Bound:
-    made = ssd.Case(tuple(rows), heads=4, groups=2, head_width=3, state_width=5, dt_max=0.5, **case)
-    x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns = made.inputs(torch.float64, CPU)
+def sized(reference: Run, run: Run, case: dict[str, Any], **small: Any) -> tuple[torch.dtype, dict[str, Any]]:
+    """Return the dtype and the case for an op: float64 and small for the reference, else as kernels take them."""
+    return (torch.float64, {**case, **small}) if run is reference else (torch.float32, case)
+
+
+def bound_ssd(rows: Sequence[int], run: Run = ssd.ssd, **case: Any) -> Bound:
+    wide, case = sized(ssd.ssd, run, case, heads=4, groups=2, head_width=3, state_width=5)
+    made = ssd.Case(tuple(rows), dt_max=0.5, **case)
+    x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
         x, dt, b, c = inputs_T
-        return ssd.ssd(x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns)
+        return run(x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns)
 
     def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
         x, dt, b, _ = inputs_T
         return stepped_by(pieces, x, dt, rate_H, b, bias_H, low, high)
 
-    return Bound(op, tells, states_N.double(), (x, dt, b, c), turns)
+    return Bound(op, tells, states_N.to(wide), (x, dt, b, c), turns)
 
 
-def bound_selective(rows: Sequence[int], **case: Any) -> Bound:
-    made = selective.Case(tuple(rows), channels=6, state_width=4, **case)
-    x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns = made.inputs(torch.float64, CPU)
+def bound_selective(rows: Sequence[int], run: Run = selective.selective_scan, **case: Any) -> Bound:
+    wide, case = sized(selective.selective_scan, run, case, channels=6, state_width=4)
+    made = selective.Case(tuple(rows), **case)
+    x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns = made.inputs(wide, CPU)
     assert z is not None
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
         x, dt, b, c, z = inputs_T
-        return selective.selective_scan(x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns)
+        return run(x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns)
 
     def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        added_RXS = pieces.ran(op, states_N.double(), *inputs_T)
+        added_RXS = pieces.ran(op, states_N.to(wide), *inputs_T)
         return selected_by(pieces, inputs_T[1], rate_XS, bias_X, added_RXS)
 
-    return Bound(op, tells, states_N.double(), (x, dt, b, c, z), turns)
+    return Bound(op, tells, states_N.to(wide), (x, dt, b, c, z), turns)
 
 
-def bound_linear(decay: Any, rows: Sequence[int], **case: Any) -> Bound:
-    made = linear.Case(tuple(rows), key_width=4, value_width=3, decay=decay, **case)
-    q, k, v, g, states_N, turns, scale = made.inputs(torch.float64, CPU)
-    g = g.double()
+def bound_linear(decay: Any, rows: Sequence[int], run: Run = linear.linear_attention, **case: Any) -> Bound:
+    wide, case = sized(linear.linear_attention, run, case, key_width=4, value_width=3)
+    made = linear.Case(tuple(rows), decay=decay, **case)
+    q, k, v, g, states_N, turns, scale = made.inputs(wide, CPU)
+    g = g.to(wide)
     by_token = () if decay == "head" else (g,)
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
         q, k, v, *own = inputs_T
-        return linear.linear_attention(q, k, v, own[0] if own else g, states_N, turns, scale)
+        return run(q, k, v, own[0] if own else g, states_N, turns, scale)
 
     def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
         _, k, v, *own = inputs_T
         return faded_by(pieces, k, v, own[0] if own else g)
 
-    return Bound(op, tells, states_N.double(), (q, k, v, *by_token), turns)
+    return Bound(op, tells, states_N.to(wide), (q, k, v, *by_token), turns)
 
 
-def bound_gated(rows: Sequence[int], **case: Any) -> Bound:
-    made = gated.Case(tuple(rows), key_width=4, value_width=3, alike=0.7, **case)
-    q, k, v, a, b, rate_G, bias_G, states_N, turns, scale = made.inputs(torch.float64, CPU)
-
-    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        q, k, v, a, b = inputs_T
-        return gated.gated_delta(q, k, v, a, b, rate_G, bias_G, states_N, turns, scale)
-
-    return Bound(op, partial(_moved, op, states_N.double()), states_N.double(), (q, k, v, a, b), turns)
-
-
-def bound_delta(rows: Sequence[int], **case: Any) -> Bound:
-    made = delta.Case(tuple(rows), key_width=4, value_width=3, alike=0.7, **case)
-    q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale = made.inputs(torch.float64, CPU)
+def bound_gated(rows: Sequence[int], run: Run = gated.gated_delta, **case: Any) -> Bound:
+    wide, case = sized(gated.gated_delta, run, case, key_width=4, value_width=3)
+    made = gated.Case(tuple(rows), alike=0.7, **case)
+    q, k, v, a, b, rate_G, bias_G, states_N, turns, scale = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
         q, k, v, a, b = inputs_T
-        return delta.delta_attention(q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale)
+        return run(q, k, v, a, b, rate_G, bias_G, states_N, turns, scale)
 
-    return Bound(op, partial(_moved, op, states_N.double()), states_N.double(), (q, k, v, a, b), turns)
+    return Bound(op, partial(_moved, op, states_N.to(wide)), states_N.to(wide), (q, k, v, a, b), turns)
+
+
+def bound_delta(rows: Sequence[int], run: Run = delta.delta_attention, **case: Any) -> Bound:
+    wide, case = sized(delta.delta_attention, run, case, key_width=4, value_width=3)
+    made = delta.Case(tuple(rows), alike=0.7, **case)
+    q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale = made.inputs(wide, CPU)
+
+    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+        q, k, v, a, b = inputs_T
+        return run(q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale)
+
+    return Bound(op, partial(_moved, op, states_N.to(wide)), states_N.to(wide), (q, k, v, a, b), turns)
 
 
 def _moved(op: RecurrentOp, states_N: Tensor, pieces: Pieces, *inputs_T: Tensor) -> Any:
     return moved_by(pieces, op, states_N, *inputs_T)
 
 
-def bound_wkv(rows: Sequence[int], **case: Any) -> Bound:
-    made = wkv.Case(tuple(rows), channels=5, large=30.0, **case)
-    k, v, decay_X, bonus_X, states_N, turns = made.inputs(torch.float64, CPU)
-    decay_X = decay_X.double()
+def bound_wkv(rows: Sequence[int], run: Run = wkv.wkv, **case: Any) -> Bound:
+    wide, case = sized(wkv.wkv, run, case, channels=5)
+    made = wkv.Case(tuple(rows), large=30.0, **case)
+    k, v, decay_X, bonus_X, states_N, turns = made.inputs(wide, CPU)
+    decay_X = decay_X.to(wide)
 
     def op(turns: Turns, states_N: Tensor, k_TX: Tensor, v_TX: Tensor) -> Tensor:
-        return wkv.wkv(k_TX, v_TX, decay_X, bonus_X, states_N, turns)
+        return run(k_TX, v_TX, decay_X, bonus_X, states_N, turns)
 
     def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        return weighed_by(pieces, decay_X, pieces.ran(op, states_N.double(), *inputs_T))
+        return weighed_by(pieces, decay_X, pieces.ran(op, states_N.to(wide), *inputs_T))
 
-    return Bound(op, tells, states_N.double(), (k, v), turns)
+    return Bound(op, tells, states_N.to(wide), (k, v), turns)
 
 
-def bound_conv(width: int, rows: Sequence[int], **case: Any) -> Bound:
-    made = conv.Case(tuple(rows), 5, width=width, bias=True, **case)
-    x, weight_XW, bias_X, tails_N, turns, activation = made.inputs(torch.float64, CPU)
+def bound_conv(width: int, rows: Sequence[int], run: Run = conv.causal_conv, **case: Any) -> Bound:
+    wide, case = sized(conv.causal_conv, run, {"channels": 32, **case}, channels=5)
+    made = conv.Case(tuple(rows), width=width, bias=True, **case)
+    x, weight_XW, bias_X, tails_N, turns, activation = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, x_TX: Tensor) -> Tensor:
-        return conv.causal_conv(x_TX, weight_XW, bias_X, states_N, turns, activation)
+        return run(x_TX, weight_XW, bias_X, states_N, turns, activation)
 
     def tells(pieces: Pieces, x_TX: Tensor) -> Any:
         return shifted_by(pieces, x_TX, width - 1)
 
-    return Bound(op, tells, tails_N.double(), (x,), turns)
+    return Bound(op, tells, tails_N.to(wide), (x,), turns)
 
 
 OPS: dict[str, Callable[..., Bound]] = {
@@ -232,3 +248,30 @@ def test_what_pieces_do_to_states_is_all_that_ranks_tell(name: str) -> None:
     right_T, wrong_T = (divided(each, 2, pieces)[0] for each in (bound, bound._replace(tells=wrong)))
     assert torch.equal(right_T[:8], wrong_T[:8])
     assert not torch.allclose(right_T[8:], wrong_T[8:])
+
+
+IMPLEMENTED: dict[str, Op[Any]] = {
+    "ssd": ssd.SSD,
+    "selective_scan": selective.SELECTIVE_SCAN,
+    "linear_attention, channels": linear.LINEAR_ATTENTION,
+    "gated_delta": gated.GATED_DELTA,
+    "delta_attention": delta.DELTA_ATTENTION,
+    "wkv": wkv.WKV,
+    "causal_conv": conv.CAUSAL_CONV,
+}
+
+
+@pytest.mark.parametrize("kernel", ["torch", "triton"])
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_kernels_run_pieces_as_they_run_rows(name: str, kernel: str) -> None:
+    """In float32: pieces of one token and of more than a chunk, on a single rank, beside a row that is short."""
+    if kernel == "triton":
+        pytest.importorskip("triton")
+    run = IMPLEMENTED[name].choose(Platform.of(CPU), kernel)
+    bound = OPS[name]([75, 1], run=run, marks=(70, 0), fresh=(1,))
+    pieces = [Piece(0, 0, 1), Piece(0, 0, 69, marked=True), Piece(0, 0, 5), Piece(0, 1, 1)]
+    want_N, got_N = bound.states_N.clone(), bound.states_N.clone()
+    want_T = bound.op(bound.turns, want_N, *bound.inputs_T)
+    got_T = PieceScan(SOLO, pieces, CPU).run(bound.turns, bound.op, bound.tells, got_N, *bound.inputs_T)
+    torch.testing.assert_close(got_T, want_T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got_N[1:], want_N[1:], rtol=1e-4, atol=1e-4, equal_nan=True)
