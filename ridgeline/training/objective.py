@@ -18,14 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import AttentionSpec, ModelSpec
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.op import Platform, on_gpu
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import dense_states
 from ridgeline.perf.parts import MIXERS
 from ridgeline.perf.precision import precision
 
-# Plain torch throughout, because our fast kernels are made for inference and have no backward pass.
+# Plain torch, because most of our fast kernels are made for inference and have no backward pass.
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
     (
         *("linear", "norm_linear", "embedding", "activation", "gated_activation", "grouped_gate_up", "grouped_down"),
@@ -35,9 +35,15 @@ _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
 )
 
 
+def training_ops(platform: Platform) -> dict[str, str]:
+    """Return the implementation of every op that training takes. Each has a gradient."""
+    return _TRAINING_OPS | ({"linear_attention": "triton_training"} if on_gpu(platform) else {})
+
+
 def training_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Return a decoder with uninitialised parameters whose every op has a gradient."""
-    return Decoder(spec, Ops(Platform.of(device), overrides=_TRAINING_OPS), dtype=dtype, device=device)
+    platform = Platform.of(device)
+    return Decoder(spec, Ops(platform, overrides=training_ops(platform)), dtype=dtype, device=device)
 
 
 class NextTokenLoss(nn.Module):

@@ -68,7 +68,7 @@ def test_matrix_products_run_on_tensor_cores(reports: Reports) -> None:
 def test_the_list_is_short_and_says_nothing_twice() -> None:
     entries = [(kernel.name, arch) for kernel in kernels() for arch in kernel.options.archs]
     assert len(set(entries)) == len(entries)
-    assert len(entries) <= 476  # some seven minutes of one core
+    assert len(entries) <= 500  # some seven minutes of one core
 
 
 def test_the_first_entries_have_every_kernel_for_every_architecture() -> None:

@@ -121,5 +121,8 @@ LINEAR_ATTENTION = Op(
         Implementation(
             "batch_invariant", "ridgeline.kernels.linear_attention.triton:linear_attention_in_order", on_gpu
         ),
+        Implementation(
+            "triton_training", "ridgeline.kernels.linear_attention.triton_training:linear_attention", on_gpu
+        ),
     ),
 )

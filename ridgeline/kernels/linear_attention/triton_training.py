@@ -1,0 +1,210 @@
+"""Linear attention on a GPU with gradients: kernels that take all chunks side by side, forward and backward.
+
+The backward pass computes the states before the chunks again. For a head of K by V they are 2 K V / 64 bytes a token in
+16 bits, which is more than the token's q, k, v and decays together from K = V = 128 on: 512 and 1,280 bytes there,
+4,096 and 3,072 for 256 by 512. Kept from the forward pass they would stay for every layer at once; made again, they are
+there for one layer at a time, and cost one more product with the state.
+
+Yang, Wang, Shen, Panda and Kim, "Gated Linear Attention Transformers with Hardware-Efficient Training",
+arXiv 2312.06635.
+
+Legend: that of triton_chunked.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from ridgeline.kernels.linear_attention.op import by_channel
+from ridgeline.kernels.linear_attention.triton_chunked import (
+    CHUNK,
+    NARROW,
+    PART,
+    WIDE,
+    _linear_attention_fade,
+    _linear_attention_outputs,
+    _linear_attention_states,
+    _linear_attention_within,
+)
+from ridgeline.kernels.linear_attention.triton_gradients import (
+    _linear_attention_d_within,
+    _linear_attention_dk,
+    _linear_attention_dv,
+)
+from ridgeline.kernels.linear_attention.triton_step import Rule
+from ridgeline.kernels.turns import Chunks, Turns
+
+STAGES = 3  # chunks that a walk asks for at once
+
+
+def linear_attention(
+    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
+) -> Tensor:
+    """Compute the op, with gradients of all inputs but the states."""
+    q_THK, k_THK = q_THK.to(v_THV.dtype), k_THK.to(v_THV.dtype)
+    initial_RHKV = states_NHKV.detach()[turns.reads_R]
+    decay_THK = by_channel(decay, k_THK)
+    o_THV, _ = _Chunked.apply(q_THK, k_THK, v_THV, decay_THK, initial_RHKV, states_NHKV, turns, scale)
+    return o_THV
+
+
+def linear_attention_from(
+    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, initial_RHKV: Tensor, turns: Turns, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return (o_THV, the states after the rows, float32 [R, H, K, V]), both with gradients, those of the initial states
+    included. Of `turns` only the rows' tokens count."""
+    q_THK, k_THK = q_THK.to(v_THV.dtype), k_THK.to(v_THV.dtype)
+    every = torch.arange(turns.num_rows, device=v_THV.device)
+    own = replace(
+        turns, reads_R=every, writes_R=every, fresh_R=torch.zeros_like(turns.fresh_R),
+        marks_R=torch.zeros_like(turns.marks_R), _chunks={},
+    )  # fmt: skip
+    final_RHKV = initial_RHKV.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    decay_THK = by_channel(decay, k_THK)
+    o_THV, final_RHKV = _Chunked.apply(q_THK, k_THK, v_THV, decay_THK, initial_RHKV.float(), final_RHKV, own, scale)
+    return o_THV, final_RHKV
+
+
+class _Faded(NamedTuple):
+    """What the kernels make of a chunk before they have its state."""
+
+    asked_THK: Tensor
+    told_THK: Tensor
+    leaves_CHK: Tensor
+    within_CHLL: Tensor
+
+
+class _Chunked(torch.autograd.Function):
+    """The chunked form as torch sees it. The states, which the rows' initial states are copies of, are replaced."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_THK: Tensor,
+        k_THK: Tensor,
+        v_THV: Tensor,
+        decay_THK: Tensor,
+        initial_RHKV: Tensor,
+        states_NHKV: Tensor,
+        turns: Turns,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        rule = Rule(q_THK, k_THK, v_THV, decay_THK, scale)
+        ctx.save_for_backward(q_THK, k_THK, v_THV, decay_THK, initial_RHKV)
+        ctx.turns, ctx.scale = turns, scale
+        ctx.set_materialize_grads(False)
+        chunks = turns.chunks(CHUNK)
+        faded = _faded(rule, chunks)
+        before_CHKV = _states_like(rule, chunks)
+        _walk(rule, faded, before_CHKV, states_NHKV, turns, chunks)
+        o_THV = torch.zeros(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
+        heads, keys, values = before_CHKV.shape[1:]
+        _linear_attention_outputs[(triton.cdiv(values, WIDE), heads, len(before_CHKV))](
+            faded.asked_THK, v_THV, faded.within_CHLL, before_CHKV, o_THV, chunks.first_C, chunks.length_C,
+            v_THV.stride(0), H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK,
+        )  # fmt: skip
+        return o_THV, states_NHKV[turns.writes_R]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        q_THK, k_THK, v_THV, decay_THK, initial_RHKV = ctx.saved_tensors
+        do_THV, d_final_RHKV = gradients
+        do_THV = torch.zeros_like(v_THV) if do_THV is None else do_THV
+        rule = Rule(q_THK, k_THK, v_THV, decay_THK, ctx.scale)
+        found = _gradients(
+            rule, do_THV.contiguous(), initial_RHKV, d_final_RHKV, ctx.turns, bool(ctx.needs_input_grad[3])
+        )
+        return *found, None, None, None
+
+
+def _faded(rule: Rule, chunks: Chunks) -> _Faded:
+    q_THK, k_THK, of_rows = rule.q_THK, rule.k_THK, rule.strides
+    (heads, keys), number, device = k_THK.shape[1:], len(chunks.first_C), k_THK.device
+    asked_THK, told_THK = (torch.empty(k_THK.shape, dtype=k_THK.dtype, device=device) for _ in range(2))
+    leaves_CHK = torch.empty((number, heads, keys), dtype=torch.float32, device=device)
+    within_CHLL = torch.empty((number, heads, CHUNK, CHUNK), dtype=k_THK.dtype, device=device)
+    strides, each = (of_rows[0], of_rows[1], of_rows[3], of_rows[4]), bool(rule.fade_THK.stride(2))
+    _linear_attention_fade[(triton.cdiv(keys, WIDE), heads, number)](
+        q_THK, k_THK, rule.fade_THK, asked_THK, told_THK, leaves_CHK, chunks.first_C, chunks.length_C, *strides,
+        rule.scale, H=heads, K=keys, BK=WIDE, L=CHUNK, EACH=each,
+    )  # fmt: skip
+    _linear_attention_within[(CHUNK // PART, heads, number)](
+        q_THK, k_THK, rule.fade_THK, within_CHLL, chunks.first_C, chunks.length_C, *strides,
+        rule.scale, H=heads, K=keys, BK=NARROW, L=CHUNK, PART=PART, EACH=each,
+    )  # fmt: skip
+    return _Faded(asked_THK, told_THK, leaves_CHK, within_CHLL)
+
+
+def _states_like(rule: Rule, chunks: Chunks) -> Tensor:
+    """Return memory for a state of every chunk."""
+    shape = len(chunks.first_C), *rule.k_THK.shape[1:], rule.v_THV.shape[2]
+    return torch.empty(shape, dtype=rule.k_THK.dtype, device=rule.k_THK.device)
+
+
+def _walk(
+    rule: Rule,
+    faded: _Faded,
+    before_CHKV: Tensor,
+    states_NHKV: Tensor,
+    turns: Turns,
+    chunks: Chunks,
+    do_THV: Tensor | None = None,
+    d_final_RHKV: Tensor | None = None,
+    after_CHKV: Tensor | None = None,
+    d_initial_RHKV: Tensor | None = None,
+) -> None:
+    """Fill in the states before the chunks. With do_THV also fill in the gradients of the states after the chunks and
+    before the rows, and leave the rows' states as they are."""
+    heads, keys, values = before_CHKV.shape[1:]
+    rows, back = turns.num_rows, do_THV is not None
+    tiles = triton.cdiv(keys, WIDE) * triton.cdiv(values, WIDE)
+    _linear_attention_states[(tiles, heads, rows * (2 if back else 1))](
+        faded.told_THK, rule.v_THV, faded.leaves_CHK, before_CHKV, states_NHKV,
+        faded.asked_THK if back else None, do_THV, after_CHKV, d_final_RHKV, d_initial_RHKV,
+        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
+        chunks.of_R1, rule.v_THV.stride(0), 0 if do_THV is None else do_THV.stride(0), states_NHKV.stride(0), rows,
+        H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK, STAGES=STAGES, BACK=back,
+    )  # fmt: skip
+
+
+def _gradients(
+    rule: Rule, do_THV: Tensor, initial_RHKV: Tensor, d_final_RHKV: Tensor | None, turns: Turns, of_decays: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q, k, v, the decays and the initial states."""
+    q_THK, k_THK, v_THV = rule.q_THK, rule.k_THK, rule.v_THV
+    chunks, device = turns.chunks(CHUNK, at_marks=False), k_THK.device
+    faded = _faded(rule, chunks)
+    before_CHKV, after_CHKV = (_states_like(rule, chunks) for _ in range(2))
+    (number, heads, keys, values), (of_q, of_k, of_v, *of_fade, _) = before_CHKV.shape, rule.strides
+    d_initial_RHKV = torch.empty(initial_RHKV.shape, dtype=torch.float32, device=device)
+    d_final_RHKV = None if d_final_RHKV is None else d_final_RHKV.contiguous()
+    own = replace(turns, reads_R=torch.arange(turns.num_rows, device=device))
+    _walk(rule, faded, before_CHKV, initial_RHKV, own, chunks, do_THV, d_final_RHKV, after_CHKV, d_initial_RHKV)
+    shape = {"H": heads, "K": keys, "L": CHUNK}
+    wide = shape | {"V": values, "BK": WIDE, "BV": WIDE}
+    dv_THV = torch.zeros(v_THV.shape, dtype=v_THV.dtype, device=device)
+    d_within_CHLL = torch.empty((number, heads, CHUNK, CHUNK), dtype=torch.float32, device=device)
+    _linear_attention_dv[(heads, number)](
+        faded.told_THK, v_THV, do_THV, faded.within_CHLL, after_CHKV, dv_THV, d_within_CHLL,
+        chunks.first_C, chunks.length_C, of_v, do_THV.stride(0), rule.scale, **wide,
+    )  # fmt: skip
+    each = bool(rule.fade_THK.stride(2))
+    dq_within_THK, dk_within_THK = (torch.empty(k_THK.shape, dtype=torch.float32, device=device) for _ in range(2))
+    _linear_attention_d_within[(CHUNK // PART * triton.cdiv(keys, NARROW), heads, number)](
+        q_THK, k_THK, rule.fade_THK, d_within_CHLL, dq_within_THK, dk_within_THK, chunks.first_C, chunks.length_C,
+        of_q, of_k, *of_fade, **shape, BK=NARROW, PART=PART, EACH=each,
+    )  # fmt: skip
+    dq_THK, dk_THK = (torch.zeros(k_THK.shape, dtype=k_THK.dtype, device=device) for _ in range(2))
+    d_fade_THK = torch.zeros(k_THK.shape, dtype=torch.float32, device=device) if of_decays else None
+    _linear_attention_dk[(triton.cdiv(keys, WIDE), heads, number)](
+        q_THK, k_THK, v_THV, rule.fade_THK, do_THV, before_CHKV, after_CHKV, dq_within_THK, dk_within_THK,
+        dq_THK, dk_THK, d_fade_THK, chunks.first_C, chunks.length_C,
+        of_q, of_k, of_v, do_THV.stride(0), *of_fade, rule.scale, **wide, EACH=each, num_warps=8,
+    )  # fmt: skip
+    d_decay_THK = None if d_fade_THK is None else d_fade_THK.to(rule.fade_THK.dtype)
+    return dq_THK, dk_THK, dv_THV, d_decay_THK, d_initial_RHKV
