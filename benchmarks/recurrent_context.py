@@ -3,9 +3,9 @@
     python -m benchmarks.recurrent_context [--tokens 8192] [--ranks 1 2 4 8] [--output FILE.jsonl]
 
 The engine's own layers run, each with its projections, on the pieces that the engine would give to the ranks, one rank
-after another with one thread. Two things are stand-ins: parameters are random, and what other ranks tell is zeros, whose
-bytes are counted. What counts is the busiest rank's: the tokens that go through the recurrent op, the seconds of the
-layer, and the tokens a second of a rank in relation to those of one rank alone.
+after another with one thread. Two things are stand-ins: parameters are random, and what other ranks tell is zeros,
+whose bytes are counted. The table shows the busiest rank: the tokens that go through its recurrent op, the seconds of
+the layer, and the tokens a second of a rank in relation to those of one rank alone.
 """
 
 from __future__ import annotations
