@@ -167,9 +167,9 @@ class Running:
 
     def standing_rows(self) -> Standing:
         if self._standing is None:
-            drafts = self._most_drafts()
             self._standing = NOBODY
             if self.decoding:
+                drafts = self._most_drafts()
                 self._standing = Standing.of(list(self.decoding), self.slots, drafts=drafts, emits=self.emits)
             if self.prefixes is not None and self.decoding:
                 rows = replace(self._standing.rows, prefixes=self.prefixes.find(self._standing.columns_R))

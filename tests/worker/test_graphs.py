@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, PrefixGroup, RowKind, Rows, Span, StepPlan
+from ridgeline.core.speculation import MOST_VERIFIED, verified_widths
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
 from ridgeline.worker.inputs import DeviceInputs, Shape
+from ridgeline.worker.memory import scratch_states
 
 DUMMY = 99
 
@@ -175,6 +177,25 @@ def test_rows_that_share_their_first_blocks_have_decode_buckets_of_their_own(row
     assert buckets.share(rows) == (shared, shared, 1)
     assert buckets.share(rows) in buckets.sharing
     assert set(buckets.sharing) <= buckets.shapes
+
+
+@pytest.mark.parametrize("max_rows", [1, 4, 60, 256, 1000])
+@pytest.mark.parametrize("most", [1, 3, 5, 16])
+def test_rows_that_verify_any_width_have_buckets_and_states(most: int, max_rows: int) -> None:
+    """A bucket wastes fewer tokens than the widest buckets lie apart, or fewer than four rows."""
+    widths = verified_widths(most, whole=False)
+    buckets, states = Buckets(max_rows, 2048, widths), scratch_states("cuda", max_rows, most)
+    for width in widths:
+        for rows in range(1, max_rows + 2):
+            shape = buckets.find(rows, rows * (1 + width), 1 + width)
+            if rows > max_rows or rows * (1 + width) > MOST_VERIFIED:
+                assert shape is None
+                continue
+            assert shape in buckets.shapes
+            assert shape == (shape.rows, shape.rows * (1 + width), 1 + width)
+            assert shape.tokens <= MOST_VERIFIED
+            assert 0 <= shape.rows - rows < 4 or shape.tokens - rows * shape.each < 8 * (1 + most)
+            assert width * shape.rows <= states
 
 
 @pytest.mark.parametrize("max_rows", [1, 4, 16, 20, 256])
