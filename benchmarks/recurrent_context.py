@@ -27,6 +27,7 @@ from ridgeline.core.linear_spec import LinearAttentionSpec
 from ridgeline.core.mamba_spec import Mamba2Spec, MambaSpec
 from ridgeline.core.model_spec import MixerSpec, NormSpec
 from ridgeline.core.pieces import bounds_of, pieces_of
+from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.turns import turns_of
@@ -57,7 +58,7 @@ class Counting(Solo):
     """One rank's ring, which receives zeros and counts their bytes."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.received = rank, size, 0  # type: ignore[misc]
+        self.rank, self.size, self.received = rank, size, 0
 
     def exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         self.received += sum(parts[0].new_empty(shape).nbytes for r, shape in enumerate(shapes) if r != self.rank)
@@ -98,6 +99,7 @@ def one_rank(spec: MixerSpec, layer: nn.Module, ring: Counting, tokens: int) -> 
     count = bounds[ring.rank + 1] - bounds[ring.rank]
     turns = turns_of([tokens], CPU, fresh=(0,))
     [state] = spec.states
+    assert isinstance(state, RecurrentSpec)
     shapes = [(part.shape, torch.float32) for part in state.parts]
     x_TM = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(1))
     position_T, seconds = torch.arange(bounds[ring.rank], bounds[ring.rank + 1]), []

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import ModelSpec, attention_of
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, attention_of
 from ridgeline.perf.links import ENGINES, Links
 
 FORMS = ("heads", "keys", "queries")
@@ -91,6 +91,11 @@ def cheapest(ranks: int, layer: Attended, device: str, possible: Collection[str]
     return min(able, key=lambda form: (waited(form, ranks, layer, device), moved(form, ranks, layer)))
 
 
+def told_bytes(layer: LayerSpec) -> int:
+    """Return the bytes by which a rank tells what its tokens do to a layer's states, at most."""
+    return 2 * sum(spec.unit_bytes(1, "float32") for spec in layer.mixer.states if spec.exact)
+
+
 def redealt(ranks: int, layer: Attended) -> float:
     """Return the bytes that a rank receives for one layer whose tokens come in stretches, as recurrent layers need
     them: queries, keys and values go to where the cache has their tokens, and outputs come back."""
@@ -109,8 +114,8 @@ def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link
             seconds += waited(form, ranks, attended, device) / link.bandwidth + 2 * link.latency
             if recurs:
                 seconds += redealt(ranks, attended) / link.bandwidth + 2 * link.latency
-        if told := sum(spec.unit_bytes(1, "float32") for spec in layer.mixer.states if spec.exact):
-            seconds += 2 * (ranks - 1) * told / link.bandwidth + 2 * link.latency
+        if told := told_bytes(layer):
+            seconds += (ranks - 1) * told / link.bandwidth + 2 * link.latency
     return seconds
 
 

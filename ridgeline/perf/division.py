@@ -23,8 +23,9 @@ import numpy as np
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, attention_of
 from ridgeline.core.sharding import check_experts, check_mixers, part_of, with_experts_of_a_rank
+from ridgeline.perf.context import told_bytes
 from ridgeline.perf.experts import devices_of_token
 from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, state_bytes, weight_bytes
 from ridgeline.perf.hardware import Hardware
@@ -71,13 +72,9 @@ class Division:
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a device holds of each layer. Raise InvalidConfig if it does not divide."""
-        for name, size in (("pp", self.pp), ("cp", self.cp)):
-            if size > 1:
-                check_mixers(model, f"{name} {size}")
+        if self.pp > 1:
+            check_mixers(model, f"pp {self.pp}")
         check_experts(model, self.ep, "ep")
-        for name, size in (("pp", self.pp), ("cp", self.cp)):
-            if size > 1:
-                check_mixers(model, f"{name} {size}")
         if self.pp > len(model.layers):
             raise InvalidConfig(f"pp {self.pp} is more than the model's {len(model.layers)} layers; choose less.")
         own = with_experts_of_a_rank(model, self.ep, named="ep") if self.ep > 1 else model
@@ -295,14 +292,16 @@ class Divided:
 
     def _merge(self, layer: LayerSpec, rows: float) -> float:
         """Return the time of gathering partial results, with the logarithm of their sums, in float32."""
-        mixer = layer.mixer
-        size = mixer.num_heads * (mixer.head_dim + 1) * 4 if isinstance(mixer, AttentionSpec) else 0
+        mixer = attention_of(layer.mixer)
+        if mixer is None:
+            return 0.0
+        size = mixer.num_heads * (mixer.head_dim + 1) * 4
         return self._links.seconds("all_gather", self.division.cp, self.division.cp * rows * size)
 
     def _hops(self, layer: LayerSpec, model: ModelSpec, tokens: float) -> float:
-        """Return the time in which keys and values of a device's tokens go around."""
+        """Return the time in which keys and values of a device's tokens go around, or what they do to a state."""
         own = tokens * kv_bytes_per_token(replace(model, layers=(layer,)), self._kv_dtype)
-        return (self.division.cp - 1) * self._links.seconds("send", 2, own)
+        return (self.division.cp - 1) * self._links.seconds("send", 2, own + told_bytes(layer))
 
 
 def _decode(rows: int, context: int, cp: int) -> StepShape:

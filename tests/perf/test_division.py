@@ -127,6 +127,19 @@ def test_ranks_of_cp_have_equal_parts_of_the_triangle() -> None:
     )
 
 
+def test_ranks_of_cp_tell_what_their_tokens_do_to_states() -> None:
+    """However long the prompt is, beside keys and values of it."""
+    model, between = spec("qwen3.5-9b"), links(0.0, 1e9)
+    states = sum(each.unit_bytes(1, "float32") for layer in model.layers for each in layer.mixer.states if each.exact)
+    keys = sum(each.token_bytes("bfloat16") for layer in model.layers for each in layer.mixer.states)
+    for cp, tokens in ((2, 4096), (4, 4096), (4, 8192)):
+        ring = divided("qwen3.5-9b", between, cp=cp).prompt(tokens, tokens).cp
+        assert ring == pytest.approx((cp - 1) * (2 * states + keys * tokens / cp) / 1e9)
+    assert divided("qwen3.5-9b", links(1e-6), cp=4).decode(3, 8192).cp == pytest.approx(8e-6), "its attention merges"
+    with pytest.raises(InvalidConfig, match="pp 2: layers with a mixer"):
+        divided("qwen3.5-9b", pp=2)
+
+
 def test_whole_experts_on_the_ranks_of_tp_cost_the_same_sums_and_other_bytes() -> None:
     """Against drawing: 5 tokens choose 8 of 128 experts, of which a rank holds 32."""
     spread, whole = (divided("qwen3-30b-a3b", links(1e-6), tp=4, ep=ep) for ep in (1, 4))
