@@ -1,15 +1,18 @@
 """What pieces of rows do to the states of a delta rule.
 
 A token multiplies the state by (I - β k kᵀ) · decay, so a piece has a matrix in place of one decay. The op itself finds
-both: run from zeros it leaves what is added, and run from the identity, with values of zero, the matrix.
+it, and what is added, in one run: a state's columns know nothing of each other, so the columns of zeros with the values
+stand beside those of the identity with values of zero.
 
-Legend: that of op.py.
+Legend: that of op.py, and
+    X  columns of both
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ridgeline.kernels.transfer import Affine
 from ridgeline.kernels.turns import Pieces, RecurrentOp
@@ -19,9 +22,9 @@ def transfer(
     pieces: Pieces, op: RecurrentOp, states_NGKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_TGV: Tensor, *others_T: Tensor
 ) -> Affine:
     """Return what the op does to states like these. op: takes q, k and v, and then the others."""
-    added_RGKV = pieces.ran(op, states_NGKV, q_THK, k_THK, v_TGV, *others_T)
-    heads, width = states_NGKV.shape[1:3]
-    identity_KK = torch.eye(width, dtype=states_NGKV.dtype, device=states_NGKV.device)
-    matrix_NGKK = identity_KK.repeat(1 + len(pieces.lengths), heads, 1, 1)
-    op(pieces.going_on, matrix_NGKK, q_THK, k_THK, v_TGV.new_zeros(len(v_TGV), heads, width), *others_T)
-    return Affine(matrix_NGKK[1:], added_RGKV)
+    heads, width, values = states_NGKV.shape[1:]
+    begun_NGKX = states_NGKV.new_zeros(1 + len(pieces.lengths), heads, width, values + width)
+    begun_NGKX[..., values:] = torch.eye(width, dtype=states_NGKV.dtype, device=states_NGKV.device)
+    op(pieces.going_on, begun_NGKX, q_THK, k_THK, F.pad(v_TGV, (0, width)), *others_T)
+    added_RGKV, matrix_RGKK = begun_NGKX[1:].split((values, width), -1)
+    return Affine(matrix_RGKK, added_RGKV)
