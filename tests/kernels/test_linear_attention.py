@@ -33,7 +33,7 @@ def names(op: Op[Any]) -> list[str]:
 
 
 def chosen(op: Op[Any], name: str, device: str = "cpu") -> Callable[..., Any]:
-    if name in ("triton", "batch_invariant"):
+    if name in ("triton", "batch_invariant", "triton_training"):
         pytest.importorskip("triton")
     return op.choose(Platform.of(torch.device(device)), name)
 

@@ -27,7 +27,7 @@ def parameters(function: object) -> dict[str, Parameter]:
 @pytest.mark.parametrize(("op", "implementation"), IMPLEMENTED)
 def test_an_implementation_takes_what_the_reference_takes(op: Op, implementation: Implementation) -> None:
     """By the same names and in the same order, with the same defaults; what it takes beside that has defaults."""
-    if implementation.name in ("triton", "batch_invariant"):
+    if implementation.name in ("triton", "batch_invariant", "triton_training"):
         pytest.importorskip("triton")
     wanted, taken = parameters(op.reference), parameters(implementation.load())
     if implementation.target.startswith("torch.nn.functional:"):  # positions are torch's to name

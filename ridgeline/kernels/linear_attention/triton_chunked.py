@@ -144,7 +144,7 @@ def _walk(
     return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _linear_attention_states(
     told_ptr, v_ptr, leaves_ptr, before_ptr, states_ptr, asked_ptr, do_ptr, after_ptr, d_final_ptr, d_initial_ptr,
     start_ptr, reads_ptr, writes_ptr, fresh_ptr, marks_ptr, marked_ptr, of_ptr,

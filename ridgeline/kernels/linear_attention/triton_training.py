@@ -47,9 +47,8 @@ def linear_attention(
 ) -> Tensor:
     """Compute the op, with gradients of all inputs but the states."""
     q_THK, k_THK = q_THK.to(v_THV.dtype), k_THK.to(v_THV.dtype)
-    initial_RHKV = states_NHKV.detach()[turns.reads_R]
     decay_THK = by_channel(decay, k_THK)
-    o_THV, _ = _Chunked.apply(q_THK, k_THK, v_THV, decay_THK, initial_RHKV, states_NHKV, turns, scale)
+    o_THV, _ = _Chunked.apply(q_THK, k_THK, v_THV, decay_THK, None, states_NHKV, turns, scale)
     return o_THV
 
 
@@ -80,7 +79,8 @@ class _Faded(NamedTuple):
 
 
 class _Chunked(torch.autograd.Function):
-    """The chunked form as torch sees it. The states, which the rows' initial states are copies of, are replaced."""
+    """The chunked form as torch sees it. The rows' states are replaced. initial_RHKV: the states that the rows begin
+    with, if those have gradients, and then the states after the rows come out, too; None: they have none."""
 
     @staticmethod
     def forward(
@@ -89,37 +89,40 @@ class _Chunked(torch.autograd.Function):
         k_THK: Tensor,
         v_THV: Tensor,
         decay_THK: Tensor,
-        initial_RHKV: Tensor,
+        initial_RHKV: Tensor | None,
         states_NHKV: Tensor,
         turns: Turns,
         scale: float,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         rule = Rule(q_THK, k_THK, v_THV, decay_THK, scale)
-        ctx.save_for_backward(q_THK, k_THK, v_THV, decay_THK, initial_RHKV)
+        if any(ctx.needs_input_grad):
+            begun_RHKV = states_NHKV[turns.reads_R] if initial_RHKV is None else initial_RHKV
+            ctx.save_for_backward(q_THK, k_THK, v_THV, decay_THK, begun_RHKV)
         ctx.turns, ctx.scale = turns, scale
         ctx.set_materialize_grads(False)
         chunks = turns.chunks(CHUNK)
         faded = _faded(rule, chunks)
         before_CHKV = _states_like(rule, chunks)
         _walk(rule, faded, before_CHKV, states_NHKV, turns, chunks)
-        o_THV = torch.zeros(v_THV.shape, dtype=v_THV.dtype, device=v_THV.device)
+        o_THV = _room(v_THV, v_THV.dtype, turns)
         heads, keys, values = before_CHKV.shape[1:]
         _linear_attention_outputs[(triton.cdiv(values, WIDE), heads, len(before_CHKV))](
             faded.asked_THK, v_THV, faded.within_CHLL, before_CHKV, o_THV, chunks.first_C, chunks.length_C,
             v_THV.stride(0), H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK,
         )  # fmt: skip
-        return o_THV, states_NHKV[turns.writes_R]
+        return o_THV, None if initial_RHKV is None else states_NHKV[turns.writes_R]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        q_THK, k_THK, v_THV, decay_THK, initial_RHKV = ctx.saved_tensors
+        q_THK, k_THK, v_THV, decay_THK, begun_RHKV = ctx.saved_tensors
         do_THV, d_final_RHKV = gradients
         do_THV = torch.zeros_like(v_THV) if do_THV is None else do_THV
         rule = Rule(q_THK, k_THK, v_THV, decay_THK, ctx.scale)
-        found = _gradients(
-            rule, do_THV.contiguous(), initial_RHKV, d_final_RHKV, ctx.turns, bool(ctx.needs_input_grad[3])
+        of_decays, of_initial = ctx.needs_input_grad[3:5]
+        *found, d_initial_RHKV = _gradients(
+            rule, do_THV.contiguous(), begun_RHKV, d_final_RHKV, ctx.turns, bool(of_decays)
         )
-        return *found, None, None, None
+        return *found, d_initial_RHKV if of_initial else None, None, None, None
 
 
 def _faded(rule: Rule, chunks: Chunks) -> _Faded:
@@ -138,6 +141,12 @@ def _faded(rule: Rule, chunks: Chunks) -> _Faded:
         rule.scale, H=heads, K=keys, BK=NARROW, L=CHUNK, PART=PART, EACH=each,
     )  # fmt: skip
     return _Faded(asked_THK, told_THK, leaves_CHK, within_CHLL)
+
+
+def _room(like: Tensor, dtype: torch.dtype, turns: Turns) -> Tensor:
+    """Return memory for a result of this shape. Tokens behind the rows, if there can be any, are zeros."""
+    padded = turns.tokens_each * turns.num_rows != turns.num_tokens
+    return (torch.zeros if padded else torch.empty)(like.shape, dtype=dtype, device=like.device)
 
 
 def _states_like(rule: Rule, chunks: Chunks) -> Tensor:
@@ -187,7 +196,7 @@ def _gradients(
     _walk(rule, faded, before_CHKV, initial_RHKV, own, chunks, do_THV, d_final_RHKV, after_CHKV, d_initial_RHKV)
     shape = {"H": heads, "K": keys, "L": CHUNK}
     wide = shape | {"V": values, "BK": WIDE, "BV": WIDE}
-    dv_THV = torch.zeros(v_THV.shape, dtype=v_THV.dtype, device=device)
+    dv_THV = _room(v_THV, v_THV.dtype, turns)
     d_within_CHLL = torch.empty((number, heads, CHUNK, CHUNK), dtype=torch.float32, device=device)
     _linear_attention_dv[(heads, number)](
         faded.told_THK, v_THV, do_THV, faded.within_CHLL, after_CHKV, dv_THV, d_within_CHLL,
@@ -199,8 +208,8 @@ def _gradients(
         q_THK, k_THK, rule.fade_THK, d_within_CHLL, dq_within_THK, dk_within_THK, chunks.first_C, chunks.length_C,
         of_q, of_k, *of_fade, **shape, BK=NARROW, PART=PART, EACH=each,
     )  # fmt: skip
-    dq_THK, dk_THK = (torch.zeros(k_THK.shape, dtype=k_THK.dtype, device=device) for _ in range(2))
-    d_fade_THK = torch.zeros(k_THK.shape, dtype=torch.float32, device=device) if of_decays else None
+    dq_THK, dk_THK = (_room(k_THK, k_THK.dtype, turns) for _ in range(2))
+    d_fade_THK = _room(k_THK, torch.float32, turns) if of_decays else None
     _linear_attention_dk[(triton.cdiv(keys, WIDE), heads, number)](
         q_THK, k_THK, v_THV, rule.fade_THK, do_THV, before_CHKV, after_CHKV, dq_within_THK, dk_within_THK,
         dq_THK, dk_THK, d_fade_THK, chunks.first_C, chunks.length_C,
