@@ -13,7 +13,6 @@ Legend:
     S  slots
     K  experts of a token
     P  pairs of a token and one of its experts, sorted by expert
-    C  pairs that are computed
     F  an expert's inner width
 """
 
@@ -24,11 +23,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ridgeline.core.expert_cache import ExpertCacheFigures
-from ridgeline.core.expert_spec import UNGATED
-from ridgeline.kernels.grouped_gemm.torch_ops import down
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.route.op import Routes, without_waiting
 
@@ -71,17 +67,34 @@ class ExpertCache:
             self._bring(needed, needed)
 
     def sum(self, x_TM: Tensor, routes: Routes, start: Sequence[int], add_TM: Tensor | None) -> Tensor:
-        """Return the weighted sum over the tokens' experts, plus `add_TM`, of the step that has begun."""
-        needed = wanted(start)
-        if len(needed) <= self._slots:
-            return self._together(x_TM, routes, needed, add_TM)
-        return self._one_by_one(x_TM, routes, needed, start, add_TM)
+        """Return the weighted sum over the tokens' experts, plus `add_TM`, of the step that has begun.
 
-    def _together(self, x_TM: Tensor, routes: Routes, needed: Sequence[int], add_TM: Tensor | None) -> Tensor:
-        """Multiply by the slots as by a stack of experts."""
-        self._wait()
+        Experts for which there are not slots enough come in groups: those that are here, and then others, which are
+        copied while the group before is multiplied.
+        """
+        groups = self._groups(wanted(start))
+        for group, following in zip(groups, [*groups[1:], []], strict=True):
+            self._bring(group, group)
+            self._wait()
+            if len(group) + len(following) <= self._slots:
+                self._bring(following, [*group, *following])
+            add_TM = self._products(x_TM, routes, group, add_TM)
+        assert add_TM is not None  # there is a group, if an empty one
+        return add_TM
+
+    def _groups(self, needed: list[int]) -> list[list[int]]:
+        """Return the experts in the order of their products, with room for two groups of those that are to be
+        copied."""
+        if len(needed) <= self._slots:
+            return [needed]
+        here, missing = ([e for e in needed if (e in self._slot_of) is there] for there in (True, False))
+        size = max(1, self._slots // 2)
+        return [group for group in (here, *(missing[i : i + size] for i in range(0, len(missing), size))) if group]
+
+    def _products(self, x_TM: Tensor, routes: Routes, group: Sequence[int], add_TM: Tensor | None) -> Tensor:
+        """Multiply by the slots as by a stack of experts. Pairs of experts beyond the group go nowhere."""
         slots = torch.full((len(routes.start_E1),), self._slots, dtype=torch.int32)
-        slots[list(needed)] = torch.tensor([self._slot_of[expert] for expert in needed], dtype=torch.int32)
+        slots[list(group)] = torch.tensor([self._slot_of[expert] for expert in group], dtype=torch.int32)
         slot_TK = slots.to(x_TM.device, non_blocking=True)[routes.expert_TK.long()]
         own = without_waiting(slot_TK, routes.weight_TK, self._slots)
         gate_up, gate_up_bias, down_weight, down_bias = self._held
@@ -89,30 +102,6 @@ class ExpertCache:
         assert down_weight is not None
         h_PF = self._ops.grouped_gate_up(x_TM, gate_up, gate_up_bias, own, self._gate)
         return self._ops.grouped_down(h_PF, down_weight, down_bias, own, add_TM)
-
-    def _one_by_one(
-        self, x_TM: Tensor, routes: Routes, needed: Sequence[int], start: Sequence[int], add_TM: Tensor | None
-    ) -> Tensor:
-        """Multiply expert by expert, those first that are here, and copy the next one meanwhile."""
-        order = sorted(needed, key=lambda expert: expert not in self._slot_of)
-        y_CM = torch.empty(start[-1], x_TM.shape[1], dtype=x_TM.dtype, device=x_TM.device)
-        for expert, following in zip(order, [*order[1:], None], strict=True):
-            self._bring([expert], [expert])
-            self._wait()
-            if following is not None and self._slots > 1:
-                self._bring([following], [expert, following])
-            slot, span = self._slot_of[expert], slice(start[expert], start[expert + 1])
-            gate_up, gate_up_bias, down_weight, down_bias = (None if t is None else t[slot] for t in self._held)
-            assert gate_up is not None
-            assert down_weight is not None
-            x_NM = x_TM.index_select(0, routes.token_P[span])
-            h_NF = self._activated(F.linear(x_NM, gate_up, gate_up_bias))
-            y_CM[span] = F.linear(h_NF, down_weight, down_bias)
-        return down(lambda expert, y_NM, bias_M: y_NM, y_CM.shape[1], y_CM, None, routes, add_TM)
-
-    def _activated(self, y_NG: Tensor) -> Tensor:
-        apply = self._ops.activation if self._gate in UNGATED else self._ops.gated_activation
-        return apply(y_NG, self._gate)
 
     def _bring(self, experts: Sequence[int], keep: Collection[int]) -> None:
         """Copy the experts that are not here, in place of others than those to keep."""
