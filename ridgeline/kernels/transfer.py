@@ -1,4 +1,4 @@
-"""What a piece of a row does to the state in front of it, as numbers that ranks can tell each other.
+"""Transfers: the effect of a piece of a row on the state in front of it, as numbers that ranks can tell each other.
 
 A piece is run without the state in front of it. What it does to any such state is known from its tokens alone, and two
 pieces in a row do what one does after the other. So ranks that hold pieces of a row need each other's transfers, and no
@@ -27,7 +27,7 @@ BLOCK = 4096  # tokens whose contributions are added up at once, so that no long
 
 @dataclass(frozen=True)
 class Transfer:
-    """What each of some pieces does to a state. All fields are tensors by piece."""
+    """The effect of each of some pieces on a state. All fields are tensors by piece."""
 
     def after(self, states_R: Tensor) -> Tensor:
         """Return the states behind the pieces, from those in front of them."""

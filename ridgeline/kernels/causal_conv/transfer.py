@@ -1,4 +1,4 @@
-"""What pieces of rows do to the tails of the short convolution.
+"""Transfers of the short convolution (kernels/transfer.py).
 
 Legend: that of op.py.
 """

@@ -1,4 +1,4 @@
-"""What pieces of rows do to the states of a delta rule.
+"""Transfers of delta rules (kernels/transfer.py).
 
 A token multiplies the state by (I - β k kᵀ) · decay, so a piece has a matrix in place of one decay. The op itself finds
 it, and what is added, in one run: a state's columns know nothing of each other, so the columns of zeros with the values

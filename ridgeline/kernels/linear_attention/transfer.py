@@ -1,4 +1,4 @@
-"""What pieces of rows do to the states of linear attention: one product, and no outputs.
+"""Transfers of linear attention (kernels/transfer.py): one product for each piece of a row, and no outputs.
 
 Legend: that of op.py.
 """

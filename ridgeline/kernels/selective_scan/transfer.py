@@ -1,4 +1,4 @@
-"""What pieces of rows do to the states of Mamba.
+"""Transfers of Mamba (kernels/transfer.py).
 
 Every number of a state decays at a rate of its own, so what tokens add is no product: the op itself finds it.
 

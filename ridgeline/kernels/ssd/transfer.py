@@ -1,4 +1,4 @@
-"""What pieces of rows do to the states of Mamba-2: one product, and no outputs.
+"""Transfers of Mamba-2 (kernels/transfer.py): one product for each piece of a row, and no outputs.
 
 Legend: that of op.py, and
     X  channels of a group's heads

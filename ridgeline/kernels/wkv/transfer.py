@@ -1,4 +1,4 @@
-"""What pieces of rows do to the states of RWKV: sums over a common factor are joined with sums over another.
+"""Transfers of RWKV (kernels/transfer.py): sums over a common factor are joined with sums over another.
 
 Legend: that of op.py.
 """
@@ -17,7 +17,9 @@ from ridgeline.kernels.wkv.op import NOTHING
 
 @dataclass(frozen=True)
 class Weighed(Transfer):
-    """added_R3X: the states behind pieces that begin with nothing. decay_RX: the logarithm of what a piece leaves of
+    """Sums that are joined with those in front.
+
+    added_R3X: the states behind pieces that begin with nothing. decay_RX: the logarithm of what a piece leaves of
     the weights in front of it."""
 
     added_R3X: Tensor
