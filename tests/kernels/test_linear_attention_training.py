@@ -141,3 +141,17 @@ def test_constant_decays_cost_no_gradient() -> None:
     triton_training.linear_attention(*mine, decay, states, turns, scale).sum().backward()
     assert decay.grad is None
     assert all(x.grad is not None for x in mine)
+
+
+def test_compiled_functions_break_around_the_kernels() -> None:
+    *given, states, turns, scale = Case((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
+
+    def loss(*x: Tensor) -> Tensor:
+        return (triton_training.linear_attention(*x, states, turns, scale) * 2).sin().sum()
+
+    found = []
+    for run in (loss, torch.compile(loss, backend="aot_eager")):
+        mine = [x.detach().clone().requires_grad_(True) for x in given]
+        found.append(torch.autograd.grad(run(*mine), mine))
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain)

@@ -1,9 +1,9 @@
 """Linear attention on a GPU with gradients: kernels that take all chunks side by side, forward and backward.
 
 The backward pass computes the states before the chunks again. For a head of K by V they are 2 K V / 64 bytes a token in
-16 bits, which is more than the token's q, k, v and decays together from K = V = 128 on: 512 and 1,280 bytes there,
-4,096 and 3,072 for 256 by 512. Kept from the forward pass they would stay for every layer at once; made again, they are
-there for one layer at a time, and cost one more product with the state.
+16 bits: 4,096 for 256 by 512, where the token's q, k, v and decays are 3,072. Kept from the forward pass they would
+stay for every layer at once. Made again they are there for one layer at a time, for the bytes of k, v and the states
+once more; docs/recurrent-math.md counts them.
 
 Yang, Wang, Shen, Panda and Kim, "Gated Linear Attention Transformers with Hardware-Efficient Training",
 arXiv 2312.06635.
@@ -42,6 +42,7 @@ from ridgeline.kernels.turns import Chunks, Turns
 STAGES = 3  # chunks that a walk asks for at once
 
 
+@torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
 def linear_attention(
     q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
 ) -> Tensor:
@@ -70,7 +71,7 @@ def linear_attention_from(
 
 
 class _Faded(NamedTuple):
-    """What the kernels make of a chunk before they have its state."""
+    """A chunk's numbers before its state is known."""
 
     asked_THK: Tensor
     told_THK: Tensor
