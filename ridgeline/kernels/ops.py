@@ -31,6 +31,7 @@ from ridgeline.kernels.output_gate.op import OUTPUT_GATE
 from ridgeline.kernels.packed_attention.op import PACKED_ATTENTION
 from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
 from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
+from ridgeline.kernels.sampling.cuts import CUT_BEGIN, CUT_END, CUT_ROUND
 from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
@@ -93,6 +94,9 @@ class Ops:
     noised = NOISED
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS
+    cut_begin = CUT_BEGIN
+    cut_round = CUT_ROUND
+    cut_end = CUT_END
     mask_logits = MASK_LOGITS
     score_tokens = SCORE_TOKENS
     step_inputs = STEP_INPUTS

@@ -2,13 +2,13 @@
 
 A rank scores its part of the vocabulary, and tells the others what they need of it:
 
-    greedy rows, and drawn ones without filters    its winner, adjusted by biases, penalties and masks: 8 bytes
-    rows with filters                              its likeliest tokens and its mass: 1 KiB
-    logprobs                                       its mass, the chosen token's score and rank, its likeliest tokens
-    guidance                                       the masses of the two rows
+    greedy and drawn rows   its winner, adjusted by biases, penalties and masks: 8 bytes
+    rows with filters       how many tokens and how much mass it has by their distance from the likeliest: a few KiB
+    logprobs                its mass, the chosen token's score and rank, its likeliest tokens
+    guidance                the masses of the two rows
 
-The one exception: rows whose filter does not cut among the candidates need the whole row, which is gathered. (So are
-all rows of a step with filters on a GPU, where a graph cannot ask and no kernel lists candidates yet.)
+Filters are cuts, which kernels/sampling/cuts.py finds. Nothing is asked of the host, and no shape depends on the rows,
+so all of it can be captured. A few rows on a GPU are gathered whole, which is faster.
 
 Legend:
     R  rows, or positions of a prompt
@@ -23,6 +23,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -31,12 +32,13 @@ from torch import Tensor
 from ridgeline.core.plan import Feature
 from ridgeline.core.token_bits import part_of
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.sampling.candidates import CANDIDATES, draw_filtered, is_filtered, likeliest, told
+from ridgeline.kernels.sampling.cut_search import Cut
+from ridgeline.kernels.sampling.cuts import mean, moments
 from ridgeline.kernels.sampling.op import SamplingTables
-from ridgeline.kernels.sampling.parts import tables_of
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs, guide
-from ridgeline.kernels.sampling.torch_ops import adjusted
 from ridgeline.parallel.axis import Axis
+
+GATHERED = 256 << 10  # bytes of a rank's scores: one launch gathers them, where a search takes a dozen
 
 
 class Vocabulary:
@@ -45,8 +47,8 @@ class Vocabulary:
     Scores have `each` columns on every rank; where the last part is short, the rest means nothing.
     """
 
-    def __init__(self, size: int, axis: Axis, ops: Ops, candidates: int = CANDIDATES) -> None:
-        self.size, self._axis, self._ops, self._candidates = size, axis, ops, candidates
+    def __init__(self, size: int, axis: Axis, ops: Ops) -> None:
+        self.size, self._axis, self._ops = size, axis, ops
         self.each = -(-size // axis.size)
         self.first = min(self.each * axis.rank, size)
         self.count = min(self.each, size - self.first)
@@ -70,13 +72,14 @@ class Vocabulary:
         self, scores_RU: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
     ) -> Tensor:
         """Return what the op `sample` does with the whole rows, the same on every rank: int64 [R]."""
-        filtered = bool(features & Feature.FILTER)
-        if not self.divided or (filtered and scores_RU.is_cuda):
-            return self._ops.sample(self.whole(scores_RU), tables, slots_R, position_R, features)
-        token_R = self._winners(scores_RU, tables, slots_R, position_R, features)
-        if filtered:
-            self._filter(token_R, scores_RU, tables, slots_R, position_R, features)
-        return token_R
+        if not self.divided:
+            return self._ops.sample(scores_RU, tables, slots_R, position_R, features)
+        if features & Feature.FILTER:
+            if scores_RU.is_cuda and scores_RU.nbytes <= GATHERED:
+                return self._ops.sample(self.whole(scores_RU), tables, slots_R, position_R, features)
+            scores_RU = self._filtered(scores_RU, tables, slots_R, position_R, features)
+            features &= Feature.RANDOM
+        return self._winners(scores_RU, tables, slots_R, position_R, features)
 
     def _winners(
         self, scores_RU: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
@@ -89,28 +92,25 @@ class Vocabulary:
         pairs_RN2 = self._axis.all_gather(pair_R2).view(len(pair_R2), self._axis.size, 2)
         return self._ops.best_of_parts(pairs_RN2, tables, slots_R, position_R, features)
 
-    def _filter(
-        self,
-        token_R: Tensor,
-        scores_RU: Tensor,
-        tables: SamplingTables,
-        slots_R: Tensor,
-        position_R: Tensor,
-        features: Feature,
-    ) -> None:
-        """Replace the tokens of rows with filters. All ranks hold the same candidates, so they agree on what these
-        decide."""
-        own = tables_of(tables, self.first, self.count)
-        own_RU = adjusted(scores_RU[:, : self.count], own, slots_R, position_R, features).float()
-        told_RX = told(own_RU, tables.temperature_S[slots_R], self.first, self._candidates)
-        told_RNX = self._axis.all_gather(told_RX).unflatten(1, (self._axis.size, -1))
-        drawn_R, decided_R = draw_filtered(told_RNX, tables, slots_R, position_R, self.size)
-        wanted_R = is_filtered(tables, slots_R) & (token_R >= 0)  # not where scores are no numbers
-        token_R.copy_(torch.where(wanted_R & decided_R, drawn_R, token_R))
-        row_n = (wanted_R & ~decided_R).nonzero()[:, 0]
-        if len(row_n):
-            whole_nV = self.whole(scores_RU[row_n])
-            token_R[row_n] = self._ops.sample(whole_nV, tables, slots_R[row_n], position_R[row_n], features)
+    def _filtered(
+        self, scores_RU: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
+    ) -> Tensor:
+        """Return this rank's adjusted scores, with -inf for tokens that the rows' filters remove."""
+        asked = tables, slots_R, position_R, features
+        source_RU, top_RJ = self._ops.cut_begin(scores_RU, *asked, self.first, self.count)
+        top_RM = self._axis.all_gather(top_RJ)
+        cut = Cut(tables, slots_R, top_RM, self._axis.rank, self._axis.size, self.count, self.size)
+        kept_RU = self._cut(source_RU, cut)
+        if not features & Feature.TYPICAL:
+            return kept_RU
+        mean_R = mean(self._axis.all_gather(moments(kept_RU[:, : self.count], cut)))
+        return self._cut(kept_RU, replace(cut, mean_R=mean_R))
+
+    def _cut(self, source_RU: Tensor, cut: Cut) -> Tensor:
+        """Return the scores with -inf for tokens behind the rows' cuts."""
+        for number in range(cut.rounds):
+            cut.told.append(self._axis.all_gather(self._ops.cut_round(source_RU, cut, number)))
+        return self._ops.cut_end(source_RU, cut)
 
     def score(self, scores_RU: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
         """Return what the op `score_tokens` does with the whole rows."""
@@ -159,6 +159,12 @@ class Vocabulary:
         logprobs_FU = both_FU - _log_total(told_FX.unflatten(1, (self._axis.size, -1)))
         c_FU, u_FU = logprobs_FU.chunk(2)
         return scores_RU.float().index_copy(0, row_F, torch.lerp(u_FU, c_FU, scale_F[:, None]))
+
+
+def likeliest(value_RX: Tensor, token_RX: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest values of each row, and the tokens beside them. Equal ones keep their order."""
+    value_RX, order_RX = value_RX.sort(dim=-1, descending=True, stable=True)
+    return value_RX[:, :count], token_RX.gather(1, order_RX[:, :count])
 
 
 def _mass(x_RU: Tensor) -> Tensor:

@@ -51,6 +51,9 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
     assert [t for t in timings if t.error or t.seconds <= 0] == []
     missing = set(OPS) - {t.subject.op.name for t in timings}
     elsewhere = {
+        "cut_begin",  # of the ranks of a divided vocabulary, as are the next two; benchmarks/divided_filters.py
+        "cut_round",
+        "cut_end",
         "merge_attention",  # of the tokens of several ranks; a step of a group is what shows it
         "partial_attention",
         "mask_logits",  # works in place; benchmarks/masks.py measures it

@@ -28,7 +28,10 @@ PARAMS = [
     SamplingParams(temperature=1.0, top_k=5, top_p=0.8),
     SamplingParams(temperature=0.5, top_p=0.6),
     SamplingParams(temperature=9.0, top_p=0.99),
+    SamplingParams(temperature=1.0, min_p=0.05, logit_bias={3: 2.0}),
+    SamplingParams(temperature=2.0, top_k=30, top_p=0.7, typical_p=0.8),
 ]
+KERNELS = ("cut_begin", "cut_round", "cut_end", "draw_part", "best_of_parts")
 
 
 def numbers(which: int, *shape: int) -> Tensor:
@@ -55,12 +58,15 @@ def check(axis: ProcessAxis) -> None:
     torch.testing.assert_close(by_parts.all_reduce_norm(own_TM, residual_TM, weight_M, 1e-5, ops)[0], m_TM)
     torch.testing.assert_close(by_parts.whole(residual_TM, TOKENS), s_TM)
 
-    vocabulary = Vocabulary(VOCAB, axis, ops, 12)
-    batch = [Row(params, seed=seed) for seed, params in enumerate(PARAMS)]
-    logits_RV, sampling = 3 * numbers(5, len(batch), VOCAB), sampling_of(batch, VOCAB)
-    padded_RV = torch.nn.functional.pad(logits_RV, (0, vocabulary.each * axis.size - VOCAB))
-    token_R = vocabulary.sample(padded_RV.split(vocabulary.each, 1)[axis.rank], *sampling)
-    assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
+    by_kernels = Ops(Platform(device_type="cpu"), dict.fromkeys(KERNELS, "triton"))
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and axis.size < 4
+    for chosen in (ops, by_kernels) if interpreted else (ops,):
+        vocabulary = Vocabulary(VOCAB, axis, chosen)
+        batch = [Row(params, seed=seed) for seed, params in enumerate(PARAMS)]
+        logits_RV, sampling = 3 * numbers(5, len(batch), VOCAB), sampling_of(batch, VOCAB)
+        padded_RV = torch.nn.functional.pad(logits_RV, (0, vocabulary.each * axis.size - VOCAB))
+        token_R = vocabulary.sample(padded_RV.split(vocabulary.each, 1)[axis.rank], *sampling)
+        assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
 
 
 def forked(size: int, folder: Path) -> None:

@@ -46,9 +46,9 @@ def part_of_scores(logits_RV: Tensor, vocabulary: Vocabulary) -> Tensor:
     return torch.nn.functional.pad(own_RU, (0, missing), value=torch.nan)
 
 
-def on_parts(size: int, work: Callable[[Vocabulary], Tensor], candidates: int = 128) -> Tensor:
+def on_parts(size: int, work: Callable[[Vocabulary], Tensor], ops: Ops = OPS) -> Tensor:
     """What every rank returns, which is the same."""
-    results = on_ranks(size, lambda axis: work(Vocabulary(V, axis, OPS, candidates)))
+    results = on_ranks(size, lambda axis: work(Vocabulary(V, axis, ops)))
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=0, atol=0, equal_nan=True)
     return results[0]
@@ -69,9 +69,8 @@ def scores(count: int, seed: int, *, masked: bool = False) -> Tensor:
     seed=st.integers(0, 2**30),
     masked=st.booleans(),
     ranks=st.integers(2, 4),
-    candidates=st.sampled_from([1, 2, 5, 12, 128]),
 )
-def test_ranks_draw_the_tokens_of_one_device(batch, seed: int, masked: bool, ranks: int, candidates: int) -> None:
+def test_ranks_draw_the_tokens_of_one_device(batch, seed: int, masked: bool, ranks: int) -> None:
     logits_RV = scores(len(batch), seed, masked=masked)
     sampling = sampling_of(batch, V)
     wanted = op.sample_reference(logits_RV, *sampling)
@@ -79,7 +78,7 @@ def test_ranks_draw_the_tokens_of_one_device(batch, seed: int, masked: bool, ran
     def draw(vocabulary: Vocabulary) -> Tensor:
         return vocabulary.sample(part_of_scores(logits_RV, vocabulary), *sampling)
 
-    assert on_parts(ranks, draw, candidates).tolist() == wanted.tolist()
+    assert on_parts(ranks, draw).tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize(
@@ -87,22 +86,22 @@ def test_ranks_draw_the_tokens_of_one_device(batch, seed: int, masked: bool, ran
     [
         (SamplingParams(temperature=0), 2),
         (SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias={3: 2.0}, min_tokens=3), 2),
-        (SamplingParams(temperature=1.0, top_k=5, top_p=0.9, min_p=0.1, typical_p=0.9), 22),
-        (SamplingParams(temperature=0.4, top_p=0.6), 22),
-        (SamplingParams(temperature=0.4, min_p=0.2), 22),
-        (SamplingParams(temperature=9.0, top_p=0.99), V // 2),  # no cut among ten candidates
-        (SamplingParams(temperature=1.0, top_k=11), V // 2),
-        (SamplingParams(temperature=1.0, typical_p=0.5), V // 2),
+        (SamplingParams(temperature=1.0, top_k=5, top_p=0.9, min_p=0.1, typical_p=0.9), 768),
+        (SamplingParams(temperature=0.4, top_p=0.6), 768),
+        (SamplingParams(temperature=9.0, top_p=0.99), 768),
+        (SamplingParams(temperature=1.0, top_k=1100), 768),
+        (SamplingParams(temperature=1.0, typical_p=0.5), 768),
     ],
     ids=str,
 )
-def test_whole_rows_are_gathered_only_if_candidates_do_not_decide(row: SamplingParams, most: int) -> None:
-    """22: ten candidates with their ids, the largest logit and the mass."""
-    logits_RV, sampling = scores(1, 1), sampling_of([Row(row, seed=3)], V)
+def test_no_row_is_gathered_whole(row: SamplingParams, most: int) -> None:
+    """768: the counts of 256 values of a digit, and their masses of two words each. A rank has 1000 scores."""
+    vocab, sampling = 2000, sampling_of([Row(row, seed=3)], 2000)
+    logits_RV = 3 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(1))
 
     def draw(axis: ThreadAxis) -> int:
         counted = Counted(axis.rank, axis.size, axis._barrier, axis._held)
-        vocabulary = Vocabulary(V, counted, OPS, 10)
+        vocabulary = Vocabulary(vocab, counted, OPS)
         token_R = vocabulary.sample(part_of_scores(logits_RV, vocabulary), *sampling)
         assert token_R.tolist() == op.sample_reference(logits_RV, *sampling).tolist()
         return counted.most

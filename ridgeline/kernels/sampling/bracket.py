@@ -25,7 +25,7 @@ RANKED = tl.constexpr(1e-30)  # a scale that makes any difference of logits too 
 DEVIATIONS = tl.constexpr(4.0)  # standard deviations by which a sample may be off before a row takes the slow way
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_token"])
 def stats_kernel(
     logits_ptr,
     slots_ptr,
@@ -44,6 +44,7 @@ def stats_kernel(
     tile_max_ptr,
     tile_sum_ptr,
     V,
+    first_token,
     logits_stride,
     adjusted_stride,
     bias_ids_stride,
@@ -59,7 +60,9 @@ def stats_kernel(
     PENALTY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Find the largest logit of each tile and Σ exp((x - largest) / temperature). Grid (J, R)."""
+    """Find the largest logit of each tile and Σ exp((x - largest) / temperature). Grid (J, R).
+
+    A row's V logits are those of the tokens from `first_token` on."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first = tile * TILE
     token = first + tl.arange(0, TILE)
@@ -74,8 +77,8 @@ def stats_kernel(
     if BIAS_WIDTH + STOP_WIDTH > 0 or PENALTY:
         x = adjusted(
             x,
-            token,
-            first,
+            token + first_token,
+            first + first_token,
             valid,
             slot,
             tl.load(position_ptr + row),

@@ -88,23 +88,13 @@ def sample(
     typical = random and bool(features & Feature.TYPICAL)
     filtered = random and bool(features & Feature.FILTER) and not typical
     first = part or 0
-    flags = _flags(tables, features)
+    flags = flags_of(tables, features)
     adjusts = any(flags.values())
     options = launch_options(device)
     approximate = compute_capability(device) != (0, 0)  # NVIDIA's GPUs have the instruction
-    strides = _strides(tables)
+    strides = strides_of(tables)
     nothing = slots_R  # in place of pointers that are not read
-    columns = (
-        tables.bias_ids_SB,
-        tables.bias_SB,
-        tables.stop_ids_SE,
-        tables.output_count_SV,
-        tables.prompt_seen_SV,
-        tables.min_len_S,
-        tables.repetition_S,
-        tables.presence_S,
-        tables.frequency_S,
-    )
+    columns = columns_of(tables)
     best_RJ, sure_RJ, reach_RJ, max_RJ, sum_RJ = torch.empty(5, rows, tiles, dtype=torch.float32, device=device)
     best_id_RJ = torch.empty(rows, tiles, dtype=torch.int32, device=device)
     source_RV = read_RV = logits_RV  # the adjusted logits, and the logits that `draw` reads
@@ -114,7 +104,7 @@ def sample(
     if filtered or typical:
         stats_kernel[(tiles, rows)](
             logits_RV, slots_R, position_R, tables.temperature_S, *columns, source_RV,
-            max_RJ, sum_RJ, vocab, logits_RV.stride(0), source_RV.stride(0), *strides,
+            max_RJ, sum_RJ, vocab, first, logits_RV.stride(0), source_RV.stride(0), *strides,
             TILE=config.tile, **flags, num_warps=config.warps, **options,
         )  # fmt: skip
         flags, read_RV = dict.fromkeys(flags, 0), source_RV
@@ -175,7 +165,14 @@ def _row_warps(config: Config, random: bool, filtered: bool) -> int:
     return config.row_warps if filtered else config.tile // 256 if random and config.tile > 256 else 1
 
 
-def _flags(tables: SamplingTables, features: Feature) -> dict[str, int]:
+def columns_of(tables: SamplingTables) -> tuple[Tensor, ...]:
+    """Return what a kernel that adjusts logits reads."""
+    ids = tables.bias_ids_SB, tables.bias_SB, tables.stop_ids_SE
+    seen = tables.output_count_SV, tables.prompt_seen_SV
+    return *ids, *seen, tables.min_len_S, tables.repetition_S, tables.presence_S, tables.frequency_S
+
+
+def flags_of(tables: SamplingTables, features: Feature) -> dict[str, int]:
     """Return the kernels' compile-time choices; all are 0 if logits need no adjustment."""
     return {
         "BIAS_WIDTH": triton.next_power_of_2(tables.bias_ids_SB.shape[1]) if features & Feature.BIAS else 0,
@@ -184,7 +181,7 @@ def _flags(tables: SamplingTables, features: Feature) -> dict[str, int]:
     }
 
 
-def _strides(tables: SamplingTables) -> tuple[int, ...]:
+def strides_of(tables: SamplingTables) -> tuple[int, ...]:
     """Return the strides of the wide tables' rows, then those of the integer and the float columns (columns of one type
     are parts of one array)."""
     t = tables

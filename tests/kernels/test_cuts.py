@@ -1,0 +1,169 @@
+"""Ranks that divide a vocabulary keep the tokens that the filters keep of whole rows, by kernels and by plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ridgeline.core.plan import Feature
+from ridgeline.core.request import SamplingParams
+from ridgeline.kernels.op import Platform
+from ridgeline.kernels.sampling import op
+from ridgeline.kernels.sampling.cut_search import MANY_ROWS, Cut
+from ridgeline.kernels.sampling.cuts import (
+    CUT_BEGIN,
+    CUT_END,
+    CUT_ROUND,
+    bits_per_logit,
+    mean,
+    moments,
+)
+from ridgeline.kernels.sampling.torch_ops import adjusted
+from tests.engine.profiles import quick_settings
+from tests.kernels.sampling_tables import Row, Sampling, sampling_of
+from tests.kernels.test_sampling import V, rows
+
+pytest.importorskip("triton")
+
+FORMS = [("reference", "cpu"), ("triton", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)]
+Form = tuple[str, str]
+
+
+def kept_by_ranks(form: Form, logits_RV: Tensor, sampling: Sampling, ranks: int) -> Tensor:
+    """The logits that ranks keep, beside each other: all of them take each step at the same time."""
+    name, device = form
+    begin, tell, end = (each.choose(Platform(device_type="cpu"), name) for each in (CUT_BEGIN, CUT_ROUND, CUT_END))
+    tables, slots_R, _, features = sampling
+    vocab = logits_RV.shape[1]
+    each = -(-vocab // ranks)
+    counts = [max(0, min(each, vocab - rank * each)) for rank in range(ranks)]
+    padded_RV = torch.nn.functional.pad(logits_RV, (0, ranks * each - vocab), value=torch.nan).to(device)
+    begun = [
+        begin(own_RU.contiguous(), *sampling, min(rank * each, vocab), counts[rank])
+        for rank, own_RU in enumerate(padded_RV.split(each, 1))
+    ]
+    top_RM = torch.cat([top_RJ for _, top_RJ in begun], 1)
+    cuts = [Cut(tables, slots_R, top_RM, rank, ranks, counts[rank], vocab) for rank in range(ranks)]
+
+    def cut_all(sources: Sequence[Tensor], cuts: Sequence[Cut]) -> list[Tensor]:
+        for number in range(cuts[0].rounds):
+            told = [tell(source_RU, cut, number) for source_RU, cut in zip(sources, cuts, strict=True)]
+            for cut in cuts:
+                cut.told.append(torch.cat(told, 1))
+        kept = [end(source_RU, cut) for source_RU, cut in zip(sources, cuts, strict=True)]
+        return [each[:, :count] for each, count in zip(kept, counts, strict=True)]
+
+    kept = cut_all([source_RU for source_RU, _ in begun], cuts)
+    if features & Feature.TYPICAL:
+        mean_R = mean(torch.cat([moments(own, cut) for own, cut in zip(kept, cuts, strict=True)], 1))
+        sources = [torch.nn.functional.pad(own, (0, each - own.shape[1])) for own in kept]
+        kept = cut_all(sources, [replace(cut, mean_R=mean_R) for cut in cuts])
+    return torch.cat(kept, 1).cpu()
+
+
+def kept_of_rows(logits_RV: Tensor, sampling: Sampling) -> Tensor:
+    """The same of whole rows, by the functions of the reference: True for tokens that stay."""
+    tables, slots_R, position_R, features = sampling
+    stays = []
+    for n, logits_V in enumerate(adjusted(logits_RV, tables, slots_R, position_R, features).double()):
+        asked: Any = [float(t[n]) for t in (tables.temperature_S, tables.top_k_S, tables.top_p_S, tables.min_p_S)]
+        temperature, top_k, top_p, min_p = asked
+        if not temperature:
+            stays.append(logits_V > -torch.inf)
+            continue
+        logits_V = logits_V / temperature
+        kept_V = op._filter(logits_V, int(top_k), top_p, min_p)
+        kept_V &= op._typical(logits_V.masked_fill(~kept_V, -torch.inf), float(tables.typical_p_S[n]))
+        stays.append(kept_V & (logits_V > -torch.inf))
+    return torch.stack(stays)
+
+
+def compare(form: Form, logits_RV: Tensor, batch: Sequence[Row], ranks: int) -> None:
+    vocab = logits_RV.shape[1]
+    sampling = sampling_of(batch, vocab)
+    source_RV = adjusted(logits_RV, *sampling)
+    temperature_R = sampling.tables.temperature_S[sampling.slots_R]
+    bits_RV = (source_RV.amax(-1, keepdim=True) - source_RV) * bits_per_logit(temperature_R)[:, None]
+    near_RV = bits_RV < 31  # who is further away is never drawn
+    wanted_RV = kept_of_rows(logits_RV, sampling) & near_RV
+    got_RV = kept_by_ranks(form, logits_RV, sampling_of(batch, vocab, form[1]), ranks)
+    assert ((got_RV > -torch.inf) & near_RV).nonzero().tolist() == wanted_RV.nonzero().tolist()
+    torch.testing.assert_close(got_RV[wanted_RV], source_RV[wanted_RV], rtol=1e-6, atol=1e-6)
+
+
+def examples(form: Form, batch: Sequence[Row], seed: int, masked: bool, ranks: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits_RV = 3 * torch.randn(len(batch), V, generator=generator)
+    if masked:
+        logits_RV[torch.rand(len(batch), V, generator=generator) >= 0.3] = -torch.inf
+        logits_RV[:, 7] = 1.0
+    compare(form, logits_RV, batch, ranks)
+
+
+several = st.lists(rows, min_size=1, max_size=5)
+
+
+@quick_settings(150)
+@given(batch=several, seed=st.integers(0, 2**30), masked=st.booleans(), ranks=st.integers(1, 5))
+def test_ranks_keep_what_one_device_keeps(batch, seed: int, masked: bool, ranks: int) -> None:
+    examples(("reference", "cpu"), batch, seed, masked, ranks)
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+@quick_settings(15)
+@given(batch=several, seed=st.integers(0, 2**30), masked=st.booleans(), ranks=st.integers(2, 3))
+def test_the_kernels_keep_what_one_device_keeps(form: Form, batch, seed: int, masked: bool, ranks: int) -> None:
+    examples(form, batch, seed, masked, ranks)
+
+
+FILTERS = [
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.95),
+    SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(temperature=3.0, top_p=0.5, min_p=0.01),
+    SamplingParams(temperature=1.0, top_k=3000),
+    SamplingParams(temperature=1.5, top_k=5000, top_p=0.3),
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=1.0, top_k=1, top_p=0.1),
+    SamplingParams(temperature=0.01, top_k=40, top_p=0.999),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("spread", [0.02, 2.5, 9.0])
+@pytest.mark.parametrize(("vocab", "ranks"), [(9001, 2), (9001, 3)])
+def test_large_vocabularies_with_many_equal_logits_are_cut_exactly(
+    form: Form, spread: float, vocab: int, ranks: int
+) -> None:
+    """bfloat16: at the cut many tokens are equal, and those with the smallest ids stay, on whichever ranks they are."""
+    generator = torch.Generator().manual_seed(int(100 * spread) + ranks)
+    logits_RV = (spread * torch.randn(len(FILTERS), vocab, generator=generator)).bfloat16()
+    compare(form, logits_RV, [Row(params) for params in FILTERS], ranks)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_equal_logits_are_cut_by_their_ids(form: Form) -> None:
+    batch = [Row(SamplingParams(temperature=1.0, top_k=k)) for k in (1, 4, 5, 9)]
+    kept_RV = kept_by_ranks(form, torch.zeros(4, 10), sampling_of(batch, 10, form[1]), 3)
+    assert [row.nonzero().flatten().tolist() for row in kept_RV == 0] == [list(range(k)) for k in (1, 4, 5, 9)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_many_rows_take_shorter_messages_and_are_cut_in_the_same_places(form: Form) -> None:
+    batch = [Row(FILTERS[n % len(FILTERS)]) for n in range(MANY_ROWS + 1)]
+    compare(form, 2 * torch.randn(len(batch), 300).bfloat16(), batch, 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_that_are_no_numbers_stay_so(form: Form) -> None:
+    logits_RV = torch.full((2, 12), torch.nan)
+    sampling = sampling_of([Row(FILTERS[0]), Row(FILTERS[1])], 12, form[1])
+    assert kept_by_ranks(form, logits_RV, sampling, 2).isnan().all()
