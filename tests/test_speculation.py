@@ -320,7 +320,7 @@ def test_even_steps_change_no_token(
             check_same(own.run(*mine), {name: each for name, each in want.items() if name not in left_out})
             counts = own.engine.scheduler.figures().drafts
             assert counts is not None
-            assert counts["accepted_tokens"] > (20 if left_out else 0)
+            assert counts["accepted_tokens"] > (5 if left_out else 0)  # of one draft at least in the first steps
             if buckets:
                 replayed = [graph for graph in own.runner._graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
                 assert any(graph.drafts is not None for graph in replayed)
