@@ -109,7 +109,7 @@ class Form:
 
 def with_gradients(run: Callable[..., Tensor], leaves: Sequence[Tensor]) -> Run:
     """Return a function that runs forward and backward, and gives the outputs and the gradients of `leaves`."""
-    mine = [x.detach().clone().requires_grad_(True) for x in leaves]
+    mine = [x.detach().requires_grad_(True) for x in leaves]
     weights: list[Tensor] = []
 
     def both() -> Results:
