@@ -96,7 +96,7 @@ def told_bytes(layer: LayerSpec) -> int:
     return 2 * sum(spec.unit_bytes(1, "float32") for spec in layer.mixer.states if spec.exact)
 
 
-def redealt(ranks: int, layer: Attended) -> float:
+def resharded(ranks: int, layer: Attended) -> float:
     """Return the bytes that a rank receives for one layer whose tokens come in stretches, as recurrent layers need
     them: queries, keys and values go to where the cache has their tokens, and outputs come back."""
     numbers = 2 * (layer.num_heads + layer.num_kv_heads) * layer.head_dim
@@ -113,7 +113,7 @@ def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link
             form = cheapest(ranks, attended, device)
             seconds += waited(form, ranks, attended, device) / link.bandwidth + 2 * link.latency
             if recurs:
-                seconds += redealt(ranks, attended) / link.bandwidth + 2 * link.latency
+                seconds += resharded(ranks, attended) / link.bandwidth + 2 * link.latency
         if told := told_bytes(layer):
             seconds += (ranks - 1) * told / link.bandwidth + 2 * link.latency
     return seconds

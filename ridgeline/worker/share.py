@@ -135,12 +135,12 @@ class Stretches(Share):
         return PieceScan(self._ring, list(pieces), self.mine_t.device)
 
     @cached_property
-    def to_stripes(self) -> Exchange:
-        return Exchange(self._ring, self, self.stripes)
+    def to_stripes(self) -> Resharding:
+        return Resharding(self._ring, self, self.stripes)
 
     @cached_property
-    def from_stripes(self) -> Exchange:
-        return Exchange(self._ring, self.stripes, self)
+    def from_stripes(self) -> Resharding:
+        return Resharding(self._ring, self.stripes, self)
 
     @cached_property
     def striped_positions_t(self) -> Tensor:
@@ -148,8 +148,8 @@ class Stretches(Share):
         return upload(self.stripes.position_T, self.mine_t.device)[self.stripes.mine_t]
 
 
-class Exchange:
-    """The way of tokens from the ranks that have them in one division to those that have them in another. All are told
+class Resharding:
+    """Tokens sent from the ranks that have them in one division to those that have them in another. All lie
     in the order of the step."""
 
     def __init__(self, ring: Ring, source: Share, target: Share) -> None:
