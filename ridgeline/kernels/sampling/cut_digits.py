@@ -17,10 +17,12 @@ KNOWN = tl.constexpr(8)  # numbers of a row in `Cut.known_DRS`
 
 
 @triton.jit
-def place_of(bits_T, mean_ptr, TYPICAL: tl.constexpr):
-    """Return the places of tokens so far below the largest logit."""
+def place_of(x_T, top, scale, mean_ptr, TYPICAL: tl.constexpr):
+    """Return the places of tokens: the same numbers in every kernel, so no compiler may choose how they are rounded."""
     if TYPICAL:
-        bits_T = tl.abs(bits_T - tl.load(mean_ptr))
+        bits_T = tl.abs(tl.fma(top - x_T, tl.zeros_like(x_T) + scale, tl.zeros_like(x_T) - tl.load(mean_ptr)))
+    else:
+        bits_T = (top - x_T) * scale
     return tl.minimum((tl.minimum(bits_T, 32.0) * PER_BIT).to(tl.int32), PLACES - 1)
 
 
