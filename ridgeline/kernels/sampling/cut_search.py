@@ -1,6 +1,6 @@
-"""What is known of the places where rows are cut, and how each round's numbers add to it: the search of cuts.py.
+"""The search for the places where rows are cut: the numbers that are known of each, and what a round adds to them.
 
-Its legend is that of cuts.py.
+The legend is that of cuts.py.
 """
 
 from __future__ import annotations

@@ -57,8 +57,10 @@ def cut_begin(
     """Compute `cuts.cut_begin`."""
     (rows, each), device = logits_RU.shape, logits_RU.device
     tiles, flags = triton.cdiv(each, TOP_TILE), flags_of(tables, features)
-    source_RU = torch.empty(rows, each, device=device) if any(flags.values()) else logits_RU
-    top_RJ, sum_RJ = torch.empty(2, rows, tiles, device=device)
+    source_RU = logits_RU
+    if any(flags.values()):
+        source_RU = torch.empty(rows, each, dtype=torch.float32, device=device)
+    top_RJ, sum_RJ = torch.empty(2, rows, tiles, dtype=torch.float32, device=device)
     stats_kernel[(tiles, rows)](
         logits_RU, slots_R, position_R, tables.temperature_S, *columns_of(tables), source_RU, top_RJ, sum_RJ, count,
         first, logits_RU.stride(0), source_RU.stride(0), *strides_of(tables), TILE=TOP_TILE, **flags, num_warps=4,
