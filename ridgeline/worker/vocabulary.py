@@ -97,9 +97,9 @@ class Vocabulary:
     ) -> Tensor:
         """Return this rank's adjusted scores, with -inf for tokens that the rows' filters remove."""
         asked = tables, slots_R, position_R, features
-        source_RU, top_RJ = self._ops.cut_begin(scores_RU, *asked, self.first, self.count)
-        top_RM = self._axis.all_gather(top_RJ)
-        cut = Cut(tables, slots_R, top_RM, self._axis.rank, self._axis.size, self.count, self.size)
+        source_RU, range_RJ = self._ops.cut_begin(scores_RU, *asked, self.first, self.count)
+        range_RM2 = self._axis.all_gather(range_RJ).unflatten(1, (-1, 2))
+        cut = Cut(tables, slots_R, range_RM2, self._axis.rank, self._axis.size, self.count, self.size)
         kept_RU = self._cut(source_RU, cut)
         if not features & Feature.TYPICAL:
             return kept_RU

@@ -49,8 +49,8 @@ def kept_by_ranks(form: Form, logits_RV: Tensor, sampling: Sampling, ranks: int)
         begin(own_RU.contiguous(), *sampling, min(rank * each, vocab), counts[rank])
         for rank, own_RU in enumerate(padded_RV.split(each, 1))
     ]
-    top_RM = torch.cat([top_RJ for _, top_RJ in begun], 1)
-    cuts = [Cut(tables, slots_R, top_RM, rank, ranks, counts[rank], vocab) for rank in range(ranks)]
+    range_RM2 = torch.cat([range_RJ for _, range_RJ in begun], 1).unflatten(1, (-1, 2))
+    cuts = [Cut(tables, slots_R, range_RM2, rank, ranks, counts[rank], vocab) for rank in range(ranks)]
 
     def cut_all(sources: Sequence[Tensor], cuts: Sequence[Cut]) -> list[Tensor]:
         for number in range(cuts[0].rounds):
@@ -167,3 +167,43 @@ def test_rows_that_are_no_numbers_stay_so(form: Form) -> None:
     logits_RV = torch.full((2, 12), torch.nan)
     sampling = sampling_of([Row(FILTERS[0]), Row(FILTERS[1])], 12, form[1])
     assert kept_by_ranks(form, logits_RV, sampling, 2).isnan().all()
+
+
+HOT = [
+    SamplingParams(temperature=temperature, **filters)
+    for temperature in (30.0, 1e6, 3e38)
+    for filters in ({"top_k": 1}, {"top_k": 7}, {"top_k": 3000})
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hot_rows_are_cut_by_their_logits(form: Form) -> None:
+    """Their probabilities are nearly equal, and still the k largest logits stay, though others are forbidden or far
+    below."""
+    logits_RV = 3 * torch.randn(len(HOT), 5000, generator=torch.Generator().manual_seed(4))
+    logits_RV[:, ::3] = -torch.inf
+    logits_RV[:, 1] = -90.0
+    sampling = sampling_of([Row(params) for params in HOT], 5000, form[1])
+    kept_RV = kept_by_ranks(form, logits_RV, sampling, 3)
+    for params, logits_V, kept_V in zip(HOT, logits_RV, kept_RV, strict=True):
+        wanted = logits_V.topk(params.top_k).indices.sort().values
+        assert (kept_V > -torch.inf).nonzero()[:, 0].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_a_score_that_is_no_number_or_infinite_takes_no_other_with_it(form: Form, odd: float) -> None:
+    """Of the others those stay that stay where it is forbidden; beside an infinite one none has any mass."""
+    params = [SamplingParams(temperature=1.0, **filters) for filters in ({"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1})]
+    logits_RV = 2 * torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
+    forbidden_RV = logits_RV.index_fill(1, torch.tensor(25), -torch.inf)
+    logits_RV[:, 25] = odd
+    sampling = sampling_of([Row(each) for each in params], 40, form[1])
+    kept_RV, wanted_RV = (kept_by_ranks(form, x_RV, sampling, 3) for x_RV in (logits_RV, forbidden_RV))
+    if odd == torch.inf:
+        assert (kept_RV[:, 25] == odd).all()
+        assert (kept_RV[1:] > -torch.inf).sum() == 2
+    else:
+        assert kept_RV[:, 25].isnan().all()
+        others = torch.arange(40) != 25
+        assert torch.equal(kept_RV[:, others], wanted_RV[:, others])

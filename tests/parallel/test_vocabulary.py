@@ -109,6 +109,35 @@ def test_no_row_is_gathered_whole(row: SamplingParams, most: int) -> None:
     assert on_ranks(2, draw) == [most, most]
 
 
+EXTREMES = [
+    {"top_k": 1},
+    {"top_k": V},
+    {"top_k": V - 1},
+    {"top_p": 1e-30},
+    {"top_p": 1.0},
+    {"min_p": 1.0},
+    {"top_k": 7, "min_p": 0.0},
+    {"top_k": 10, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5},
+    {"typical_p": 1e-6},
+    {"top_k": 5, "logit_bias": {3: -100.0, 20: 100.0, 49: 100.0}},
+    {"top_p": 0.7, "presence_penalty": 2.0, "repetition_penalty": 3.0},
+]
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 0.01, 1.0, 1e4, 1e10, 3e38])
+@pytest.mark.parametrize(("left", "ranks"), [(V, 3), (V, 7), (V, 40), (1, 4), (0, 2)])
+def test_extreme_settings_give_the_tokens_of_one_device(temperature: float, left: int, ranks: int) -> None:
+    """left: how many tokens are not forbidden. Of 50 tokens seven ranks have 8, the last one 2; of 40 ranks with 2
+    tokens each 15 have none."""
+    batch = [
+        Row(SamplingParams(temperature=temperature, **each), (1, 30), (2, 2), n) for n, each in enumerate(EXTREMES)
+    ]
+    logits_RV, sampling = scores(len(batch), ranks), sampling_of(batch, V)
+    logits_RV[:, torch.randperm(V, generator=torch.Generator().manual_seed(ranks))[left:]] = -torch.inf
+    token_R = on_parts(ranks, lambda own: own.sample(part_of_scores(logits_RV, own), *sampling))
+    assert token_R.tolist() == OPS.sample(logits_RV, *sampling).tolist()
+
+
 def test_scores_that_are_no_numbers_give_no_token() -> None:
     batch = [Row(SamplingParams(temperature=t, top_k=k)) for t, k in [(0.0, 0), (1.0, 0), (1.0, 4), (1.0, 0)]]
     logits_RV, sampling = scores(4, 0), sampling_of(batch, V)

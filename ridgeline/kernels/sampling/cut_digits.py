@@ -1,7 +1,7 @@
 """The search of cut_search.py as Triton device functions, for one row.
 
 Legend:
-    M  tiles of all ranks, each with its largest logit
+    M  tiles of all ranks, each with its largest and its least logit
     T  tokens of a tile
     B  values of a digit
 """
@@ -11,19 +11,43 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ridgeline.kernels.sampling.draw import LEAST
+
 PLACES = tl.constexpr(1 << 24)
+FURTHEST = tl.constexpr(float((1 << 24) - 1))  # the last place
 PER_BIT = tl.constexpr(float(1 << 19))
 KNOWN = tl.constexpr(8)  # numbers of a row in `Cut.known_DRS`
 
 
 @triton.jit
-def place_of(x_T, top, scale, mean_ptr, TYPICAL: tl.constexpr):
-    """Return the places of tokens: the same numbers in every kernel, so no compiler may choose how they are rounded."""
+def range_of(range_ptr, row, M, TOPS: tl.constexpr):
+    """Return the largest logits of the row's tiles, that of the row, and its least one."""
+    m = tl.arange(0, TOPS)
+    range_ptr += (row * M + m) * 2
+    top_M = tl.load(range_ptr, mask=m < M, other=LEAST)
+    return top_M, tl.max(top_M, axis=0), tl.min(tl.load(range_ptr + 1, mask=m < M, other=-LEAST), axis=0)
+
+
+@triton.jit
+def units_of(top, least, scale):
+    """Return how many places a logit has: those of 32 bits of probability, or of the whole row if that is less."""
+    width = tl.maximum(top - least, 1e-30)
+    return tl.where(width * scale < 32.0, tl.div_rn(width * 0.0 + FURTHEST, width), scale * PER_BIT)
+
+
+@triton.jit
+def away_of(x_T, top):
+    """Return how far tokens are below the largest logit, which may be infinite."""
+    return tl.where(x_T == top, 0.0, top - x_T)
+
+
+@triton.jit
+def place_of(x_T, top, units, mean_ptr, TYPICAL: tl.constexpr):
+    """Return the places of tokens: the same numbers in every kernel, since nothing here can be rounded in two ways."""
+    away_T = away_of(x_T, top)
     if TYPICAL:
-        bits_T = tl.abs(tl.fma(top - x_T, tl.zeros_like(x_T) + scale, tl.zeros_like(x_T) - tl.load(mean_ptr)))
-    else:
-        bits_T = (top - x_T) * scale
-    return tl.minimum((tl.minimum(bits_T, 32.0) * PER_BIT).to(tl.int32), PLACES - 1)
+        away_T = tl.abs(away_T - tl.load(mean_ptr))
+    return tl.minimum(away_T * units, FURTHEST).to(tl.int32)
 
 
 @triton.jit
@@ -57,23 +81,23 @@ def note(known_ptr, place, count, mass, goal, ranked, quota, own):
 
 
 @triton.jit
-def floor_of(top_M, there_M, top, scale, top_k, top_p, V, BITS: tl.constexpr):
+def floor_of(top_M, there_M, top, scale, units, top_k, top_p, V, BITS: tl.constexpr):
     """Return a first digit beyond which the row is not cut.
 
     Each tile's largest logit is a token, so where k of them are, k tokens are. Without top-k, the tokens that are less
     likely than (1 - top_p) / V of the mass of these largest have together less than 1 - top_p of all mass.
     """
-    bits_M = tl.minimum((top - top_M) * scale, 32.0)
+    away_M = away_of(top_M, top)
     if top_k > 0:
-        digit_M = tl.where(there_M, (bits_M * PER_BIT).to(tl.int32) >> (24 - BITS), 1 << BITS)
+        digit_M = tl.where(there_M, tl.minimum(away_M * units, FURTHEST).to(tl.int32) >> (24 - BITS), 1 << BITS)
         floor = tl.zeros((), tl.int32)
         for bit in tl.static_range(BITS):  # the largest digit before which there are fewer than k
             more = floor | (1 << (BITS - 1 - bit))
             floor = tl.where(tl.sum((digit_M < more).to(tl.int64), axis=0) < top_k, more, floor)
     else:
-        least = tl.sum(tl.where(there_M, tl.exp2(-bits_M), 0.0), axis=0) * (1.0 - top_p) / V
-        reach = tl.minimum(tl.maximum(0.01 - tl.log2(least), 0.0), 31.99)
-        floor = (reach * PER_BIT).to(tl.int32) >> (24 - BITS)
+        least = tl.sum(tl.where(there_M, tl.exp2(-away_M * scale), 0.0), axis=0) * (1.0 - top_p) / V
+        reach = tl.maximum(0.01 - tl.log2(least), 0.01) / scale
+        floor = tl.minimum(reach * units, FURTHEST).to(tl.int32) >> (24 - BITS)
     return floor
 
 

@@ -41,15 +41,15 @@ class Known(NamedTuple):
 class Cut:
     """The search for the cuts of all rows, as this rank sees it.
 
-    top_RM: what all ranks began with; its largest is the row's largest logit.
+    range_RM2: what all ranks began with, the largest and the least logits of their parts.
     count: this rank's tokens.
-    mean_R: where typical-p cuts, the mean distance of a row's tokens from its largest logit, in bits.
+    mean_R: where typical-p cuts, the mean distance of a row's tokens from its largest logit.
     told: the numbers of all ranks, int32 [R, N X], of each round so far.
     """
 
     tables: SamplingTables
     slots_R: Tensor
-    top_RM: Tensor
+    range_RM2: Tensor
     rank: int
     ranks: int
     count: int

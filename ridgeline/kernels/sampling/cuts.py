@@ -1,7 +1,9 @@
 """The place where filters cut a row whose vocabulary ranks divide: found exactly, in a fixed number of rounds.
 
-A token's place is its distance from the row's largest logit in bits of probability, as an integer of 24 bits. Tokens
-that are 32 bits away share the last place: noise spans 28.1 bits, so they are never drawn. Each round finds a digit of
+A token's place is its distance from the row's largest logit, as an integer of 24 bits. Tokens that are 32 bits of
+probability away share the last place: noise spans 28.1 bits, so they are never drawn. Where all of a row lies within
+less, as hot ones do, the places divide that: so logits that differ by 2**-24 of the row's range have places of their
+own, however hot it is. Each round finds a digit of
 the place of the cut, of 8 bits. Every rank tells how many tokens, and how much mass, it has at each of the 256 digits
 behind those that are known, and the sums over ranks give the next one. Three rounds find the cut of top-k, or of top-p.
 For rows that ask for both two more rounds find that of top-p, whose first digit is in the first round's numbers. Many
@@ -16,8 +18,8 @@ Legend:
     R  rows
     U  tokens of this rank's part of the vocabulary, padding included
     N  ranks
-    J  logits of a rank among which its largest is
-    M  such logits of all ranks
+    J  the largest and the least logits of each of a rank's tiles
+    M  tiles of all ranks
     B  values of a digit
     S  numbers that are known of a row's cut, see `cut_search.Known`
     D  the rounds, and one more
@@ -52,16 +54,18 @@ def cut_begin(
     first: int,
     count: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return this rank's logits, adjusted as `op.sample_reference` does, and float32 [R, J] with their largest.
+    """Return this rank's logits, adjusted as `op.sample_reference` does, and float32 [R, J] with their largest and
+    least ones.
 
-    The tokens are `first` … first + count - 1; columns beyond them mean nothing.
+    The tokens are `first` … first + count - 1; columns beyond them mean nothing. Forbidden tokens, and scores that are
+    not numbers, do not count.
     """
     own_RU = logits_RU[:, :count]
-    if features & ADJUSTING:
+    if count and features & ADJUSTING:
         own_RU = adjusted(own_RU, tables_of(tables, first, count), slots_R, position_R, features)
-    if not count:
-        return own_RU, torch.full((len(own_RU), 1), LEAST, device=own_RU.device)
-    return own_RU, own_RU.float().amax(-1, keepdim=True).clamp(min=LEAST)
+    x_RU = torch.nn.functional.pad(own_RU.float(), (0, 1), value=-torch.inf)  # something, where there are no tokens
+    counts_RU = x_RU >= LEAST
+    return own_RU, torch.stack((x_RU.where(counts_RU, LEAST).amax(-1), x_RU.where(counts_RU, -LEAST).amin(-1)), -1)
 
 
 def cut_round(source_RU: Tensor, cut: Cut, number: int) -> Tensor:
@@ -108,9 +112,10 @@ def cut_end(source_RU: Tensor, cut: Cut) -> Tensor:
 
 def moments(source_RU: Tensor, cut: Cut) -> Tensor:
     """Return the mass of this rank's tokens, and their distances weighted by mass: float32 [R, 2]."""
-    bits_RU = distances(source_RU, cut)
-    mass_RU = torch.exp2(-bits_RU)
-    return torch.stack((mass_RU.sum(-1), torch.where(mass_RU > 0, mass_RU * bits_RU, 0).sum(-1)), -1)
+    away_RU = distances(source_RU, cut)
+    mass_RU = torch.exp2(-away_RU * bits_per_logit(cut.tables.temperature_S[cut.slots_R])[:, None])
+    counts_RU = mass_RU > 0  # scores that are not numbers do not
+    return torch.stack((mass_RU.where(counts_RU, 0).sum(-1), (mass_RU * away_RU).where(counts_RU, 0).sum(-1)), -1)
 
 
 def mean(told_RX: Tensor) -> Tensor:
@@ -120,9 +125,9 @@ def mean(told_RX: Tensor) -> Tensor:
 
 
 def distances(source_RU: Tensor, cut: Cut) -> Tensor:
-    """Return how far tokens are below their row's largest logit, in bits of probability."""
-    top_R1 = cut.top_RM.amax(-1, keepdim=True)
-    return (top_R1 - source_RU.float()) * bits_per_logit(cut.tables.temperature_S[cut.slots_R])[:, None]
+    """Return how far tokens are below their row's largest logit, which may be infinite."""
+    x_RU, top_R1 = source_RU.float(), cut.range_RM2[..., 0].amax(-1, keepdim=True)
+    return torch.where(x_RU == top_R1, 0, top_R1 - x_RU)
 
 
 def bits_per_logit(temperature_R: Tensor) -> Tensor:
@@ -135,12 +140,15 @@ def places(source_RU: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     once."""
     if cut.places is not None:
         return cut.places
-    bits_RU = distances(source_RU, cut)
-    mass_RU = (torch.exp2(-bits_RU) * UNIT).long()
+    away_RU = distances(source_RU, cut)
+    scale_R1 = bits_per_logit(cut.tables.temperature_S[cut.slots_R])[:, None]
+    mass_RU = (torch.exp2(-away_RU * scale_R1) * UNIT).long()
     if cut.mean_R is not None:
-        bits_RU = (bits_RU - cut.mean_R[:, None]).abs()
-    place_RU = (bits_RU.clamp(max=32) * PER_BIT).int().clamp(max=PLACES - 1)
-    cut.places = torch.where(source_RU >= LEAST, place_RU, PLACES), mass_RU
+        away_RU = (away_RU - cut.mean_R[:, None]).abs()
+    width_R1 = (cut.range_RM2[..., 0].amax(-1) - cut.range_RM2[..., 1].amin(-1)).clamp(min=1e-30)[:, None]
+    units_R1 = torch.where(width_R1 * scale_R1 < 32, (PLACES - 1) / width_R1, PER_BIT * scale_R1)
+    place_RU = (away_RU * units_R1).clamp(max=PLACES - 1).int()
+    cut.places = torch.where(source_RU.float() >= LEAST, place_RU, PLACES), mass_RU
     return cut.places
 
 
