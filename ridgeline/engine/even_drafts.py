@@ -7,7 +7,8 @@ widths and none the one with the highest E(w) / T(w) is taken, for steps of abou
 E is known for all widths as soon as drafts are tried: what is learned of a place holds for every width that reaches it,
 and a place that was not tried is judged by those that were. So only times have to be measured, each in a few steps. A
 time that is not known has two bounds: a step takes no less than one that verifies less, and no less for a token than
-one that verifies more. A width is tried only if it would be the best one by these bounds, the narrowest first.
+one that verifies more. A width is tried only if it would be the best one by these bounds, the narrowest first. What few
+rows tell of shares is uncertain, so shares count there as high as they may well be.
 
 Now and then all times but that of the width in use are forgotten, and measured anew as far as that may pay. Where
 drafts are off, the narrowest width is then tried in any case, since only that can tell if drafts have become better.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as PySequence
+from math import sqrt
 from statistics import median
 
 import numpy as np
@@ -31,6 +33,9 @@ WINDOW = 256  # trials of a place that its share of right drafts is taken of, mo
 LEAST_KEPT = 0.9  # of the weight of earlier trials after a step, however many rows it has
 PRIOR = 4.0  # trials that the share of all places counts for in that of one
 DOUBTED = 4.0  # trials that all earlier ones count for where drafts were off meanwhile
+BATCH = 24  # trials after which it is asked whether the shares still hold
+UNLIKELY = 12.0  # times the variance of a batch's right drafts: from there on the square of their surprise is no chance
+HOPEFUL = 2.0  # standard deviations by which shares may be higher than they seem
 SLACK = 0.02  # the gain from which on another width is taken or tried
 STEEP = 0.5  # of the slope between two widths that wider ones are taken to have at least
 LOSS = 0.01  # of the time until the next trials, at most, may be lost by these
@@ -42,6 +47,7 @@ class Shares:
 
     def __init__(self, places: int) -> None:
         self._reached, self._right = np.zeros(places), np.zeros(places)
+        self._batch = np.zeros(3)  # trials, right drafts beyond those that were expected, and the variance of these
 
     def note(self, emitted_R: np.ndarray, width: int) -> None:
         """Learn from a step with so many drafts a row. Rows that emitted nothing were over before."""
@@ -49,13 +55,26 @@ class Shares:
         width = min(width, len(self._right))
         if not width or not len(emitted_R):
             return
+        counts = np.bincount(np.minimum(emitted_R, width + 1) - 1, minlength=width + 1)
+        there = counts[::-1].cumsum()[::-1]  # rows with at least so many right drafts
+        self._expect(there[:-1], there[1:])
         kept = max(LEAST_KEPT, 1 - len(emitted_R) / WINDOW)
         self._reached *= kept  # of all places: what a narrow step does not try fades
         self._right *= kept
-        counts = np.bincount(np.minimum(emitted_R, width + 1) - 1, minlength=width + 1)
-        reached = counts[::-1].cumsum()[::-1]  # rows with at least so many right drafts
-        self._reached[:width] += reached[:-1]
-        self._right[:width] += reached[1:]
+        self._reached[:width] += there[:-1]
+        self._right[:width] += there[1:]
+
+    def _expect(self, reached: np.ndarray, right: np.ndarray) -> None:
+        """Doubt earlier trials if those of a batch turn out too unlike them."""
+        share = self._share()[: len(reached)]
+        expected = reached * share
+        self._batch += reached.sum(), (right - expected).sum(), (expected * (1 - share)).sum()
+        trials, surprise, variance = self._batch
+        if trials < BATCH:
+            return
+        if surprise * surprise > UNLIKELY * variance:
+            self.doubt()
+        self._batch[:] = 0
 
     def doubt(self) -> None:
         """Let earlier trials count for little beside those that come."""
@@ -63,11 +82,16 @@ class Shares:
         self._reached *= scale
         self._right *= scale
 
-    def tokens(self, width: int) -> float:
-        """Return how many tokens a row with so many drafts emits on average."""
+    def _share(self) -> np.ndarray:
         among_all = (self._right.sum() + HOPE) / (self._reached.sum() + 1)
-        share = (self._right + PRIOR * among_all) / (self._reached + PRIOR)
-        return 1 + float(share[:width].cumprod().sum())
+        return (self._right + PRIOR * among_all) / (self._reached + PRIOR)
+
+    def tokens(self, width: int, deviations: float = 0.0) -> float:
+        """Return how many tokens a row with so many drafts emits on average, if the shares are higher than they seem by
+        so many standard deviations of that of all places."""
+        reached, right = self._reached.sum(), self._right.sum()
+        higher = deviations * sqrt(right * (1 - right / max(1.0, reached))) / (reached + PRIOR)
+        return 1 + float(np.minimum(1, self._share()[:width] + higher).cumprod().sum())
 
 
 class EvenWay:
@@ -83,7 +107,7 @@ class EvenWay:
         self._seconds: dict[int, deque[float]] = {}
         self._left, self._rest, self._long = self._length(first), 0, LONG // 2
         self._former: int | None = first  # the best one before the trials under way; None: there are no trials
-        self._tried: list[tuple[int, float]] = []  # widths of steps since trials began, and their seconds
+        self._tried: list[int] = []  # widths of steps since trials began
         self._plain_rate = 0.0
 
     def saved(self, emitted: int, seconds: float) -> float:
@@ -97,7 +121,7 @@ class EvenWay:
         if not width:
             self._plain_rate = emitted / median(self._seconds[0])
         if self._former is not None:
-            self._tried.append((width, seconds))
+            self._tried.append(width)
         if width != self.fitting(rows):
             return  # planned before the last choice, or beside rows that cannot verify
         self._left -= 1
@@ -132,7 +156,12 @@ class EvenWay:
         rates = {width: self._shares.tokens(width) / self._least(width) for width in fitting}
         known = {width: rate for width, rate in rates.items() if width in self._seconds}
         best = max(known, key=lambda width: known[width] * (1 + SLACK * (width == self.best)))
-        hopeful = [width for width in fitting if width not in known and rates[width] > known[best] * (1 + SLACK)]
+        hopeful = [
+            width
+            for width in fitting
+            if width not in known
+            and self._shares.tokens(width, HOPEFUL) / self._least(width) > known[best] * (1 + SLACK)
+        ]
         if hopeful:
             if self._former is None:
                 self._former = self.best
@@ -140,7 +169,7 @@ class EvenWay:
             return
         if self._former is not None:
             self._long = min(2 * self._long, LONGEST) if best == self._former else LONG
-            lost = sum(seconds - self._shares.tokens(width) / known[best] for width, seconds in self._tried)
+            lost = sum(self._least(width) - self._shares.tokens(width) / known[best] for width in self._tried)
             self._rest = max(self._long, int(lost / (LOSS * self._least(best))))
             self._former, self._tried = None, []
         self.best = self.width = best
@@ -167,7 +196,7 @@ class EvenDrafting:
         self._shares = {masked: Shares(most if depth is None else depth) for masked in (False, True)}
         self._ways: dict[tuple[int, bool], EvenWay] = {}  # by the bits of a number of rows, and whether some have masks
         self._newest = self._widths[0]  # the best width of the steps that ran last
-        self._drafted = 0  # drafts of a row of the step before
+        self._drafted = 0  # drafts of a row of the step before, or the most if others ran beside
         self.saved = 0.0  # seconds
 
     def wanted(self, seq: Sequence) -> int:
@@ -190,9 +219,11 @@ class EvenDrafting:
         rows have another width now."""
         rows, masked = record.plan.rows, bool(record.plan.rows.features & Feature.MASK)
         width = rows.tokens_each - 1 if record.verifies else 0
-        # A network that drafts has made as many drafts as the step before verified, and none behind a plain one
+        # A network that drafts has made as many drafts as the step before verified. Those that lack because of a
+        # choice tell nothing. But where others run beside now and then, what is behind such steps is what there is
         self._shares[masked].note(result.emitted_R, min(width, self._drafted))
-        self._drafted = width
+        alone = not (rows.kinds_R == RowKind.CHUNK).any() and all(seq.drafts for seq in record.seqs)
+        self._drafted = width if alone else self._most
         if result.elapsed <= 0 or (rows.kinds_R == RowKind.CHUNK).any():
             return False
         emitted, way = int(result.emitted_R.sum()), self._way(len(rows), masked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,8 @@ class Device:
     """A device whose drafts are right with the probability `share`, and known to be behind two steps in flight.
 
     passes: drafts come of passes behind a step, which makes as many as it verifies; otherwise they are always there.
+    stalls: the numbers of steps that seem to take very long. prompts: a chunk of a prompt runs beside one of so many
+        steps, which are plain; 0: none does.
     expected: the tokens that the steps so far bring on average, whatever was drawn.
     """
 
@@ -42,6 +45,7 @@ class Device:
     ) -> None:
         self.drafting, self.share, self._seconds = EvenDrafting(most, depth=depth), share, seconds
         self._most, self._depth, self._passes = most, depth, passes
+        self.stalls, self.prompts, self._ran = set[int](), 0, 0
         self._draw, self._made, self._flying = random.Random(rows), 0, deque[tuple[InFlight, StepResult]]()
         self.slots, self.seqs, self._rows = SlotTable(rows), list[Sequence](), dict[tuple[int, int], Rows]()
         for n in range(rows):
@@ -58,8 +62,12 @@ class Device:
         return (self.expected - expected) / (self.seconds - seconds)
 
     def _step(self, number: int, seqs: list[Sequence]) -> None:
-        width = self.drafting.width(len(seqs), masked=False)
+        self._ran += 1
+        beside = bool(self.prompts) and self._ran % self.prompts == 0
+        width = 0 if beside else self.drafting.width(len(seqs), masked=False)
         rows = self._rows_of(seqs, width)
+        if beside:
+            rows = replace(rows, kinds_R=np.full(len(seqs), RowKind.CHUNK, np.int8))
         there = min(width, self._made) if self._passes else width
         right = there if self._depth is None else min(there, self._depth)
         emitted_R = np.array([1 + self._right(right) for _ in seqs], np.int32)
@@ -68,7 +76,7 @@ class Device:
         self.expected += len(seqs) * tokens(self.share, right)
         self.emitted, self.seconds, self._made = self.emitted + int(emitted_R.sum()), self.seconds + elapsed, width
         plan = StepPlan(id=number, rows=rows, kv_bound_R=np.ones(len(seqs), np.int32))
-        noise = 1 + 0.05 * self._draw.random()
+        noise = 1000 if self._ran in self.stalls else 1 + 0.05 * self._draw.random()
         self._flying.append(
             (InFlight(plan, seqs, []), StepResult(number, emitted_R=emitted_R, elapsed=elapsed * noise))
         )
@@ -139,6 +147,46 @@ def test_other_texts_get_another_width(before: float, after: float) -> None:
     device.share = after
     device.rate(700)
     assert device.rate(500) > 0.95 * best(5, 8, after, seconds)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", ["in between", "bound by products", "verifying costs more besides"])
+def test_one_row_whose_drafts_fail_all_at_once_goes_on_plainly_soon(name: str, rows: int) -> None:
+    seconds = DEVICES[name]
+    device = Device(5, rows, 0.9, seconds)
+    device.rate(800)
+    device.share = 0.0
+    device.rate(100)
+    assert device.rate(300) > 0.97 * best(5, rows, 0.0, seconds)
+
+
+@pytest.mark.parametrize("number", [4, 8, 12])
+def test_a_machine_that_stalls_in_a_trial_finds_its_way_back(number: int) -> None:
+    seconds = DEVICES["in between"]
+    device = Device(5, 8, 0.0, seconds)
+    device.stalls = {number}
+    device.rate(80)
+    device.share = 0.9
+    device.rate(600)
+    assert device.rate(300) > 0.9 * best(5, 8, 0.9, seconds)
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_useless_drafts_are_switched_off_where_every_other_step_has_a_prompt(passes: bool) -> None:
+    """No step that verifies has one before it that verified."""
+    seconds = DEVICES["in between"]
+    device = Device(5, 32, 0.9 if passes else 0.0, seconds, passes=passes)
+    device.prompts = 2
+    device.rate(200)
+    assert device.rate(800) > 0.98 * 32 / seconds(32, 0)
+
+
+def test_lookup_between_prompts_is_worth_what_it_finds() -> None:
+    seconds = DEVICES["in between"]
+    device = Device(5, 8, 0.9, seconds, passes=False)
+    device.prompts = 2
+    device.rate(200)
+    assert device.rate(800) > 1.5 * 8 / seconds(8, 0)
 
 
 def test_more_rows_than_a_wide_step_may_have_verify_fewer_drafts() -> None:
