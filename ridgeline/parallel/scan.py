@@ -14,6 +14,8 @@ front of them. No tokens travel.
 Rows of a few tokens, such as those that decode beside a prompt, are not worth that: a state is larger than what makes
 the op's inputs. So ranks tell each other the inputs of those rows, and each runs all of them.
 
+Many long rows are told in several exchanges, so that what is told takes no more memory than was planned for it.
+
 Legend:
     N  blocks of states
     R  rows
@@ -26,9 +28,10 @@ Legend:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -40,6 +43,8 @@ from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
 
 SHORT = 8  # tokens of a row, up to which all ranks run it
+TOLD_BYTES = 64 << 20  # of all ranks in one exchange, beyond which rows are told in several
+TOLD_COPIES = 5  # of them at once: what arrives, lies together, is taken apart, and is chosen from; and a rank's own
 
 
 class PieceScan:
@@ -48,32 +53,62 @@ class PieceScan:
     pieces: those of all ranks, with the pieces of a row in order. A rank may have several pieces of a row, and its
         tokens lie in the order of its pieces.
     short: the tokens of a row, up to which all ranks run it.
+    told: the bytes that ranks tell of long rows in one exchange, at most, if these are more than a row.
     """
 
-    def __init__(self, ring: Ring, pieces: Sequence[Piece], device: torch.device, short: int = SHORT) -> None:
+    def __init__(
+        self, ring: Ring, pieces: Sequence[Piece], device: torch.device, short: int = SHORT, told: int = TOLD_BYTES
+    ) -> None:
+        self._ring, self._pieces, self._device, self._told = ring, pieces, device, told
         tokens_of = Counter[int]()
         for piece in pieces:
             tokens_of[piece.row] += piece.tokens
-        is_long = [tokens_of[piece.row] > short for piece in pieces]
-        own = [(long, piece.tokens) for long, piece in zip(is_long, pieces, strict=True) if piece.rank == ring.rank]
-        self._tokens = sum(tokens for _, tokens in own)
-        self._long_t, self._short_t = (
-            _index((t for t, long in enumerate(_repeated(own)) if long == wanted), device) for wanted in (True, False)
-        )
-        self._long = _LongRows(ring, [p for p, long in zip(pieces, is_long, strict=True) if long], device)
-        self._short = _ShortRows(ring, [p for p, long in zip(pieces, is_long, strict=True) if not long], device)
+        self._long = [row for row, tokens in tokens_of.items() if tokens > short]
+        self._short = [row for row, tokens in tokens_of.items() if tokens <= short]
+        self._long_pieces = sum(tokens_of[piece.row] > short for piece in pieces)
+        self._row_of_t = [row for rank, row, tokens, _ in pieces if rank == ring.rank for _ in range(tokens)]
+        self._parts: dict[int, list[_Part]] = {}
 
     def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
         """Return what the op makes of this rank's tokens, and replace the states of the rows in `turns`, with the same
         bits on every rank."""
-        if not self._short.rows:
-            return self._long.run(turns, op, tells, states_N, *inputs_T)
-        few = self._short.run(turns, op, states_N, *(x_T.index_select(0, self._short_t) for x_T in inputs_T))
-        if not self._long.rows:
-            return few
-        many = self._long.run(turns, op, tells, states_N, *(x_T.index_select(0, self._long_t) for x_T in inputs_T))
-        out_T = many.new_empty(self._tokens, *many.shape[1:])
-        return out_T.index_copy_(0, self._long_t, many).index_copy_(0, self._short_t, few)
+        told = self._long_pieces * piece_bytes(states_N.shape[1:], states_N.itemsize)
+        first, *others = self._in_parts(max(1, min(-(-told // self._told), len(self._long))))
+        if not others:
+            return first.rows.run(turns, op, tells, states_N, *inputs_T)
+        out_T: Tensor | None = None
+        for index_t, rows in (first, *others):
+            out_t = rows.run(turns, op, tells, states_N, *(x_T.index_select(0, index_t) for x_T in inputs_T))
+            out_T = out_t.new_empty(len(self._row_of_t), *out_t.shape[1:]) if out_T is None else out_T
+            out_T.index_copy_(0, index_t, out_t)
+        assert out_T is not None
+        return out_T
+
+    def _in_parts(self, count: int) -> list[_Part]:
+        """Return the step's rows, the long ones in so many parts, each of which has rows of all ranks."""
+        if count not in self._parts:
+            dealt = [self._part(_LongRows, self._long[first::count]) for first in range(count)]
+            if self._short:
+                dealt = [*(dealt if self._long else ()), self._part(_ShortRows, self._short)]
+            self._parts[count] = dealt
+        return self._parts[count]
+
+    def _part(self, kind: type[_LongRows | _ShortRows], rows: Collection[int]) -> _Part:
+        own = set(rows)
+        index_t = _index((t for t, row in enumerate(self._row_of_t) if row in own), self._device)
+        return _Part(index_t, kind(self._ring, [piece for piece in self._pieces if piece.row in own], self._device))
+
+
+def piece_bytes(shape: Sequence[int], itemsize: int = 4) -> int:
+    """Return how much ranks tell of a piece: what it leaves of a state of this shape, and what it adds."""
+    return 2 * prod(shape) * max(4, itemsize)
+
+
+class _Part(NamedTuple):
+    """Some rows of a step, and which of this rank's tokens are theirs."""
+
+    index_t: Tensor
+    rows: _LongRows | _ShortRows
 
 
 class _Level(NamedTuple):
@@ -174,7 +209,7 @@ class _ShortRows:
         self._start_R1 = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
         self._turns: tuple[Turns, Turns] | None = None
 
-    def run(self, turns: Turns, op: RecurrentOp, states_N: Tensor, *inputs_t: Tensor) -> Tensor:
+    def run(self, turns: Turns, op: RecurrentOp, _: Tells, states_N: Tensor, *inputs_t: Tensor) -> Tensor:
         everything = (x.index_select(0, self._order_t) for x in _gathered(self._ring, inputs_t, self._counts))
         return op(self._of(turns), states_N, *everything).index_select(0, self._own_t)
 
@@ -200,7 +235,3 @@ def _gathered(ring: Ring, own: Sequence[Tensor], counts: Sequence[int]) -> list[
 
 def _index(values: Iterable[int], device: torch.device) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64, device=device)
-
-
-def _repeated(counted: Iterable[tuple[bool, int]]) -> list[bool]:
-    return [value for value, count in counted for _ in range(count)]

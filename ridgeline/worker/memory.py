@@ -15,9 +15,10 @@ from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec, with_draft
 from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING, Speculation
-from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.core.state_spec import DTYPE_BYTES, RecurrentSpec
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
+from ridgeline.parallel.scan import SHORT, TOLD_BYTES, TOLD_COPIES, piece_bytes
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
 from ridgeline.worker.speculation.lookahead import pool_bytes
 from ridgeline.worker.state.context import BROUGHT_BYTES, BROUGHT_COPIES
@@ -229,6 +230,8 @@ def plan_memory(
     activations += _scratch_bytes(_layout(groups, block_size, dtype, 2, token_ranks, scratch))
     if token_ranks > 1 and device.type == "cuda":
         activations += BROUGHT_COPIES * BROUGHT_BYTES // token_ranks
+    if token_ranks > 1:
+        activations += _told_bytes(groups, min(max_seqs, max_chunk // (SHORT + 1)), token_ranks)
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
@@ -273,6 +276,14 @@ def _table_bytes(speculation: Speculation, slots: int, longest: int) -> int:
     if isinstance(speculation.tree, LookaheadTree):
         each += pool_bytes(speculation.tree)
     return slots * each + 8 * speculation.recent_places
+
+
+def _told_bytes(groups: Sequence[CacheGroup], rows: int, ranks: int) -> int:
+    """Return the bytes of what ranks tell each other at once of recurrent states, if so many rows are long enough. A
+    row has a piece on every rank at most, and a mark cuts one of them."""
+    states = [part.shape for group in groups if isinstance(group.spec, RecurrentSpec) for part in group.spec.parts]
+    each = max(map(piece_bytes, states), default=0)
+    return TOLD_COPIES * (min(TOLD_BYTES, 2 * rows * each) + (ranks + 1) * each)
 
 
 def scratch_states(device_type: str, max_seqs: int, drafts: int) -> int:

@@ -30,8 +30,8 @@ from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.kernels.wkv import op as wkv
 from ridgeline.kernels.wkv.transfer import transfer as weighed_by
 from ridgeline.parallel.ring import SOLO, Ring
-from ridgeline.parallel.scan import PieceScan
-from tests.parallel.threads import on_ranks
+from ridgeline.parallel.scan import TOLD_BYTES, PieceScan, piece_bytes
+from tests.parallel.threads import ThreadAxis, on_ranks
 
 CPU = torch.device("cpu")
 
@@ -176,13 +176,15 @@ OPS: dict[str, Callable[..., Bound]] = {
 }
 
 
-def divided(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0) -> tuple[Tensor, list[Tensor]]:
+def divided(
+    bound: Bound, ranks: int, pieces: list[Piece], short: int = 0, told: int = TOLD_BYTES
+) -> tuple[Tensor, list[Tensor]]:
     """Return the outputs of all tokens, and the states that each rank has at last."""
     owner_T = torch.cat([torch.full((piece.tokens,), piece.rank) for piece in pieces] or [torch.zeros(0)])
 
     def work(ring: Ring) -> tuple[Tensor, Tensor]:
         own_T, states_N = (owner_T == ring.rank).nonzero()[:, 0], bound.states_N.clone()
-        scan = PieceScan(ring, pieces, CPU, short)
+        scan = PieceScan(ring, pieces, CPU, short, told)
         own = [x_T[: len(owner_T)][own_T] for x_T in bound.inputs_T]
         return scan.run(bound.turns, bound.op, bound.tells, states_N, *own), states_N
 
@@ -193,10 +195,10 @@ def divided(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0) -> tu
     return outputs_T, [states_N for _, states_N in found]
 
 
-def check(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0) -> None:
+def check(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0, told: int = TOLD_BYTES) -> None:
     want_N = bound.states_N.clone()
     want_T = bound.op(bound.turns, want_N, *bound.inputs_T)
-    got_T, states = divided(bound, ranks, pieces, short)
+    got_T, states = divided(bound, ranks, pieces, short, told)
     torch.testing.assert_close(got_T, want_T[: len(got_T)], rtol=1e-10, atol=1e-10)
     for states_N in states:
         assert torch.equal(states_N[1:].nan_to_num(), states[0][1:].nan_to_num()), "ranks must go on with the same bits"
@@ -218,13 +220,47 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
 
 @pytest.mark.parametrize("name", OPS)
 @settings(max_examples=25, deadline=None)
-@given(step=steps(), short=st.integers(0, 12))
+@given(step=steps(), short=st.integers(0, 12), told=st.sampled_from([1, 1000, TOLD_BYTES]))
 def test_ranks_scan_as_one_device(
-    name: str, step: tuple[list[int], list[int], list[int], list[int]], short: int
+    name: str, step: tuple[list[int], list[int], list[int], list[int]], short: int, told: int
 ) -> None:
     rows, marks, fresh, bounds = step
     bound = OPS[name](rows, marks=tuple(marks), fresh=tuple(fresh))
-    check(bound, len(bounds) - 1, list(pieces_of(rows, marks, bounds)), short)
+    check(bound, len(bounds) - 1, list(pieces_of(rows, marks, bounds)), short, told)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_what_ranks_tell_at_once_is_bounded(name: str) -> None:
+    """By so many bytes and a piece of each rank, whatever rows there are; in as few exchanges as that takes."""
+    rows, ranks = [9 + n % 5 for n in range(40)], 3
+    marks = [n % 4 for n in range(40)]
+    bound, pieces = OPS[name](rows, marks=tuple(marks)), list(pieces_of(rows, marks, bounds_of(sum(rows), ranks)))
+    each = piece_bytes(bound.states_N.shape[1:], bound.states_N.itemsize)
+
+    def work(axis: ThreadAxis) -> list[int]:
+        ring = Noting(axis.rank, axis.size, axis._barrier, axis._held)
+        own = [x_T[: sum(rows)].tensor_split(bounds_of(sum(rows), ranks)[1:-1])[axis.rank] for x_T in bound.inputs_T]
+        PieceScan(ring, pieces, CPU, told=10 * each).run(
+            bound.turns, bound.op, bound.tells, bound.states_N.clone(), *own
+        )
+        return ring.received
+
+    for received in on_ranks(ranks, work):
+        assert len(received) == -(-len(pieces) // 10)
+        assert max(received) <= (10 + ranks + 1) * each
+
+
+class Noting(ThreadAxis):
+    """A ring that notes how many bytes come in an exchange."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.received: list[int] = []
+
+    def exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        found = super().exchanged(parts, shapes)
+        self.received.append(sum(part.nbytes for part in found))
+        return found
 
 
 @pytest.mark.parametrize("name", OPS)

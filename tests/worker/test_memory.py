@@ -21,6 +21,7 @@ from ridgeline.core.speculation import speculation_of
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.models import model_config
+from ridgeline.parallel.scan import TOLD_COPIES
 from ridgeline.serving.processes.loaded import facts_of
 from ridgeline.weights.loader import empty_decoder
 from ridgeline.worker import memory
@@ -132,6 +133,23 @@ def test_the_scores_of_all_nodes_that_are_expanded_at_once_are_counted(tree: dic
     chain = {"method": "eagle", "num_speculative_tokens": 1}  # two tokens a row are scored
     plain = drafted(chain, 3) - drafted(chain, 2)
     assert each - plain == (scored - 2) * 3 * 4 * SPEC.vocab_size + 4
+
+
+@pytest.mark.parametrize(("max_seqs", "max_chunk", "pieces"), [(3, 64, 6 + 3), (64, 64, 14 + 3), (64, 8, 3)])
+def test_what_ranks_tell_of_recurrent_states_is_counted(max_seqs: int, max_chunk: int, pieces: int) -> None:
+    """Rows of more than 8 tokens are told, of which 64 tokens have room for seven: two pieces each, and a cut of each
+    rank."""
+    spec = model_config(config_of("Qwen3NextForCausalLM")).spec
+
+    def activations(token_ranks: int) -> int:
+        return memory.plan_memory(
+            spec, LLMConfig(), torch.device("cpu"), dtype="bfloat16", weights=0, loaded=True, longest=64,
+            max_seqs=max_seqs, max_chunk=max_chunk, token_ranks=token_ranks,
+        ).activations  # fmt: skip
+
+    each = 2 * 4 * (4 * 4 * 8)  # of a delta rule's state, which is larger than a convolution's: float32, twice
+    assert activations(2) - activations(1) == TOLD_COPIES * pieces * each
+    assert activations(300) - activations(2) == TOLD_COPIES * 298 * each
 
 
 @pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])
