@@ -8,6 +8,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from tests import interpreter
+
 
 def run_ranks(module: str, count: int, folder: Path, what: str) -> None:
     """Call `rank(number, count, folder, what)` of a test module in a process for each number, and wait until all have
@@ -23,5 +25,6 @@ def run_ranks(module: str, count: int, folder: Path, what: str) -> None:
 
 
 if __name__ == "__main__":
+    interpreter.patch_once()
     module, count, folder, what, number = sys.argv[1:]
     import_module(module).rank(int(number), int(count), Path(folder), what)
