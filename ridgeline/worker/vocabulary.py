@@ -8,7 +8,7 @@ A rank scores its part of the vocabulary, and tells the others what they need of
     guidance                the masses of the two rows
 
 Filters are cuts, which kernels/sampling/cuts.py finds. Nothing is asked of the host, and no shape depends on the rows,
-so all of it can be captured. A few rows on a GPU are gathered whole, which is faster.
+so all of it can be captured. On a GPU such rows are gathered whole, which was measured to be faster.
 
 Legend:
     R  rows, or positions of a prompt
@@ -38,7 +38,7 @@ from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs, guide
 from ridgeline.parallel.axis import Axis
 
-GATHERED = 256 << 10  # bytes of a rank's scores: one launch gathers them, where a search takes a dozen
+GATHERED = 64 << 20  # bytes of a rank's scores, up to which a GPU gathers them faster than it searches
 
 
 class Vocabulary:
