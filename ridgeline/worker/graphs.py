@@ -214,9 +214,10 @@ def _exchange(segments: Segments, tokens: int) -> None:
 
 
 def row_buckets(max_rows: int, apart: int = 8) -> list[int]:
-    """Return the rows of the decode buckets: 1, 2, 4, 8, 16, …, max_rows. A step in a bucket that is too large wastes
-    little, and each bucket takes time at start."""
-    return sorted({min(rows, max_rows) for rows in (1, 2, 4, 8, *range(apart, max_rows + apart, apart))})
+    """Return the rows of the decode buckets: powers of two up to `apart`, and from there on its multiples up to
+    max_rows. A step in a bucket that is too large wastes little, and each bucket takes time at start."""
+    powers = (1 << power for power in range((apart - 1).bit_length()))
+    return sorted({min(rows, max_rows) for rows in (*powers, *range(apart, max_rows + apart, apart))})
 
 
 def _at_least(buckets: Sequence[int], wanted: int) -> int:

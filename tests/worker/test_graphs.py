@@ -182,7 +182,7 @@ def test_rows_that_share_their_first_blocks_have_decode_buckets_of_their_own(row
 @pytest.mark.parametrize("max_rows", [1, 4, 60, 256, 1000])
 @pytest.mark.parametrize("most", [1, 3, 5, 16])
 def test_rows_that_verify_any_width_have_buckets_and_states(most: int, max_rows: int) -> None:
-    """A bucket wastes fewer tokens than the widest buckets lie apart, or fewer than four rows."""
+    """A bucket wastes fewer tokens than the widest buckets lie apart, or fewer than four rows, and less than a half."""
     widths = verified_widths(most, whole=False)
     buckets, states = Buckets(max_rows, 2048, widths), scratch_states("cuda", max_rows, most)
     for width in widths:
@@ -195,6 +195,7 @@ def test_rows_that_verify_any_width_have_buckets_and_states(most: int, max_rows:
             assert shape == (shape.rows, shape.rows * (1 + width), 1 + width)
             assert shape.tokens <= MOST_VERIFIED
             assert 0 <= shape.rows - rows < 4 or shape.tokens - rows * shape.each < 8 * (1 + most)
+            assert shape.rows < 2 * rows
             assert width * shape.rows <= states
 
 
