@@ -102,9 +102,11 @@ class Subject(NamedTuple):
         return f"{self.op.name}-{self.case}"
 
 
+TABLES = (*embedding.CASES[:2], embedding.Case(256, 503, 768))  # a row costs the same wherever it lies
+
 SUBJECTS = [
-    *(Subject(embedding.EMBEDDING, case, case.inputs, exact_embedding) for case in embedding.CASES[:3]),
-    *(Subject(embedding.EMBEDDING_PART, case, case.part_inputs, exact_part) for case in embedding.CASES[:3]),
+    *(Subject(embedding.EMBEDDING, case, case.inputs, exact_embedding) for case in TABLES),
+    *(Subject(embedding.EMBEDDING_PART, case, case.part_inputs, exact_part) for case in TABLES),
     *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in gemm.CASES),
     *(Subject(norm.RMS_NORM, case, case.inputs, exact_rms_norm) for case in norm.CASES),
     *(Subject(norm.LAYER_NORM, case, case.layer_inputs, exact_layer_norm) for case in norm.CASES),
