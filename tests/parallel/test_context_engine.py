@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ridgeline.parallel.scan import PieceScan
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.state import context
-from tests.driving import Rig, ask, rig
+from tests.driving import Rig, ask, disturbed, rig
 from tests.parallel.threads import ThreadAxis, on_ranks
 
 CPU = torch.device("cpu")
@@ -171,6 +172,40 @@ def test_ranks_divide_the_tokens_of_recurrent_layers(
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert len(got[name].prompt) == len(outcome.prompt)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("qwen3_5", 2), ("falcon_h1", 3), pytest.param("mamba2", 4, marks=pytest.mark.thorough)]
+)
+def test_states_survive_requests_that_give_way_and_leave(
+    family: str, ranks: int, tiny_model: Callable[[str], Path]
+) -> None:
+    """Conversations that begin alike, in any chunks, some of them with guidance, of which some are lost and made
+    again."""
+    draw = Random(ranks)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "guidance_scale": 1.6},
+        {"logprobs": 2, "repetition_penalty": 1.4},
+        {"prompt_logprobs": 1},
+    ]
+    begun = [(LONG[: draw.choice([1, 2, 9, 33, 60])], draw.choice([0, 1, 8, 20])) for _ in range(10)]
+    prompts = [[*start, *(draw.randrange(5, 250) for _ in range(more))] for start, more in begun]
+    requests = [ask(str(n), prompt, seed=n, **kinds[n % 4]) for n, prompt in enumerate(prompts)]
+    with rig(tiny_model(family)) as one:
+        want = {request.id: one.run(request)[request.id].tokens for request in requests}
+    _, own = divided(tiny_model(family), ranks, kv_cache_memory=1 << 22)
+    try:
+        own.add(*requests)
+        left = disturbed(own, draw, gives_way=0.4, leaves=0.04)
+        assert own.errors == []
+        pool = own.engine.scheduler.cache.pool
+        assert pool.free_pages == pool.num_pages
+    finally:
+        own.engine.shutdown()
+    for name, tokens in want.items():
+        got = own.outcomes[name].tokens
+        assert got == (tokens[: len(got)] if name in left else tokens), name
 
 
 def test_ranks_never_go_on_with_unlike_tokens(tiny_model: Callable[[str], Path]) -> None:
