@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ridgeline.worker.speculation import backlog
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
-from tests.driving import Rig, ask, rig
+from tests.driving import Outcome, Rig, ask, rig
 from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, QwenMtp, QwenNextMtp, Target
 from tests.test_draft_model import watch
 from tests.test_speculation import DRAFTS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
@@ -102,11 +103,17 @@ GREEDY = [
 ]
 
 
+@cache
+def greedy(folder: Path) -> dict[str, Outcome]:
+    """What these become without drafts. The same object for the same model."""
+    with rig(folder, enable_prefix_caching=False) as own:
+        return own.run(*GREEDY)
+
+
 @pytest.mark.parametrize("how", [Always, Fickle], ids=["always", "now and then"])
 def test_drafts_are_those_of_the_paper(how: type[Always], head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
-    with rig(folder, enable_prefix_caching=False) as own:
-        want = own.run(*GREEDY)
+    want = greedy(folder)
     with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
         record = Record(always(own, how))
         got = own.run(*GREEDY)
@@ -127,8 +134,7 @@ def test_a_prefix_that_was_found_has_the_heads_keys_too(head: Head, folder: Path
 
 def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
-    with rig(folder) as own:
-        want = own.run(*GREEDY)
+    want = greedy(folder)
     little = {"kv_cache_memory": 150_000, "enable_prefix_caching": False}
     with rig(folder, **little, **drafting(head, files)) as own:
         record = Record(always(own))
@@ -155,8 +161,7 @@ def test_even_steps_draft_as_the_paper_does(
     """As on a GPU: all rows of a step as many drafts or none, padded to the sizes of captured graphs."""
     head = kind(target)
     files = head.save(tmp_path / "head")
-    with rig(folder) as own:
-        want = own.run(*GREEDY)
+    want = greedy(folder)
     with rig(folder, enable_prefix_caching=False, **drafting(head, files)) as own:
         evenly(own, monkeypatch if buckets else None)
         record = Record(always(own, Turning))

@@ -25,6 +25,7 @@ from tests.driving import Rig, ask, disturbed, rig
 from tests.test_speculation import (
     DRAFTS,
     FAMILIES,
+    KINDS,
     SETTINGS,
     Always,
     Fickle,
@@ -134,7 +135,7 @@ def test_another_model_is_wrong_and_changes_nothing(family: str, other_model: Pa
         assert share(own) < 0.3
 
 
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings", [{"kv_cache_memory": 1 << 18}, *SETTINGS.values()], ids=["little memory", *SETTINGS]
 )
@@ -233,7 +234,7 @@ def test_the_embedded_model_brings_its_own_drafts(method: str) -> None:
 
 
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+@pytest.mark.parametrize("family", [*KINDS, "gpt2"])
 def test_even_steps_change_no_token_and_lose_no_key(
     family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests import tiny_models
 from tests.driving import Outcome, Rig, ask, disturbed, rig
 from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
-from tests.test_speculation import FAMILIES, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
+from tests.test_speculation import FAMILIES, KINDS, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
 
 TinyModel = Callable[[str], Path]
 Draft = tuple[int, ...]  # the tokens from a row's last one on
@@ -44,6 +45,13 @@ GREEDY = [
     ask("same", prompt(45, 1), max_tokens=10),
     ask("ends soon", prompt(9, 4), max_tokens=2),
 ]
+
+
+@cache
+def greedy(folder: Path) -> dict[str, Outcome]:
+    """What these become without drafts. The same object for the same model."""
+    with rig(folder, enable_prefix_caching=False) as own:
+        return own.run(*GREEDY)
 
 
 def medusa_of(folder: Path, files: Path, heads: int = DEPTH) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: Tin
         assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -203,7 +211,7 @@ def test_the_next_of_many_finds_what_a_tree_left_in_the_cache(tiny_model: TinyMo
 
 
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+@pytest.mark.parametrize("family", [*KINDS, "gpt2"])
 def test_even_steps_change_no_token(
     family: str, buckets: bool, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,8 +306,7 @@ def test_trees_are_those_of_the_paper(
 ) -> None:
     head = kind(target)
     files = head.save(tmp_path / "head")
-    with rig(model, enable_prefix_caching=False) as own:
-        want = own.run(*GREEDY)
+    want = greedy(model)
     with rig(model, enable_prefix_caching=False, **drafting(head, files, dynamic=dynamic)) as own:
         trees(own, how)
         if kind is not Medusa:
@@ -324,8 +331,7 @@ def test_even_steps_draft_as_the_paper_does(
 ) -> None:
     head = kind(target)
     files = head.save(tmp_path / "head")
-    with rig(model) as own:
-        want = own.run(*GREEDY)
+    want = greedy(model)
     with rig(model, enable_prefix_caching=False, **drafting(head, files, dynamic=dynamic)) as own:
         evenly(own, monkeypatch if buckets else None)
         trees(own, Turning)
@@ -386,8 +392,7 @@ def test_requests_that_give_way_draft_as_before(
 ) -> None:
     head = kind(target)
     files = head.save(tmp_path / "head")
-    with rig(model) as own:
-        want = own.run(*GREEDY)
+    want = greedy(model)
     little = {"kv_cache_memory": 150_000 if kind is Medusa else 250_000, "enable_prefix_caching": False}
     with rig(model, **little, **drafting(head, files, dynamic=dynamic)) as own:
         record = Record(trees(own))
@@ -417,8 +422,7 @@ def test_a_tree_of_63_drafts_runs(target: Target, model: Path, tmp_path: Path) -
     head = Eagle(target)
     config = {"method": "eagle", "model": head.save(tmp_path / "head"), "num_speculative_tokens": 5}
     config |= {"eagle_topk": 8, "num_draft_tokens": 1 + MOST_NODES}
-    with rig(model) as own:
-        want = own.run(*GREEDY)
+    want = greedy(model)
     with rig(model, speculative_config=config, max_num_batched_tokens=256, enable_prefix_caching=False) as own:
         record = Record(trees(own))
         watch(own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ DRAFTS = 3
 LOOKUP = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 # full attention; windows between it; learned positions; latent-free mixture; keys of two sizes
 FAMILIES = ("llama", "mixed", "gpt2", "qwen3_moe", "gpt_oss", "gemma4_moe")
+KINDS = ("mixed", pytest.param("llama", marks=pytest.mark.thorough))  # the first has layers of the other among its own
 VOCABULARY = 300  # tokens that all tiny models have
 SETTINGS: dict[str, dict[str, Any]] = {
     "small chunks": {"enable_prefix_caching": False, "max_num_batched_tokens": 16},
@@ -157,7 +159,13 @@ def check_same(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:
 
 
 def plain(folder: Path, **settings: Any) -> dict[str, Outcome]:
-    with rig(folder, **settings) as own:
+    """What one device makes of the requests without drafts. The same object for the same model and settings."""
+    return _plain(folder, *settings.items())
+
+
+@cache
+def _plain(folder: Path, *settings: tuple[str, Any]) -> dict[str, Outcome]:
+    with rig(folder, **dict(settings)) as own:
         return own.run(*requests(own.runner.decoder.spec.vocab_size))
 
 
@@ -189,7 +197,7 @@ def test_drafts_change_no_token_whoever_makes_them(family: str, tiny_model: Tiny
                 assert counts["accepted_tokens"] < 0.1 * counts["draft_tokens"]
 
 
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(
     "settings", [{"kv_cache_memory": 1 << 17}, *SETTINGS.values()], ids=["little memory", *SETTINGS]
 )
@@ -304,7 +312,7 @@ def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
 
 
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2"])
+@pytest.mark.parametrize("family", [*KINDS, "gpt2"])
 def test_even_steps_change_no_token(
     family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +337,7 @@ def test_even_steps_change_no_token(
 
 @pytest.mark.parametrize("drafts", [3, 5])
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize("family", KINDS)
 def test_even_steps_of_any_width_change_no_token(
     family: str, buckets: bool, drafts: int, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
