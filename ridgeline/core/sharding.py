@@ -109,7 +109,8 @@ def check_mixers(model: ModelSpec, asked: str) -> None:
     for layer in model.layers:
         if not isinstance(layer.mixer, (AttentionSpec, Absent)):
             raise InvalidConfig(
-                f"{asked}: layers with a mixer of the kind {layer.mixer.kind!r} run on one device yet; leave it out."
+                f"{asked} does not divide layers with a mixer of the kind {layer.mixer.kind!r} yet; leave it out, or "
+                "divide prompts alone, by prefill_context_parallel_size."
             )
 
 

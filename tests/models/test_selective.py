@@ -71,10 +71,12 @@ def test_a_model_without_attention_keeps_one_state_however_long_a_request_is() -
 
 
 @pytest.mark.parametrize("name", SELECTIVE)
-@pytest.mark.parametrize("axis", ["tp", "pp", "ep", "cp"])
-def test_no_ranks_divide_these_mixers(name: str, axis: str) -> None:
-    with pytest.raises(InvalidConfig, match=rf"^{axis} 2: layers with a mixer of the kind .* run on one device yet"):
-        Division(**{axis: 2}).part_of(model_config(SELECTIVE[name]).spec)
+@pytest.mark.parametrize("axis", ["tp", "pp", "ep"])
+def test_ranks_divide_the_prompts_of_these_mixers_alone(name: str, axis: str) -> None:
+    spec = model_config(SELECTIVE[name]).spec
+    with pytest.raises(InvalidConfig, match=rf"^{axis} 2 does not divide layers with a mixer of the kind '\w+' yet"):
+        Division(**{axis: 2}).part_of(spec)
+    assert Division(cp=2).part_of(spec) == spec
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2", "granite_hybrid_moe", "nemotron_h_moe"])
