@@ -23,11 +23,11 @@ them the architectures that they are for.
 
 `kernels()` finds the lists by importing every module of an op's folder, so nothing has to be registered. Keep them
 short: one entry per code path that differs, at the shapes of a real model, the most common one first. The tests compile
-the first entry of each kernel for its architectures, and all entries on request.
+the first entry of each kernel for sm_90 and one kernel of each op for the other architectures, and all on request.
 
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
-prints one line per kernel, and with --first only of the first entry of each. Run it without TRITON_INTERPRET: an
+prints one line per kernel, and with --first only of what the tests compile. Run it without TRITON_INTERPRET: an
 interpreted kernel cannot be compiled.
 
 `compiling_for` is the other way, without lists. Inside it launches compile for a GPU that need not be there, and run
@@ -49,7 +49,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -58,6 +58,7 @@ from pathlib import Path
 from typing import Any
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
+MAIN_ARCH = "sm_90"  # for which kernels are measured and must not spill
 ONE_OF_EACH = ("sm_90", "gfx942")  # for kernels that differ little between a vendor's architectures
 TENSOR_CORE_INSTRUCTIONS = re.compile(r"\b(HGMMA|QGMMA|IGMMA|HMMA|IMMA|QMMA|OMMA|UTCHMMA|UTCQMMA|v_mfma_\w+)")
 
@@ -126,12 +127,6 @@ def kernels() -> list[AotKernel]:
     )
     entries = [entry for module in modules for entry in getattr(module, "AOT", ())]
     return [AotKernel(*entry) if isinstance(entry, tuple) else entry for entry in entries]
-
-
-def first_of_each(entries: Sequence[AotKernel]) -> list[AotKernel]:
-    """Return the first entry of every kernel for every set of architectures."""
-    kinds = {(entry.fn.fn, entry.options.archs): entry for entry in reversed(entries)}
-    return list(kinds.values())[::-1]
 
 
 def build(kernel: AotKernel, arch: str) -> Any:
@@ -329,16 +324,38 @@ def _compile_one(task: tuple[int, str]) -> Report:
     return report(kernels()[index], arch)
 
 
+def tasks_of(archs: tuple[str, ...] = ARCHS, match: str = "", first: bool = False) -> list[tuple[int, str]]:
+    """Return the places of the kernels whose name contains `match`, with every one of `archs` that they are meant for.
+
+    first: only the first entry of every kernel for `MAIN_ARCH`, and for each other architecture one kernel of every op,
+        with matrix products if the op has any.
+    """
+    tasks = [
+        (at, arch)
+        for at, kernel in enumerate(kernels())
+        if match in kernel.name
+        for arch in archs
+        if arch in kernel.options.archs
+    ]
+    return _first_of(tasks) if first else tasks
+
+
+def _first_of(tasks: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    chosen: dict[Any, tuple[int, str]] = {}
+    for at, arch in sorted(
+        tasks, key=lambda task: task[1] != MAIN_ARCH and not kernels()[task[0]].options.tensor_cores
+    ):
+        function = kernels()[at].fn.fn
+        kind = function if arch == MAIN_ARCH else function.__module__.rpartition(".")[0]
+        chosen.setdefault((kind, arch), (at, arch))
+    return sorted(chosen.values())
+
+
 def compile_all(
     archs: tuple[str, ...] = ARCHS, match: str = "", processes: int = 2, first: bool = False
 ) -> Iterator[Report]:
-    """Compile every kernel whose name contains `match`, for every one of `archs` that it is meant for; of every kernel
-    only the first such entry if `first` is true."""
-    entries = [kernel for kernel in kernels() if match in kernel.name]
-    wanted = first_of_each(entries) if first else entries
-    tasks = [(kernels().index(kernel), arch) for kernel in wanted for arch in archs if arch in kernel.options.archs]
-    if first:  # two sets of architectures may have one in common
-        tasks = list({(kernels()[at].fn.fn, arch): (at, arch) for at, arch in reversed(tasks)}.values())[::-1]
+    """Compile the kernels that `tasks_of` names."""
+    tasks = tasks_of(archs, match, first)
     with ProcessPoolExecutor(processes) as pool:
         yield from pool.map(_compile_one, tasks)
 
@@ -347,7 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compile Triton kernels without a GPU.")
     parser.add_argument("--arch", action="append", choices=ARCHS, help="default: all")
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
-    parser.add_argument("--first", action="store_true", help="only the first entry of each kernel")
+    parser.add_argument("--first", action="store_true", help="only what the tests compile by default")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()

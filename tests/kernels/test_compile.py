@@ -1,7 +1,8 @@
 """Every kernel listed for it compiles without a GPU, for each architecture, and uses the machine as it claims.
 
 The compiler runs in a process of its own: in this one kernels may be interpreted. By default the first entry of each
-kernel is compiled; all entries, which takes minutes, with -m thorough.
+kernel is compiled for sm_90, and one kernel of each op for the other architectures; all entries, which takes minutes,
+with -m thorough.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.kernels.aot import ARCHS, AotKernel, build, first_of_each, kernels
+from ridgeline.kernels.aot import ARCHS, MAIN_ARCH, AotKernel, build, kernels, tasks_of
 
 pytest.importorskip("triton")
 
@@ -71,13 +72,17 @@ def test_the_list_is_short_and_says_nothing_twice() -> None:
     assert len(entries) <= 500  # some seven minutes of one core
 
 
-def test_the_first_entries_have_every_kernel_for_every_architecture() -> None:
-    every, first = (
-        {(kernel.fn.fn, arch) for kernel in listed for arch in kernel.options.archs}
-        for listed in (kernels(), first_of_each(kernels()))
-    )
-    assert every == first
-    assert len(first_of_each(kernels())) < len(kernels()) / 2
+def test_by_default_every_kernel_is_compiled_for_one_architecture_and_every_op_for_all() -> None:
+    def named(arch: str, first: bool) -> tuple[set[Any], set[str]]:
+        functions = {kernels()[at].fn.fn for at, _ in tasks_of((arch,), first=first)}
+        return functions, {function.__module__.rpartition(".")[0] for function in functions}
+
+    assert named(MAIN_ARCH, True)[0] == named(MAIN_ARCH, False)[0]
+    for arch in ARCHS:
+        assert named(arch, True)[1] == named(arch, False)[1]
+        if any(kernels()[at].options.tensor_cores for at, _ in tasks_of((arch,))):
+            assert any(kernels()[at].options.tensor_cores for at, _ in tasks_of((arch,), first=True))
+    assert len(tasks_of(first=True)) < len(tasks_of()) / 2
 
 
 def test_an_argument_without_a_type_is_named() -> None:

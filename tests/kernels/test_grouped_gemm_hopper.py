@@ -167,12 +167,13 @@ def machine_code(which: str) -> dict[str, dict[str, int]]:
     """How often instructions occur, and bytes of stack, in each entry of the list that is for Hopper alone."""
     import triton
 
-    from ridgeline.kernels.aot import build, first_of_each
+    from ridgeline.kernels.aot import build
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     wanted = ("HGMMA", "QGMMA", "HMMA", "UTMALDG", "LDGSTS.E", "LDGSTS.E.BYPASS.128", "USETMAXREG", "WARPGROUP.DEPBAR")
     found = {}
-    for kernel in first_of_each(hopper.AOT) if which == "first" else hopper.AOT:
+    first = {kernel.fn.fn: kernel for kernel in reversed(hopper.AOT)}.values()
+    for kernel in first if which == "first" else hopper.AOT:
         if kernel.options.archs != ("sm_90",):
             continue
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
