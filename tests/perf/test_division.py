@@ -136,7 +136,7 @@ def test_ranks_of_cp_tell_what_their_tokens_do_to_states() -> None:
         ring = divided("qwen3.5-9b", between, cp=cp).prompt(tokens, tokens).cp
         assert ring == pytest.approx((cp - 1) * (2 * states + keys * tokens / cp) / 1e9)
     assert divided("qwen3.5-9b", links(1e-6), cp=4).decode(3, 8192).cp == pytest.approx(8e-6), "its attention merges"
-    with pytest.raises(InvalidConfig, match="pp 2: layers with a mixer"):
+    with pytest.raises(InvalidConfig, match="pp 2 does not divide layers with a mixer"):
         divided("qwen3.5-9b", pp=2)
 
 
