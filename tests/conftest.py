@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined, so before any is imported
 
-from tests import forks, tiny_models
+from tests import tiny_models
 
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
     from tests import interpreter
@@ -70,13 +70,6 @@ def pytest_runtest_setup() -> None:
 def seed() -> None:
     """Begin every test with the same random numbers, in whatever order tests run. RIDGELINE_TEST_SEED gives others."""
     start_numbers()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forked_processes() -> Iterator[None]:
-    """Let ranks' and engines' processes start in no time."""
-    with forks.Forks():
-        yield
 
 
 @pytest.fixture(scope="session")
