@@ -19,7 +19,7 @@ from ridgeline.perf.placement import placed
 def placement_of(config: LLMConfig, model: ModelSpec) -> Placement | None:
     """Return the experts of each rank in each mixture, or None for equal parts. Raise InvalidConfig."""
     spare, file = config.num_redundant_experts, config.init_expert_location
-    if config.ranks == 1 or (not spare and file is None):
+    if config.ranks == 1 or not (spare or file is not None or config.enable_eplb):
         return None
     counts = [
         layer.feed_forward.routing.experts for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)

@@ -44,6 +44,8 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit, adds_up=adds_up)
         choices = choose(config, device, mesh_of(config, everybody, device, begin.limit).watched(stamps))
         worker, memory = device_worker(choices, progress)
+        if config.enable_eplb:
+            worker.runner.mover.check()
     return worker, Ready(
         dtype=choices.dtype,
         why=choices.why,
@@ -70,7 +72,11 @@ def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, lim
     """
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     spec = read_model_config(folder, config.hf_overrides).spec
-    mesh = Mesh(whole_experts=config.enable_expert_parallel, placement=placement_of(config, spec))
+    mesh = Mesh(
+        whole_experts=config.enable_expert_parallel,
+        placement=placement_of(config, spec),
+        movers=everybody if config.enable_eplb else None,
+    )
     inner = config.tensor_parallel_size
     if inner == everybody.size:
         return replace(mesh, tp=everybody)

@@ -226,6 +226,8 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     if facts.captured:
         engine.rehearse()
         group.forget_expert_load()
+    if config.rebalancing is not None and (placement := placement_of(config, model.spec)):
+        group.rebalance(config.rebalancing, placement)
     logger.info("computing in %s on %d ranks (%s): %s", facts.dtype, size, device.type, facts.why)
     return Assembly(
         engine=engine,

@@ -61,6 +61,8 @@ ENGINE_HELP = {
     "moe_expert_cache_size": "Experts of a layer on the device; the others wait in the host's memory (0: all on it).",
     "num_redundant_experts": "Further copies of busy experts, on all ranks together.",
     "init_expert_location": "JSON file with the tokens that experts got, by which they are placed on ranks.",
+    "enable_eplb": "Move experts and their copies between ranks while these run, as the load wants it.",
+    "eplb_config": 'JSON object that says how, for example {"window_size": 1000, "step_interval": 3000}.',
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "rank_trace_dir": "Folder for traces of which rank waited for which (several devices; slower).",
     "speculative_config": "JSON object that says how drafts are made, for example "

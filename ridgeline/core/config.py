@@ -10,6 +10,7 @@ from typing import Literal
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import kv_format
+from ridgeline.core.rebalancing import Rebalancing, read_eplb
 from ridgeline.core.speculation import LOOKAHEAD, Speculation, speculation_of
 from ridgeline.core.together import SIZES, check_together
 
@@ -91,6 +92,9 @@ class LLMConfig:
     num_redundant_experts: so many further copies of experts lie on the ranks that divide them, of those with most
         tokens.
     init_expert_location: a file with the tokens that every expert got in some run, by which experts are placed.
+    enable_eplb: experts and their copies move between ranks while these run, to where the newest load wants them.
+    eplb_config: how that is done, as in {"window_size": 1000, "step_interval": 3000, "num_redundant_experts": 8}: after
+        every `step_interval` steps, by the tokens of the newest `window_size`.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
         to collectives and leave them, which takes some microseconds each.
@@ -154,6 +158,8 @@ class LLMConfig:
     moe_expert_cache_size: int = 0
     num_redundant_experts: int = 0
     init_expert_location: str | Path | None = None
+    enable_eplb: bool = False
+    eplb_config: Mapping[str, object] | None = None
     distributed_timeout_seconds: float = 120.0
     rank_trace_dir: str | None = None
     speculative_config: Mapping[str, object] | None = None
@@ -169,6 +175,7 @@ class LLMConfig:
         self._check_types()
         check_overrides(self.hf_overrides, self.override_generation_config)
         speculation_of(self.speculative_config)
+        self._take_redundant_experts()
         if self.max_logprobs < -1:
             raise InvalidConfig(f"max_logprobs must be at least 0, or -1 for all, got {self.max_logprobs!r}.")
         if self.dtype not in ("auto", *DTYPES):
@@ -214,6 +221,18 @@ class LLMConfig:
             raise InvalidConfig(f"unknown all2all_backend {self.all2all_backend!r}; use auto, distributed or peer.")
         self._check_together()
 
+    def _take_redundant_experts(self) -> None:
+        """Take the number that `eplb_config` may have."""
+        _, redundant = read_eplb(self.eplb_config)
+        if redundant is None:
+            return
+        if self.num_redundant_experts not in (0, redundant):
+            raise InvalidConfig(
+                f"num_redundant_experts is {self.num_redundant_experts}, and {redundant} in eplb_config; leave one of "
+                "them out."
+            )
+        object.__setattr__(self, "num_redundant_experts", redundant)
+
     def _check_together(self) -> None:
         """Refuse settings that contradict each other."""
         given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
@@ -226,6 +245,11 @@ class LLMConfig:
                 f"lookahead decoding runs on one device yet; leave {' and '.join(self.divided_by)} out, or take "
                 "another method."
             )
+
+    @property
+    def rebalancing(self) -> Rebalancing | None:
+        """When experts change ranks, or None if they stay where they are."""
+        return read_eplb(self.eplb_config)[0] if self.enable_eplb else None
 
     @property
     def speculation(self) -> Speculation | None:
@@ -285,6 +309,7 @@ class LLMConfig:
             "cascade",
             "debug_checks",
             "enable_expert_parallel",
+            "enable_eplb",
         ):
             if not isinstance(getattr(self, name), bool) and not (name == "cascade" and self.cascade is None):
                 raise InvalidConfig(f"{name} must be True or False, got {getattr(self, name)!r}.")

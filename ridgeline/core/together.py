@@ -10,6 +10,7 @@ TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "prefill_context_
 DP = "data_parallel_size"
 SIZES = (TP, PP, CP, DP)  # each makes so many ranks of one, so an engine has as many as their product
 OFFLOAD, COPIES, LOCATION = "moe_expert_cache_size", "num_redundant_experts", "init_expert_location"
+MOVING = "enable_eplb"
 
 APART: Mapping[tuple[str, str], str] = {
     ("cascade", "deterministic"): "cascade makes a request's bits depend on what runs beside it",
@@ -21,10 +22,11 @@ APART: Mapping[tuple[str, str], str] = {
     **{("rank_trace_dir", axis): "what these ranks say to each other is not noted yet" for axis in (CP, DP)},
     **{
         (name, axis): "copies of experts lie on ranks of one axis alone"
-        for name in (COPIES, LOCATION)
+        for name in (COPIES, LOCATION, MOVING)
         for axis in (PP, CP)
     },
     **{(OFFLOAD, axis): "experts in the host's memory are for one device yet" for axis in SIZES},
+    (MOVING, "deterministic"): "the order of a token's sums follows from the ranks of its experts",
     (OFFLOAD, "quantization"): "it copies plain weights",
     **{("speculative_config", axis): "drafts are verified by ranks that have all tokens yet" for axis in (PP, CP, DP)},
 }
@@ -39,7 +41,10 @@ NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
         "without it these are engines side by side, which `ridgeline serve --data-parallel-size` starts",
     ),
     "all2all_backend": (((DP,),), "it is for ranks with tokens of their own"),
-    **dict.fromkeys((COPIES, LOCATION), ((("enable_expert_parallel",), (TP, DP)), "it places experts on ranks")),
+    "eplb_config": (((MOVING,),), "it says how experts move"),
+    **dict.fromkeys(
+        (COPIES, LOCATION, MOVING), ((("enable_expert_parallel",), (TP, DP)), "it places experts on ranks")
+    ),
 }
 
 

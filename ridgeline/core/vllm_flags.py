@@ -194,11 +194,10 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         "dbo-decode-token-threshold dbo-prefill-token-threshold ubatch-size dp-sync-interval dcp-comm-backend "
         "cpu-distributed-timeout-seconds",
     ),
-    ("experts are placed by --init-expert-location and --num-redundant-experts", SWITCH, "enable-eplb"),
     (
         "experts are placed by --init-expert-location and --num-redundant-experts",
         VALUE,
-        "eplb-config expert-placement-strategy",
+        "expert-placement-strategy",
     ),
     ("a process of the server runs on the cores that the system gives it; numactl binds it", SWITCH, "numa-bind"),
     (

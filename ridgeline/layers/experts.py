@@ -104,7 +104,7 @@ class Copies(nn.Module):
     """The slots of experts that lie on several ranks: slot s of rank r has the number r · slots + s.
 
     Legend:
-        J  copies of the expert that has most
+        J  the most copies of an expert: one on each rank
     """
 
     slot_EJ: Tensor
@@ -112,16 +112,27 @@ class Copies(nn.Module):
 
     def __init__(self, placed: Sequence[Sequence[int]], experts: int, device: torch.device) -> None:
         super().__init__()
-        slots: list[list[int]] = [[] for _ in range(experts)]
-        for number, expert in enumerate(expert for each in placed for expert in each):
+        self._experts, self._most = experts, len(placed)
+        self._expert_S = [expert for each in placed for expert in each]
+        self.slots = len(self._expert_S)
+        for name, table in zip(("slot_EJ", "count_E"), self._tables(), strict=True):
+            self.register_buffer(name, table.to(device), persistent=False)
+
+    def take(self, takes: Sequence[tuple[int, int]]) -> None:
+        """Let slots take the experts of other slots, all at once. The tables stay where they are."""
+        before_S = list(self._expert_S)
+        for slot, source in takes:
+            self._expert_S[slot] = before_S[source]
+        for table, changed in zip((self.slot_EJ, self.count_E), self._tables(), strict=True):
+            table.copy_(changed)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        slots: list[list[int]] = [[] for _ in range(self._experts)]
+        for number, expert in enumerate(self._expert_S):
             slots[expert].append(number)
-        most, self.slots = max(map(len, slots)), sum(map(len, slots))
-        rows = [[*each, *[self.slots] * (most - len(each))] for each in slots]
-        rows.append([self.slots] * most)  # of no expert
-        slot_EJ = torch.tensor(rows, dtype=torch.int32, device=device)
-        self.register_buffer("slot_EJ", slot_EJ, persistent=False)
-        counts = [*map(len, slots), 1]
-        self.register_buffer("count_E", torch.tensor(counts, dtype=torch.int32, device=device), persistent=False)
+        rows = [[*each, *[self.slots] * (self._most - len(each))] for each in slots]
+        rows.append([self.slots] * self._most)  # of no expert
+        return torch.tensor(rows, dtype=torch.int32), torch.tensor([*map(len, slots), 1], dtype=torch.int32)
 
     def chosen(self, expert_TK: Tensor, n_TM: Tensor) -> Tensor:
         """Return the slots of the tokens' experts. A token's bits choose among copies, so that its sum, whose order

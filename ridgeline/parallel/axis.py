@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -39,6 +40,16 @@ class Axis(Protocol):
 
     def smallest(self, value: int) -> int:
         """Return the smallest value that a rank has."""
+
+
+class SwapsRows(Protocol):
+    """Ranks that can send each other unequal numbers of rows."""
+
+    rank: int
+    size: int
+
+    def swap_rows(self, x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
+        """Send the next `sent[r]` rows to each rank r. Return the `came[r]` rows of each, in the order of ranks."""
 
 
 class Alone:

@@ -8,7 +8,7 @@ from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.sharding import Placement, part_of, with_experts_of_a_rank
 from ridgeline.core.stages import deal, stage_of
-from ridgeline.parallel.axis import ALONE, Axis
+from ridgeline.parallel.axis import ALONE, Axis, SwapsRows
 from ridgeline.parallel.exchange import Exchange
 from ridgeline.parallel.pipe import WHOLE, Pipe
 from ridgeline.parallel.ring import SOLO, Ring
@@ -27,6 +27,7 @@ class Mesh:
         or the same part by tp.
     exchange: ranks that have tokens of their own, and all of the model but the experts, which they divide. There is no
         other axis then.
+    movers: the ranks between which experts can move while they run; None: experts stay where they are.
     stamps: where this rank notes when it comes to collectives; None: nobody asked.
     """
 
@@ -37,6 +38,7 @@ class Mesh:
     layers: str | None = None
     cp: Ring = SOLO
     exchange: Exchange | None = None
+    movers: SwapsRows | None = None
     stamps: Stamps | None = None
 
     def watched(self, stamps: Stamps | None) -> Mesh:

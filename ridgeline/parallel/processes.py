@@ -96,6 +96,12 @@ class ProcessAxis:
         dist.all_to_all_single(received, x.contiguous(), group=self._group)
         return received
 
+    def swap_rows(self, x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
+        """Send the next `sent[r]` rows to each rank r. Return the `came[r]` rows of each, in the order of ranks."""
+        came_NB = x_NB.new_empty(sum(came), *x_NB.shape[1:])
+        dist.all_to_all_single(came_NB, x_NB.contiguous(), list(came), list(sent), group=self._group)
+        return came_NB
+
     def smallest(self, value: int) -> int:
         # Not by a collective: ranks come here when they have loaded, which may take one much longer than others
         self._asked += 1

@@ -89,6 +89,7 @@ class Apart(Group):
                 self._lose(f"rank {rank} failed, and others wait for its experts: {result.error}")
         if self._lost is not None:
             return StepResult(plan_id, error=self._lost, device_lost=True)
+        self._note_load(rank, result)
         if result.experts is not None and self._listener is not None:
             self._listener(result.experts)
         return result
@@ -109,6 +110,7 @@ class Apart(Group):
             self._send(self._waiting.popleft())
 
     def _send(self, plans: list[StepPlan | None]) -> None:
+        self._before_step({rank: plan.id for rank, plan in enumerate(plans) if plan is not None})
         rows, tokens, each, captured = size_of([plan for plan in plans if plan is not None])
         for rank, plan in enumerate(plans):
             sent = None if plan is None else self._senders[rank].message(plan)

@@ -27,6 +27,8 @@ from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
+from ridgeline.core.rebalancing import Rebalanced, Rebalancing
+from ridgeline.core.sharding import Placement
 from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import Member, Progress
 from ridgeline.ranks.merging import merged, of_parts, of_stages
@@ -45,6 +47,7 @@ from ridgeline.ranks.messages import (
     sent_masks,
 )
 from ridgeline.ranks.parts import Dealer, Part, given_to
+from ridgeline.ranks.rebalancer import Rebalancer
 from ridgeline.ranks.waits import Clocks, Waits
 
 logger = logging.getLogger(__name__)
@@ -98,6 +101,7 @@ class Group:
         self._load: ExpertLoad | None = None
         self._loads: list[ExpertLoad | None] = [None] * stages  # the newest of each stage
         self._listener: Callable[[ExpertLoad], None] | None = None
+        self._rebalancer: Rebalancer | None = None
         self._members: list[Member] = []
         trace_dir = options.get("rank_trace_dir")
         self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
@@ -140,6 +144,7 @@ class Group:
     def submit(self, plan: StepPlan) -> None:
         parts = self._dealer.parts(plan)
         self._pending.append(Submitted(plan, time.monotonic(), parts))
+        self._before_step({0: plan.id})
         for number, part in enumerate(parts):
             self._tell(self._plans.message(part.plan, number))
 
@@ -162,7 +167,9 @@ class Group:
             results.append(result)
         if len(self._loads) > 1 and not self._pending:
             self._tell(Settle(parts[-1].plan.id))
-        return self._with_load(merged(plan, parts, results), looks)
+        result = self._with_load(merged(plan, parts, results), looks)
+        self._note_load(0, result)
+        return result
 
     def _outcome_of(self, plan_id: int, submitted: float, looks: Looks) -> StepResult | None:
         """Wait for the outcome of a part of a plan. None: the group is lost."""
@@ -193,6 +200,27 @@ class Group:
         if self._listener is not None and self._load is not None:
             self._listener(self._load)
         return replace(result, experts=self._load)
+
+    def rebalance(self, settings: Rebalancing, placement: Placement) -> None:
+        """Move experts between ranks from now on, as the load wants it. placement: where they lie."""
+        self._rebalancer = Rebalancer(settings, placement)
+
+    def rebalanced(self) -> Rebalanced | None:
+        """Return what came of moving experts, or None if they stay where they are."""
+        if self._rebalancer is None:
+            return None
+        copied = sum(decode_as(int, value) for value in self._ask("moved_bytes"))
+        return self._rebalancer.figures._replace(copied=copied)
+
+    def _before_step(self, plans: Mapping[int, int]) -> None:
+        """Tell ranks what is due between two steps. plans: of the next one, of each rank that has requests."""
+        if self._rebalancer is not None:
+            for message in self._rebalancer.before_step(plans):
+                self._tell(message)
+
+    def _note_load(self, rank: int, result: StepResult) -> None:
+        if self._rebalancer is not None and result.experts is not None:
+            self._rebalancer.note(rank, result.plan_id, result.experts)
 
     def expert_load(self) -> ExpertLoad | None:
         """Return what `LocalWorker.expert_load` does. All ranks of a stage route the same tokens, so the first one's
@@ -230,6 +258,8 @@ class Group:
         """Count from here on. No plan may be under way."""
         self._ask("forget_expert_load")
         self._load, self._loads = None, [None] * len(self._loads)
+        if self._rebalancer is not None:
+            self._rebalancer.forget()
 
     @contextmanager
     def watching_experts(self, listener: Callable[[ExpertLoad], None]) -> Iterator[None]:
@@ -244,6 +274,8 @@ class Group:
 
     def shutdown(self) -> None:
         """Let the ranks finish and end. The worker cannot be used afterwards."""
+        if self._rebalancer is not None:
+            self._rebalancer.shutdown()
         self._tell(Stop())
         self._end(FAREWELL if self._lost is None else 0.0)
 

@@ -126,6 +126,18 @@ class Watch(Message, frozen=True, tag="watch"):
     on: bool
 
 
+class Look(Message, frozen=True, tag="look"):
+    """Look at the experts' tallies with the next plan."""
+
+
+class Move(Message, frozen=True, tag="move"):
+    """Experts of a mixture change places before the next step. takes: slots, and for each the slot whose expert it
+    takes, all of them at once. Slot s of rank r has the number r · slots + s."""
+
+    mixture: int
+    takes: tuple[tuple[int, int], ...]
+
+
 class Settle(Message, frozen=True, tag="settle"):
     """All plans up to this one are done, and none follows for now: stages of a pipeline take in their tokens."""
 
@@ -193,7 +205,7 @@ class Answer(Message, frozen=True, tag="answer"):
     error: str | None = None
 
 
-FromLeader = Begin | SentPlan | Round | SentMasks | Ask | Watch | Settle | Stop
+FromLeader = Begin | SentPlan | Round | SentMasks | Ask | Watch | Look | Move | Settle | Stop
 FromRank = Loading | Ready | Mistake | Alive | Done | Answer
 
 

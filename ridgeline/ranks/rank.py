@@ -32,7 +32,9 @@ from ridgeline.ranks.messages import (
     FromLeader,
     FromRank,
     Loading,
+    Look,
     Mistake,
+    Move,
     PlanReceiver,
     Ready,
     Round,
@@ -138,6 +140,11 @@ class Rank:
                 masks = {row: np.array(bits) for row, bits in message.masks.items()}  # writable, as torch wants them
                 self._worker.provide_masks(message.plan_id, masks, message.drafts)
                 self._masked.pop(message.plan_id).set()
+            case Look():
+                self._worker.look_next()
+            case Move(mixture, takes):
+                if (moved := self._worker.move_experts(mixture, takes)) is not None:
+                    moved.add_done_callback(_end_if_failed)
             case Settle(plan_id):
                 self._worker.settle(plan_id)
             case Ask():
@@ -178,7 +185,7 @@ class Rank:
 def _end_if_failed(work: Future) -> None:
     """End the process if it could not do its part of a step, for which others wait."""
     if (error := work.exception()) is not None:
-        logger.error("a rank cannot lend its experts", exc_info=error)
+        logger.error("a rank cannot lend or move experts", exc_info=error)
         os._exit(BROKEN)
 
 

@@ -206,6 +206,28 @@ class LocalWorker:
         """Take part in a step of other ranks, in which this one has no tokens."""
         return self._run(self._runner.lend_experts)
 
+    def look_next(self) -> None:
+        """Look at the experts' tallies with the next plan."""
+
+        def look() -> None:
+            self._tallies_due = 0.0
+
+        self._run(look)
+
+    def move_experts(self, mixture: int, takes: Sequence[tuple[int, int]]) -> Future | None:
+        """Let experts of a mixture change places behind the plans that were submitted. All ranks do it at once.
+
+        mixture, takes: as in `Mover.move`.
+        """
+        return self._run(self._runner.mover.move, mixture, takes)
+
+    def moved_bytes(self) -> int:
+        """Return how many bytes of moved experts this rank got."""
+        return self._runner.mover.copied
+
+    def rebalanced(self) -> None:
+        """Return None: a rank does not know why experts move; the leader does."""
+
     def expert_load(self) -> ExpertLoad | None:
         """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
         way the counts are those of the newest look, so that nobody waits. Raise DeviceLost if the device is lost."""

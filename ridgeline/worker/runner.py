@@ -32,6 +32,7 @@ from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
 from ridgeline.worker.mailbox import Letter
 from ridgeline.worker.masks import Masks
+from ridgeline.worker.moving import Mover
 from ridgeline.worker.pooling import Vectors, pooled
 from ridgeline.worker.relay import KeptRows, Relay
 from ridgeline.worker.saturation import Saturation
@@ -132,6 +133,7 @@ class Runner:
         self.segments = Segments(decoder, ops, layout, self.slots, divide_from, sleep, self.proposer)
         self._sleep, self._asleep = sleep, frozenset[Kind]()
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
+        self.mover = Mover(decoder)
         self.pipe, self.draws = decoder.mesh.pp, decoder.spec.scores and not self.pools
         self.relay = Relay(self.pipe, self.slots, ops)
         self._cascade = cascade

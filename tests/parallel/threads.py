@@ -55,6 +55,11 @@ class ThreadAxis:
     def all_to_all(self, x: Tensor) -> Tensor:
         return torch.stack([part[self.rank] for part in self._all(x)])
 
+    def swap_rows(self, x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
+        parts = [part[self.rank] for part in self._handed(list(x_NB.split(list(sent))))]
+        assert list(map(len, parts)) == list(came)
+        return torch.cat(parts)
+
     def smallest(self, value: int) -> int:
         return int(torch.stack(self._all(torch.tensor(value))).min())
 

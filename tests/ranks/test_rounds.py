@@ -49,7 +49,7 @@ class InThreads(Apart):
         self._waiting: deque[list[StepPlan | None]] = deque()
         self._sent = [deque() for _ in workers]
         self.seats = [Seat(self, rank) for rank in range(len(workers))]
-        self._moved, self._lost = 0.0, None
+        self._moved, self._lost, self._rebalancer = 0.0, None, None
         self.rounds: list[tuple[Shape, bool, set[int]]] = []
 
     def _tell_one(self, rank: int, message: FromLeader) -> None:

@@ -10,13 +10,14 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.rank_waits import RankWaits
+from ridgeline.core.rebalancing import Rebalanced
 from ridgeline.engine.figures import Figures
 
 
 @dataclass(frozen=True)
 class Counted:
     """An engine's figures and headroom, and what its worker tells: experts, saturations of cache and activations,
-    waits, experts' cache."""
+    waits, experts' cache, experts that moved."""
 
     figures: Figures
     headroom: Headroom
@@ -25,10 +26,11 @@ class Counted:
     saturations: int = 0
     waits: Sequence[RankWaits] = ()
     expert_cache: ExpertCacheFigures | None = None
+    rebalanced: Rebalanced | None = None
 
     def after(self, before: Counted) -> Counted:
         """Return the counts of this engine and of those before it. What is no count is as it is now."""
-        cache = self.expert_cache
+        cache, moved = self.expert_cache, self.rebalanced
         return Counted(
             figures=self.figures.after(before.figures),
             headroom=self.headroom.plus(*before.headroom),
@@ -37,6 +39,7 @@ class Counted:
             saturations=self.saturations + before.saturations,
             waits=_waits(self.waits, before.waits),
             expert_cache=cache if cache is None or before.expert_cache is None else cache.plus(before.expert_cache),
+            rebalanced=moved if moved is None or before.rebalanced is None else moved.plus(before.rebalanced),
         )
 
 

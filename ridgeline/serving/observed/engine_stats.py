@@ -166,6 +166,8 @@ class EngineStats:
             others |= {f"drafts: {name}": count for name, count in figures.drafts.items()}
         if counted.expert_cache is not None:
             others |= {f"expert_cache: {name}": count for name, count in counted.expert_cache._asdict().items()}
+        if counted.rebalanced is not None:
+            others |= {f"rebalanced: {name}": value for name, value in counted.rebalanced._asdict().items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),

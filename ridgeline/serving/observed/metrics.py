@@ -105,6 +105,17 @@ EXPERT_CACHE = {  # of `ExpertCacheFigures`; once for each step and layer
 }
 
 
+REBALANCED = {  # of `Rebalanced`
+    "looks": ("expert_rebalancing_looks", "Looks at the load of the ranks that divide the experts."),
+    "moves": ("expert_moves", "Places on ranks at which another expert of a layer came to lie."),
+    "copied": ("expert_moved_bytes", "Bytes of experts that ranks sent each other for that."),
+}
+BUSIEST = {  # likewise
+    "before": "Tokens of the busiest rank ÷ their mean by the newest look, as experts lay; 1 is best.",
+    "after": "The same with experts as they lie once the moves of that look are done.",
+}
+
+
 CHECKPOINTS = {  # of `engine.cache.checkpoints.Counts`
     "made": ("state_checkpoints_made", "States of constant size that were kept in the prefix cache."),
     "evicted": ("state_checkpoints_evicted", "Those of them that were given up."),
@@ -143,6 +154,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
         *_states(snapshot),
         *_drafts(snapshot),
         *_experts(snapshot),
+        *_rebalanced(snapshot),
         *_ranks(snapshot),
         *_histograms(snapshot),
         *_device(snapshot),
@@ -339,6 +351,20 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
     )
     dropped.add_metric(snapshot.labels, 0)
     yield dropped
+
+
+def _rebalanced(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what only ranks between which experts move (`enable_eplb`) show."""
+    counters = snapshot.stats.counters if snapshot.stats is not None else {}
+    if "rebalanced: looks" not in counters:
+        return
+    for name, (metric, text) in REBALANCED.items():
+        made = CounterMetricFamily(f"ridgeline:{metric}", text, labels=ENGINE)
+        made.add_metric(snapshot.labels, counters[f"rebalanced: {name}"])
+        yield made
+    for name, text in BUSIEST.items():
+        value = counters[f"rebalanced: {name}"]
+        yield _gauge(f"ridgeline:expert_busiest_rank_{name}", text, ENGINE, [(snapshot.labels, value)])
 
 
 def _ranks(snapshot: Snapshot) -> Iterable[Metric]:

@@ -74,7 +74,7 @@ class Loaded:
         if not self.asleep:
             worker = self.worker
             told = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
-            self._told = *told, worker.expert_cache()
+            self._told = *told, worker.expert_cache(), worker.rebalanced()
         counted = Counted(self.engine.scheduler.figures(), self.engine.headroom, *self._told)
         return counted if self._before is None else counted.after(self._before)
 

@@ -14,6 +14,7 @@ from ridgeline.core.cost import Headroom
 from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.rank_waits import RankWaits
+from ridgeline.core.rebalancing import Rebalanced
 from ridgeline.core.request import Preemption
 from ridgeline.engine.cache.checkpoints import Counts
 from ridgeline.engine.figures import Figures
@@ -76,6 +77,7 @@ def test_what_follows_on_what_is_a_sum_of_counts_and_the_last_of_the_rest() -> N
             count,
             [RankWaits(rank, count, count, count, now) for rank in range(2)],
             ExpertCacheFigures(*[count] * 5),
+            Rebalanced(count, count, count, now, now),
         )
 
     both, wanted = counted(1, 10).after(counted(2, 20)), counted(1, 30)
@@ -87,3 +89,4 @@ def test_what_follows_on_what_is_a_sum_of_counts_and_the_last_of_the_rest() -> N
     assert both.experts.step_LE.tolist() == [[1, 1]]
     assert (both.kv_saturated, both.saturations) == (30, 30)
     assert (both.waits, both.expert_cache) == (wanted.waits, wanted.expert_cache)
+    assert both.rebalanced == wanted.rebalanced

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.core.rebalancing import Rebalanced
 from ridgeline.core.request import Preemption, SamplingParams
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded
@@ -303,6 +304,7 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
     known["counters"] = {
         **fields["counters"],
         **states,
+        **{f"rebalanced: {name}": value for name, value in Rebalanced(4, 20, 1 << 20, 1.5, 1.25)._asdict().items()},
         "prefix_cache_hits: kv": 40,
         "prefix_cache_hits: recurrent": 30,
         **{
@@ -402,6 +404,10 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
     assert value(parsed(full), caused, f"{caused}_total", rank="1") == 0.5
     assert value(parsed(full), "ridgeline:rank_wait_share", rank="0") == 0.25
     assert "rank_wait" not in real, "one device waits for nobody"
+    moved = "ridgeline:expert_moves"
+    assert value(parsed(full), moved, f"{moved}_total") == 20
+    assert value(parsed(full), "ridgeline:expert_busiest_rank_before") == 1.5
+    assert value(parsed(full), "ridgeline:expert_busiest_rank_after") == 1.25
     place = "vllm:spec_decode_num_accepted_tokens_per_pos"
     assert value(parsed(full), place, f"{place}_total", position="0") == 9
     assert "spec_decode" not in real, "nobody makes drafts"

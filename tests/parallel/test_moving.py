@@ -1,0 +1,130 @@
+"""Experts that change ranks: the network is then, bit by bit, the one that is loaded with the new places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.sharding import Placement
+from ridgeline.layers.experts import Copies, Experts
+from ridgeline.parallel.exchange import SwapExchange
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.perf.moves import Takes, near, takes
+from ridgeline.perf.placement import placed
+from ridgeline.quantization.experts import ListedWeights
+from ridgeline.quantization.scheme import PlainWeight
+from ridgeline.worker.moving import Mover
+from tests.parallel.test_copies import skewed
+from tests.parallel.test_divided_models import kept
+from tests.parallel.test_exchange import CAPACITY, PROMPTS, decoder_of, logits
+from tests.parallel.threads import ThreadAxis, on_ranks
+from tests.weights.quantized_files import SCHEMES, quantize
+
+# Scales of outputs, and of activations; codes with zeros, with exponents, with nested scales; levels
+FORMS = [
+    "fp8 dynamic", "fp8 static", "gptq", "ct w4 zeros", "ct mxfp4", "ct nvfp4", "ct int8",
+]  # fmt: skip
+
+
+def other(placement: Placement, ranks: int) -> Placement:
+    """Places for a load in which earlier experts have more, few slots from these."""
+    found = []
+    for held in placement:
+        experts = 1 + max(expert for own in held for expert in own)
+        found.append(near(held, placed(np.arange(experts)[::-1] ** 2 + 1, ranks, len(held[0]))))
+    return tuple(found)
+
+
+def orders(before: Placement, after: Placement) -> list[tuple[int, Takes]]:
+    return [
+        (mixture, order)
+        for mixture, (held, wanted) in enumerate(zip(before, after, strict=True))
+        for order in takes(held, wanted, 3)
+    ]
+
+
+def mesh_of(axis: ThreadAxis, placement: Placement, own_tokens: bool) -> Mesh:
+    mesh = Mesh(whole_experts=True, placement=placement, movers=axis)
+    return replace(mesh, exchange=SwapExchange(axis, CAPACITY)) if own_tokens else replace(mesh, tp=axis)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])  # without biases, and with them
+@pytest.mark.parametrize("own_tokens", [False, True])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_no_move_changes_a_result(family: str, own_tokens: bool, ranks: int, tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model(family)
+    before = skewed(folder, ranks, ranks)
+    after = other(before, ranks)
+    moves = orders(before, after)
+    assert len(moves) >= 2
+
+    @torch.inference_mode()
+    def rank(axis: ThreadAxis) -> tuple[list[Tensor], Tensor, Tensor, int]:
+        decoder = decoder_of(folder, mesh_of(axis, before, own_tokens))
+        mover, seen = Mover(decoder), []
+        mover.check()
+        tables = {name: buffer.data_ptr() for name, buffer in decoder.named_buffers()}
+        for mixture, order in moves:
+            mover.move(mixture, order)
+            seen.append(logits(decoder, PROMPTS[0]))
+        assert {name: buffer.data_ptr() for name, buffer in decoder.named_buffers()} == tables
+        loaded = decoder_of(folder, mesh_of(axis, after, own_tokens))
+        return seen, logits(decoder, PROMPTS[0]), logits(loaded, PROMPTS[0]), mover.copied
+
+    want = logits(decoder_of(folder, Mesh()), PROMPTS[0])
+    for seen, moved, loaded, copied in on_ranks(ranks, rank):
+        assert torch.equal(moved, loaded)
+        assert copied > 0
+        for got in seen:
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", FORMS)
+def test_quantized_experts_move_with_all_their_parts(name: str, tmp_path: Path) -> None:
+    folder, _ = quantize("qwen3_moe", SCHEMES[name], tmp_path / "model", hidden_size=512, head_dim=64)
+    before = skewed(folder, 2, 2)
+    after = other(before, 2)
+
+    @torch.inference_mode()
+    def rank(axis: ThreadAxis) -> tuple[Tensor, Tensor]:
+        decoder = kept(folder, mesh_of(axis, before, own_tokens=False))
+        decoder.prepare()
+        mover = Mover(decoder)
+        mover.check()
+        logits(decoder, PROMPTS[0])  # whatever is made of weights when they are first used
+        for mixture, order in orders(before, after):
+            mover.move(mixture, order)
+        loaded = kept(folder, mesh_of(axis, after, own_tokens=False))
+        loaded.prepare()
+        return logits(decoder, PROMPTS[0]), logits(loaded, PROMPTS[0])
+
+    for moved, loaded in on_ranks(2, rank):
+        assert torch.equal(moved, loaded)
+
+
+def test_tables_follow_the_slots() -> None:
+    copies = Copies([(0, 1, 3), (0, 2, 3)], 4, torch.device("cpu"))
+    copies.take([(0, 4), (4, 1)])  # all at once: slot 4 takes what slot 1 had
+    fresh = Copies([(2, 1, 3), (0, 1, 3)], 4, torch.device("cpu"))
+    assert torch.equal(copies.slot_EJ, fresh.slot_EJ)
+    assert torch.equal(copies.count_E, fresh.count_E)
+
+
+def test_experts_in_a_layout_of_onednn_are_refused(tiny_model: Callable[[str], Path]) -> None:
+    """Nobody can write a part of such a tensor."""
+    decoder = decoder_of(tiny_model("qwen3_moe"), Mesh())
+    Mover(decoder).check()
+    experts = next(layer.feed_forward for layer in decoder.layers if isinstance(layer.feed_forward, Experts))
+    blocked = PlainWeight(experts.ops, torch.zeros(16, 16).to_mkldnn())
+    experts.down.matrices = ListedWeights([blocked], 16)
+    with pytest.raises(InvalidConfig, match="oneDNN's own layout"):
+        Mover(decoder).check()
