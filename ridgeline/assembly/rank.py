@@ -42,6 +42,8 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         adds_up = config.tensor_parallel_size == begin.size
         everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit, adds_up=adds_up)
+        if config.enable_eplb:  # what sending takes is there before memory is counted
+            everybody.swap_rows(torch.zeros(begin.size, 1, device=device), [1] * begin.size, [1] * begin.size)
         choices = choose(config, device, mesh_of(config, everybody, device, begin.limit).watched(stamps))
         worker, memory = device_worker(choices, progress)
         if config.enable_eplb:

@@ -71,22 +71,27 @@ def equal_parts(experts: int, ranks: int) -> RankExperts:
 
 def _swap(held: Sequence[list[int]], share_E: np.ndarray) -> bool:
     """Swap a copy of the rank that has most with another rank's, so that the larger of both sums falls most. Return
-    False if no swap helps."""
-    sums = [sum(share_E[expert] for expert in each) for each in held]
+    False if no swap helps.
+
+    Legend:
+        A  copies of the rank that has most
+        B  copies of another
+    """
+    sums = [float(share_E[each].sum()) for each in held]
     most = max(range(len(held)), key=lambda rank: (sums[rank], -rank))
     best: tuple[float, int, int, int] | None = None
     for rank, others in enumerate(held):
         if rank == most:
             continue
-        for i, mine in enumerate(held[most]):
-            for j, other in enumerate(others):
-                less = share_E[mine] - share_E[other]
-                # 1e-9: what rounding makes of nothing
-                after = max(sums[most] - less, sums[rank] + less)
-                if mine in others or other in held[most] or after >= sums[most] * (1 - 1e-9):
-                    continue
-                if best is None or after < best[0]:
-                    best = after, rank, i, j
+        less_AB = np.subtract.outer(share_E[held[most]], share_E[others])
+        after_AB = np.maximum(sums[most] - less_AB, sums[rank] + less_AB)
+        after_AB[np.isin(held[most], others)] = np.inf  # nobody needs two copies of an expert
+        after_AB[:, np.isin(others, held[most])] = np.inf
+        i, j = divmod(int(after_AB.argmin()), len(others))
+        after = float(after_AB[i, j])
+        # 1e-9: what rounding makes of nothing
+        if after < sums[most] * (1 - 1e-9) and (best is None or after < best[0]):
+            best = after, rank, i, j
     if best is None:
         return False
     _, rank, i, j = best

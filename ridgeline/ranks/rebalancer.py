@@ -32,7 +32,7 @@ from ridgeline.ranks.messages import FromLeader, Look, Move
 logger = logging.getLogger(__name__)
 
 GAIN = 0.05  # of the busiest rank's tokens: what less would save is not worth a copy, and comes and goes by chance
-MOST = 8  # slots that change between two steps, of all ranks together
+MOST = 4  # slots that change between two steps, of all ranks together: each takes time, and memory for a matrix
 
 
 @dataclass
