@@ -248,7 +248,7 @@ class LLMConfig:
 
     @property
     def rebalancing(self) -> Rebalancing | None:
-        """When experts change ranks, or None if they stay where they are."""
+        """The times at which experts change ranks, or None if they stay where they are."""
         return read_eplb(self.eplb_config)[0] if self.enable_eplb else None
 
     @property

@@ -23,7 +23,7 @@ class Rebalancing:
 
 
 class Rebalanced(NamedTuple):
-    """What came of it so far.
+    """The outcome of such looks so far.
 
     looks: how often the load was looked at.
     moves: matrices' places that changed, each of one expert in one layer.

@@ -53,8 +53,8 @@ class Decision(NamedTuple):
 
 
 class Rebalancer:
-    """What a leader says to ranks between steps so that all of them have equally much to do. It is called before every
-    step, and told of every look at the experts' counts."""
+    """Decides what a leader says to ranks between steps, so that all of them have equally much to do. It is called
+    before every step, and told of every look at the experts' counts."""
 
     def __init__(self, settings: Rebalancing, placement: Placement) -> None:
         self._settings, self._placement = settings, placement
@@ -74,7 +74,7 @@ class Rebalancer:
 
     @property
     def figures(self) -> Rebalanced:
-        """What came of it so far, but for the bytes, which ranks count."""
+        """The outcome so far, but for the bytes, which ranks count."""
         return Rebalanced(self._looks, self._moved, 0, self._before, self._after)
 
     def before_step(self, plans: Mapping[int, int]) -> list[FromLeader]:
