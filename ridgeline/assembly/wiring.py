@@ -272,6 +272,7 @@ def _sent(config: LLMConfig, folder: Path, draft: DraftChoice | HeadChoice | Non
     """Return the settings as the ranks get them: all read the folders that were found once."""
     location = None if config.init_expert_location is None else str(config.init_expert_location)
     changed: dict[str, Any] = {"model": str(folder), "revision": None, "init_expert_location": location}
+    changed["eplb_config"] = None  # the leader decides when experts move
     if config.speculation is not None and config.speculation.method in NAMED and draft is not None:
         changed["speculative_config"] = {**(config.speculative_config or {}), "model": str(draft.folder)}
     paths = {

@@ -10,6 +10,7 @@ from ridgeline.core.errors import InvalidConfig
 
 REDUNDANT = "num_redundant_experts"
 DEFAULTS = {"window_size": 1000, "step_interval": 3000, REDUNDANT: 0}  # as vLLM has them
+MOST = 4  # slots that change between two steps, of all ranks together: each takes time, and memory for a matrix
 # What vLLM has beside these: the balance is a metric, and matrices always move between steps
 WITHOUT_EFFECT = ("log_balancedness", "log_balancedness_interval", "use_async", "policy", "communicator")
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.rebalancing import Rebalanced, Rebalancing
+from ridgeline.core.rebalancing import MOST, Rebalanced, Rebalancing
 from ridgeline.core.sharding import Placement
 from ridgeline.perf.experts import imbalance
 from ridgeline.perf.moves import near, takes
@@ -32,7 +32,6 @@ from ridgeline.ranks.messages import FromLeader, Look, Move
 logger = logging.getLogger(__name__)
 
 GAIN = 0.05  # of the busiest rank's tokens: what less would save is not worth a copy, and comes and goes by chance
-MOST = 4  # slots that change between two steps, of all ranks together: each takes time, and memory for a matrix
 
 
 @dataclass
@@ -86,8 +85,11 @@ class Rebalancer:
             self._asked.append(Asked(self._step, dict(plans)))
             said.append(Look())
         if self._deciding is not None and self._deciding.done():
-            self._take(self._deciding.result())
-            self._deciding = None
+            decided, self._deciding = self._deciding, None
+            if (error := decided.exception()) is not None:  # no reason to stop serving
+                logger.error("experts stay where they are until the next look", exc_info=error)
+            else:
+                self._take(decided.result())
         if self._moves:
             said.append(move := self._moves.popleft())
             self._moved += len(move.takes)

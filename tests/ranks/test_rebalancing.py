@@ -57,7 +57,7 @@ class Ranks:
                 load = ExpertLoad(tuple(range(len(counts_LE))), experts, counts_LE.copy(), counts_LE)
                 self.own.note(rank, self.plan, load)
         if self.own._deciding is not None:
-            self.own._deciding.result(SOON)
+            self.own._deciding.exception(SOON)
 
     def _do(self, message: FromLeader) -> None:
         if isinstance(message, Move):
@@ -124,6 +124,25 @@ def test_few_slots_change_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> 
         done.append(len(own.moves))
     assert max(np.diff(done)) == 1
     assert {len(move.takes) for move in own.moves} == {2}
+
+
+def test_a_decision_that_fails_is_logged_and_the_next_one_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> None:
+        raise ZeroDivisionError("of places")
+
+    own = Ranks(Rebalancing(window_size=5, step_interval=10), (equal_parts(8, 2),), 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(rebalancer, "decide", failing)
+        for _ in range(15):
+            own.step(SKEWED)
+    assert own.moves == []
+    assert own.own.figures.looks == 0
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+    for _ in range(15):
+        own.step(SKEWED)
+    assert max(own.imbalance(SKEWED)) < 1.05
 
 
 def test_counts_that_begin_anew_are_no_load() -> None:
@@ -252,6 +271,14 @@ def test_what_cannot_be_is_one_sentence(settings: dict[str, Any], complaint: str
     with pytest.raises(InvalidConfig, match=r"^[^\n]*\.$") as caught:
         LLMConfig(model="", device="cpu", **settings)
     assert complaint in str(caught.value)
+
+
+def test_numbers_that_no_message_holds_are_kept_by_the_leader(mixture: Path) -> None:
+    """No run is so long, so every step counts and nothing moves."""
+    endless = {"window_size": 10**40, "step_interval": 10**40}
+    with rig(mixture, tensor_parallel_size=2, **{**MOVING, "eplb_config": endless}) as own:
+        own.run(*requests(2))
+        assert group_of(own).rebalanced() == Rebalanced()
 
 
 def test_what_vllm_has_beside_that_changes_nothing() -> None:
