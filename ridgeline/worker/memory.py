@@ -13,7 +13,9 @@ from ridgeline.core.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ModelSpec, with_draft
+from ridgeline.core.rebalancing import MOST
 from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING, Speculation
 from ridgeline.core.state_spec import DTYPE_BYTES, RecurrentSpec
 from ridgeline.core.weight_format import HeldMatrix
@@ -232,6 +234,8 @@ def plan_memory(
         activations += BROUGHT_COPIES * BROUGHT_BYTES // token_ranks
     if token_ranks > 1:
         activations += _told_bytes(groups, min(max_seqs, max_chunk // (SHORT + 1)), token_ranks)
+    if config.enable_eplb:
+        activations += _moved_bytes(model, DTYPE_BYTES[dtype])
     if config.kv_cache_memory and config.kv_cache_memory > (free := _physically_free(device)):
         raise InvalidConfig(
             f"kv_cache_memory is {_size(config.kv_cache_memory)}, and {_size(free)} are free on {device}; lower it."
@@ -284,6 +288,13 @@ def _told_bytes(groups: Sequence[CacheGroup], rows: int, ranks: int) -> int:
     states = [part.shape for group in groups if isinstance(group.spec, RecurrentSpec) for part in group.spec.parts]
     each = max(map(piece_bytes, states), default=0)
     return TOLD_COPIES * (min(TOLD_BYTES, 2 * rows * each) + (ranks + 1) * each)
+
+
+def _moved_bytes(model: ModelSpec, dtype_bytes: int) -> int:
+    """Return the most bytes of experts that a rank sends and gets between two steps, one matrix of each at a time."""
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    numbers = (sum(each.fused) * (each.latent or model.hidden_size) for each in mixtures)
+    return 2 * MOST * max(numbers, default=0) * dtype_bytes
 
 
 def scratch_states(device_type: str, max_seqs: int, drafts: int) -> int:

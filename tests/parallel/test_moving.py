@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.rebalancing import MOST
 from ridgeline.core.sharding import Placement
+from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Copies, Experts
 from ridgeline.parallel.exchange import SwapExchange
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.moves import Takes, near, takes
-from ridgeline.perf.placement import placed
+from ridgeline.perf.placement import equal_parts, placed
 from ridgeline.quantization.experts import ListedWeights
-from ridgeline.quantization.scheme import PlainWeight
+from ridgeline.quantization.scheme import PlainWeight, everywhere, scheme
+from ridgeline.weights.loader import load_weights, read_model_config
+from ridgeline.worker.memory import plan_memory
 from ridgeline.worker.moving import Mover
 from tests.parallel.test_copies import skewed
 from tests.parallel.test_divided_models import kept
-from tests.parallel.test_exchange import CAPACITY, PROMPTS, decoder_of, logits
+from tests.parallel.test_exchange import CAPACITY, CPU, OPS, PROMPTS, decoder_of, logits
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize
 
-# Scales of outputs, and of activations; codes with zeros, with exponents, with nested scales; levels
+# Scales of outputs, of activations, of blocks; codes with zeros, with exponents, with nested scales; levels
 FORMS = [
-    "fp8 dynamic", "fp8 static", "gptq", "ct w4 zeros", "ct mxfp4", "ct nvfp4", "ct int8",
+    "fp8 dynamic", "fp8 static", "fp8 blocks", "gptq", "ct w4 zeros", "ct mxfp4", "ct nvfp4", "ct int8",
 ]  # fmt: skip
 
 
@@ -91,24 +97,80 @@ def test_no_move_changes_a_result(family: str, own_tokens: bool, ranks: int, tin
 @pytest.mark.parametrize("name", FORMS)
 def test_quantized_experts_move_with_all_their_parts(name: str, tmp_path: Path) -> None:
     folder, _ = quantize("qwen3_moe", SCHEMES[name], tmp_path / "model", hidden_size=512, head_dim=64)
+    moves_are_exact(folder, lambda axis, placement: kept(folder, mesh_of(axis, placement, own_tokens=True)))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["int8", "w8a8", "w4a16", "fp8", "fp8-block"])
+def test_experts_move_in_the_layouts_of_this_machine(name: str, tiny_model: Callable[[str], Path]) -> None:
+    rounded = scheme(name)
+    if not rounded.supports(OPS.platform):
+        pytest.skip(f"{name} needs {rounded.needs}")
+    folder = tiny_model("qwen3_moe")
+    model = read_model_config(folder)
+
+    def made(axis: ThreadAxis, placement: Placement) -> Decoder:
+        decoder = Decoder(
+            model.spec,
+            OPS,
+            dtype=torch.float32,
+            device=CPU,
+            max_positions=64,
+            scheme_of=everywhere(rounded),
+            mesh=mesh_of(axis, placement, own_tokens=True),
+        )
+        load_weights(decoder, folder, model.weights)
+        return decoder
+
+    moves_are_exact(folder, made)
+
+
+def moves_are_exact(folder: Path, made: Callable[[ThreadAxis, Placement], Decoder]) -> None:
+    """Compare a network whose experts moved with one that is loaded with the new places. made: a network."""
     before = skewed(folder, 2, 2)
     after = other(before, 2)
 
     @torch.inference_mode()
     def rank(axis: ThreadAxis) -> tuple[Tensor, Tensor]:
-        decoder = kept(folder, mesh_of(axis, before, own_tokens=False))
+        decoder, loaded = made(axis, before), made(axis, after)
         decoder.prepare()
+        loaded.prepare()
         mover = Mover(decoder)
         mover.check()
         logits(decoder, PROMPTS[0])  # whatever is made of weights when they are first used
         for mixture, order in orders(before, after):
             mover.move(mixture, order)
-        loaded = kept(folder, mesh_of(axis, after, own_tokens=False))
-        loaded.prepare()
         return logits(decoder, PROMPTS[0]), logits(loaded, PROMPTS[0])
 
     for moved, loaded in on_ranks(2, rank):
         assert torch.equal(moved, loaded)
+
+
+def test_the_memory_that_a_move_takes_is_planned(tiny_model: Callable[[str], Path]) -> None:
+    """The most that an order can ask for: a rank sends as many matrices as slots change, and gets as many."""
+    folder = tiny_model("qwen3_moe")
+    spec = read_model_config(folder).spec
+    placement = (equal_parts(2 * MOST, 2),) * len(spec.layers)
+    order = [(slot, slot ^ 1) for slot in range(MOST)]
+
+    def rank(axis: ThreadAxis) -> int:
+        swap, seen = axis.swap_rows, list[int]()
+
+        def noting(x_NB: Tensor, sent: Sequence[int], came: Sequence[int]) -> Tensor:
+            came_NB = swap(x_NB, sent, came)
+            seen.append(x_NB.nbytes + came_NB.nbytes)
+            return came_NB
+
+        axis.swap_rows = noting  # type: ignore[method-assign]
+        Mover(decoder_of(folder, mesh_of(axis, placement, own_tokens=False))).move(0, order)
+        return max(seen)
+
+    def planned(**moving: object) -> int:
+        config = LLMConfig(tensor_parallel_size=2, enable_expert_parallel=True, **moving)  # type: ignore[arg-type]
+        sizes: Any = {"longest": 64, "max_seqs": 2, "max_chunk": 16}
+        return plan_memory(spec, config, CPU, dtype="float32", weights=0, loaded=True, **sizes).activations
+
+    assert on_ranks(2, rank)[0] == planned(enable_eplb=True) - planned()
 
 
 def test_tables_follow_the_slots() -> None:
