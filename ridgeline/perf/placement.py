@@ -77,23 +77,18 @@ def _swap(held: Sequence[list[int]], share_E: np.ndarray) -> bool:
         A  copies of the rank that has most
         B  copies of another
     """
-    sums = [float(share_E[each].sum()) for each in held]
-    most = max(range(len(held)), key=lambda rank: (sums[rank], -rank))
-    best: tuple[float, int, int, int] | None = None
-    for rank, others in enumerate(held):
-        if rank == most:
-            continue
-        less_AB = np.subtract.outer(share_E[held[most]], share_E[others])
-        after_AB = np.maximum(sums[most] - less_AB, sums[rank] + less_AB)
-        after_AB[np.isin(held[most], others)] = np.inf  # nobody needs two copies of an expert
-        after_AB[:, np.isin(others, held[most])] = np.inf
-        i, j = divmod(int(after_AB.argmin()), len(others))
-        after = float(after_AB[i, j])
-        # 1e-9: what rounding makes of nothing
-        if after < sums[most] * (1 - 1e-9) and (best is None or after < best[0]):
-            best = after, rank, i, j
-    if best is None:
+    held_RB = np.array(held)
+    share_RB = share_E[held_RB]
+    sum_R = share_RB.sum(1)
+    most = int(sum_R.argmax())
+    own_A, before = held_RB[most], sum_R[most]
+    less_RAB = share_RB[most][:, None] - share_RB[:, None, :]
+    after_RAB = np.maximum(before - less_RAB, sum_R[:, None, None] + less_RAB)
+    shared_RAB = own_A[:, None] == held_RB[:, None, :]
+    after_RAB[shared_RAB.any(2)] = np.inf  # nobody needs two copies of an expert
+    after_RAB.swapaxes(1, 2)[shared_RAB.any(1)] = np.inf
+    rank, i, j = map(int, np.unravel_index(after_RAB.argmin(), after_RAB.shape))
+    if not after_RAB[rank, i, j] < before * (1 - 1e-9):  # 1e-9: what rounding makes of nothing
         return False
-    _, rank, i, j = best
     held[most][i], held[rank][j] = held[rank][j], held[most][i]
     return True
