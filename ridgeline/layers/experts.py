@@ -124,7 +124,7 @@ class Copies(nn.Module):
         for slot, source in takes:
             self._expert_S[slot] = before_S[source]
         for table, changed in zip((self.slot_EJ, self.count_E), self._tables(), strict=True):
-            table.copy_(changed)
+            table.copy_(changed.pin_memory() if table.is_cuda else changed, non_blocking=True)  # no host waits for it
 
     def _tables(self) -> tuple[Tensor, Tensor]:
         slots: list[list[int]] = [[] for _ in range(self._experts)]
