@@ -8,9 +8,6 @@ process and lets its supervisor start another.
 
 from __future__ import annotations
 
-import logging
-import os
-import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,45 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from ridgeline.core import errors
-from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.rebalancing import Rebalanced, Rebalancing
 from ridgeline.core.sharding import Placement
-from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import Member, Progress
+from ridgeline.ranks.members import Members
 from ridgeline.ranks.merging import merged, of_parts, of_stages
-from ridgeline.ranks.messages import (
-    Ask,
-    Begin,
-    FromLeader,
-    Mistake,
-    PlanSender,
-    Ready,
-    Settle,
-    Stop,
-    Watch,
-    decode_as,
-    encode,
-    sent_masks,
-)
+from ridgeline.ranks.messages import PlanSender, Settle, Stop, Watch, decode_as, sent_masks
 from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.ranks.rebalancer import Rebalancer
 from ridgeline.ranks.waits import Clocks, Waits
 
-logger = logging.getLogger(__name__)
-
-SILENCE = 20.0  # seconds without a sign of life after which a rank is taken to hang
-START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
 FAREWELL = 10.0  # seconds that ranks have to end by themselves
-AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
 CLOCK_ROUNDS = 9  # questions of the ranks' time, of which the quickest counts
-LOOK = 0.25  # seconds between looks at what is overdue
 
 
 class Submitted(NamedTuple):
@@ -80,7 +55,7 @@ class Looks:
             self.by_stage[stage].append(result.experts)
 
 
-class Group:
+class Group(Members):
     """A `core.plan.Worker` whose work is divided between processes.
 
     options: arguments of `LLMConfig`, for every rank. limit: seconds that a step may take. stages: of a pipeline; the
@@ -92,8 +67,7 @@ class Group:
     def __init__(
         self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None, *, stages: int = 1
     ) -> None:
-        self._size, self._limit = size, limit
-        self._lost: str | None = None
+        super().__init__(size, limit)
         self._plans = PlanSender()
         self._dealer, self._each = Dealer(stages), size // stages  # ranks of a stage
         self._pending: deque[Submitted] = deque()
@@ -102,7 +76,6 @@ class Group:
         self._loads: list[ExpertLoad | None] = [None] * stages  # the newest of each stage
         self._listener: Callable[[ExpertLoad], None] | None = None
         self._rebalancer: Rebalancer | None = None
-        self._members: list[Member] = []
         trace_dir = options.get("rank_trace_dir")
         self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
         try:
@@ -113,31 +86,6 @@ class Group:
         except BaseException:
             self._end()
             raise
-
-    def _start(self, options: Mapping[str, Any]) -> None:
-        """Start the processes. They meet over a file without a name, of which nothing stays behind."""
-        meeting = os.memfd_create("ridgeline-meeting")
-        try:
-            for rank in range(self._size):
-                self._members.append(Member(rank, self._size, meeting))
-                place = f"/proc/self/fd/{meeting}"
-                self._tell_one(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
-                if self._lost is not None:
-                    return
-        finally:
-            os.close(meeting)
-
-    @property
-    def facts(self) -> Ready:
-        """The first rank's facts, which it told when it was ready."""
-        ready = self._members[0].ready
-        assert ready is not None
-        return ready
-
-    @property
-    def fingerprints(self) -> list[str]:
-        """Each rank's fingerprint of the files that it read."""
-        return [member.ready.fingerprint for member in self._members if member.ready is not None]
 
     # ---- what a worker does -----------------------------------------------------------------------------------
 
@@ -279,82 +227,6 @@ class Group:
         self._tell(Stop())
         self._end(FAREWELL if self._lost is None else 0.0)
 
-    # ---- messages ---------------------------------------------------------------------------------------------
-
-    def _tell(self, message: FromLeader) -> None:
-        """Send a message to all ranks, unless the group is lost."""
-        frame = encode(message)
-        for rank in range(len(self._members)):
-            self._send_to(rank, frame)
-
-    def _tell_one(self, rank: int, message: FromLeader) -> None:
-        self._send_to(rank, encode(message))
-
-    def _send_to(self, rank: int, frame: bytes) -> None:
-        if self._lost is not None:
-            return
-        try:
-            self._members[rank].channel.send(frame)
-        except Closed:
-            self._lose(f"rank {rank} {self._members[rank].how_it_ended()}")
-
-    def _ask(self, method: str) -> list[bytes]:
-        """Return every rank's answer. Raise DeviceLost."""
-        self._tell(Ask(method))
-        self._wait_for(lambda: all(member.answers for member in self._members), time.monotonic())
-        if self._lost is not None:
-            raise DeviceLost(f"the ranks do no work any more ({self._lost}); start a new process.")
-        answers = [member.answers.popleft() for member in self._members]
-        for answer in answers:
-            if answer.error is not None:
-                raise DeviceLost(answer.error)
-        return [answer.value for answer in answers]
-
-    def _wait_until_ready(self, progress: Progress | None) -> None:
-        """Wait until every rank has loaded. Loading may take any time, as long as ranks give signs of life."""
-        while self._lost is None and not all(member.ready for member in self._members):
-            self._listen(progress)
-            for member in self._members:
-                if member.mistake is not None:
-                    raise _error_of(member.mistake, member.rank)
-        if self._lost is not None:
-            raise ModelLoadError(f"the model could not be loaded on {self._size} ranks: {self._lost}.")
-
-    def _wait_for(self, there: Callable[[], bool], since: float) -> None:
-        """Wait until something is there, or the group is lost."""
-        failing: float | None = None  # since when one rank has failed and the first has not
-        while self._lost is None and not there():
-            self._listen()
-            if there():  # whenever it came: nobody may have looked for hours
-                return
-            now = time.monotonic()
-            if now - since > self._limit:
-                self._lose(f"a step was not done within {self._limit:g} s")
-            failed = next((member for member in self._members if member.failure is not None), None)
-            failing = (failing or now) if failed else None
-            if failed is not None and failing is not None and now - failing > AGREEMENT:
-                self._lose(f"rank {failed.rank} alone failed: {failed.failure}")
-
-    def _listen(self, progress: Progress | None = None) -> None:
-        """Take what ranks have sent, after waiting a moment for something. Notice ranks that are gone or silent."""
-        poll = select.poll()
-        by_number = {member.channel.fileno(): member for member in self._members}
-        for number in by_number:
-            poll.register(number, select.POLLIN)
-        for number, _ in poll.poll(1000 * LOOK):
-            member = by_number[number]
-            try:
-                member.take_all(progress)
-            except Closed:
-                self._lose(f"rank {member.rank} {member.how_it_ended()}")
-                return
-            except msgspec.MsgspecError as error:
-                self._lose(f"rank {member.rank} sent what is no message ({error})")
-                return
-        for member in self._members:
-            if (silence := time.monotonic() - member.heard) > (SILENCE if member.speaks else START):
-                self._lose(f"rank {member.rank} has given no sign of life for {silence:.0f} s")
-
     def _compare(self, result: StepResult, others: Sequence[Member], looks: Looks) -> None:
         """Lose the group if another rank's outcome of this plan, or of an earlier one, is not the first one's."""
         for member in others:
@@ -380,24 +252,3 @@ class Group:
             answers = [decode_as(int, value) for value in self._ask("now")]
             rounds.append((before, answers, time.monotonic_ns()))
         return Clocks.of(rounds)
-
-    # ---- the end ----------------------------------------------------------------------------------------------
-
-    def _lose(self, why: str) -> None:
-        if self._lost is None:
-            self._lost = why
-            logger.error("the group of %d ranks is lost: %s", self._size, why)
-            self._end()
-
-    def _end(self, patience: float = 0.0) -> None:
-        """End the processes: those that still run after so many seconds are killed."""
-        deadline = time.monotonic() + patience
-        for member in self._members:
-            member.end(max(0.0, deadline - time.monotonic()))
-
-
-def _error_of(mistake: Mistake, rank: int) -> RidgelineError:
-    kind = getattr(errors, mistake.kind, None) if mistake.kind else None
-    if isinstance(kind, type) and issubclass(kind, RidgelineError):
-        return kind(mistake.sentence)
-    return ModelLoadError(f"rank {rank} could not begin: {mistake.sentence}")

@@ -16,7 +16,7 @@ from ridgeline.cli.serve import prepare
 from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.request import Request
 from ridgeline.engine.side_by_side import Engines
-from ridgeline.ranks import leader
+from ridgeline.ranks import members
 from ridgeline.ranks.apart import Apart
 from tests.driving import Rig, ask, rig
 from tests.ranks import test_group
@@ -128,7 +128,7 @@ def step_on(own: Rig) -> None:
 
 
 def test_a_rank_that_stands_still_loses_the_group(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "SILENCE", 2.0)
+    monkeypatch.setattr(members, "SILENCE", 2.0)
     with rig(mixture, **settings(2)) as two:
         two.add(ask("endless", [1, 2], max_tokens=200))
         for _ in range(3):
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_one_sentence(mixture: Path, tiny_model: Callable[[str
 def test_the_mixture_that_is_shipped_writes_the_same_text() -> None:
     prompts = ["Once upon a time", "The little dog", "Tom and"]
     params = SamplingParams(temperature=0, max_tokens=12)
-    folder = Path(leader.__file__).parents[1] / "assets" / "embedded-moe"
+    folder = Path(members.__file__).parents[1] / "assets" / "embedded-moe"
 
     def texts(**options: object) -> list[str]:
         with LLM(folder, device="cpu", dtype="float32", **options) as llm:  # type: ignore[arg-type]

@@ -25,8 +25,9 @@ from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.token_bits import packed
-from ridgeline.ranks import leader, member
+from ridgeline.ranks import member, members
 from ridgeline.ranks.leader import Group
+from ridgeline.ranks.messages import encode
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 
@@ -185,7 +186,7 @@ def step_on(own: Rig) -> None:
 
 
 def test_a_rank_that_stands_still_is_noticed(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "SILENCE", 2.0)
+    monkeypatch.setattr(members, "SILENCE", 2.0)
     group = begun(two)
     processes_of(group)[1].send_signal(signal.SIGSTOP)
     since = time.monotonic()
@@ -202,12 +203,12 @@ def wrong_plan(group: Group, number: int) -> StepPlan:
 
 
 def test_a_rank_that_fails_alone_ends_the_group(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "AGREEMENT", 0.5)
+    monkeypatch.setattr(members, "AGREEMENT", 0.5)
     group = begun(two)
     last = group._pending[-1].plan.id
     message = group._plans.message(wrong_plan(group, last))
     group._plans._rows.clear()  # rank 0 has not seen these rows
-    group._members[1].channel.send(leader.encode(message))
+    group._members[1].channel.send(encode(message))
     since = time.monotonic()
     with pytest.raises(DeviceLost, match="rank 1 alone failed"):
         step_on(two)

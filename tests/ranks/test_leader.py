@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.core.plan import Feature, Rows, StepPlan
-from ridgeline.ranks import leader, member
+from ridgeline.ranks import member, members
 from ridgeline.ranks.leader import Group
 from tests.ranks.fake_rank import STEP
 
@@ -21,7 +21,6 @@ Start = Callable[..., Group]
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Returns a function that starts a group of two ranks with a fault."""
     monkeypatch.setattr(member, "MODULE", "tests.ranks.fake_rank")
-    monkeypatch.setattr(leader, "MODULE", "tests.ranks.fake_rank", raising=False)
     groups: list[Group] = []
 
     def begin(fault: str, limit: float = 60.0) -> Group:
@@ -42,7 +41,7 @@ def plan(number: int) -> StepPlan:
 def test_a_rank_may_take_longer_to_start_than_between_signs_of_life(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "SILENCE", 0.5)
+    monkeypatch.setattr(members, "SILENCE", 0.5)
     assert start("starts late").facts.max_seqs == 4
 
 
@@ -107,7 +106,7 @@ def test_what_is_no_message_is_the_end(fault: str, sentence: str, start: Start) 
 
 
 def test_a_rank_that_alone_has_no_memory_for_a_step_is_the_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "AGREEMENT", 0.3)
+    monkeypatch.setattr(members, "AGREEMENT", 0.3)
     group = start("one has no memory")
     errors, deadline = list[str | None](), time.monotonic() + 20
     while not (errors and errors[-1]) and time.monotonic() < deadline:  # the first rank's result may come first

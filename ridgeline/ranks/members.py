@@ -1,0 +1,163 @@
+"""All ranks' processes: what their leader says to them, how it waits for them, and when it takes them for lost.
+
+Ranks wait for each other, so if one is gone, hangs, or alone fails, all are ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from ridgeline.core import errors
+from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
+from ridgeline.ranks.channel import Closed
+from ridgeline.ranks.member import Member, Progress
+from ridgeline.ranks.messages import Ask, Begin, FromLeader, Mistake, Ready, encode
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 20.0  # seconds without a sign of life after which a rank is taken to hang
+START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
+AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
+LOOK = 0.25  # seconds between looks at what is overdue
+
+
+class Members:
+    """The processes, which start and end together. limit: seconds that a step may take."""
+
+    def __init__(self, size: int, limit: float) -> None:
+        self._size, self._limit = size, limit
+        self._lost: str | None = None
+        self._members: list[Member] = []
+
+    def _start(self, options: Mapping[str, Any]) -> None:
+        """Start the processes. They meet over a file without a name, of which nothing stays behind."""
+        meeting = os.memfd_create("ridgeline-meeting")
+        try:
+            for rank in range(self._size):
+                self._members.append(Member(rank, self._size, meeting))
+                place = f"/proc/self/fd/{meeting}"
+                self._tell_one(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
+                if self._lost is not None:
+                    return
+        finally:
+            os.close(meeting)
+
+    @property
+    def facts(self) -> Ready:
+        """The first rank's facts, which it told when it was ready."""
+        ready = self._members[0].ready
+        assert ready is not None
+        return ready
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Each rank's fingerprint of the files that it read."""
+        return [member.ready.fingerprint for member in self._members if member.ready is not None]
+
+    def _speaks(self, rank: int) -> bool:
+        """Return True if all of a rank's results are wanted, and not their outlines."""
+        raise NotImplementedError
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    def _tell(self, message: FromLeader) -> None:
+        """Send a message to all ranks, unless the group is lost."""
+        frame = encode(message)
+        for rank in range(len(self._members)):
+            self._send_to(rank, frame)
+
+    def _tell_one(self, rank: int, message: FromLeader) -> None:
+        self._send_to(rank, encode(message))
+
+    def _send_to(self, rank: int, frame: bytes) -> None:
+        if self._lost is not None:
+            return
+        try:
+            self._members[rank].channel.send(frame)
+        except Closed:
+            self._lose(f"rank {rank} {self._members[rank].how_it_ended()}")
+
+    def _ask(self, method: str) -> list[bytes]:
+        """Return every rank's answer. Raise DeviceLost."""
+        self._tell(Ask(method))
+        self._wait_for(lambda: all(member.answers for member in self._members), time.monotonic())
+        if self._lost is not None:
+            raise DeviceLost(f"the ranks do no work any more ({self._lost}); start a new process.")
+        answers = [member.answers.popleft() for member in self._members]
+        for answer in answers:
+            if answer.error is not None:
+                raise DeviceLost(answer.error)
+        return [answer.value for answer in answers]
+
+    def _wait_until_ready(self, progress: Progress | None) -> None:
+        """Wait until every rank has loaded. Loading may take any time, as long as ranks give signs of life."""
+        while self._lost is None and not all(member.ready for member in self._members):
+            self._listen(progress)
+            for member in self._members:
+                if member.mistake is not None:
+                    raise _error_of(member.mistake, member.rank)
+        if self._lost is not None:
+            raise ModelLoadError(f"the model could not be loaded on {self._size} ranks: {self._lost}.")
+
+    def _wait_for(self, there: Callable[[], bool], since: float) -> None:
+        """Wait until something is there, or the group is lost."""
+        failing: float | None = None  # since when one rank has failed and the first has not
+        while self._lost is None and not there():
+            self._listen()
+            if there():  # whenever it came: nobody may have looked for hours
+                return
+            now = time.monotonic()
+            if now - since > self._limit:
+                self._lose(f"a step was not done within {self._limit:g} s")
+            failed = next((member for member in self._members if member.failure is not None), None)
+            failing = (failing or now) if failed else None
+            if failed is not None and failing is not None and now - failing > AGREEMENT:
+                self._lose(f"rank {failed.rank} alone failed: {failed.failure}")
+
+    def _listen(self, progress: Progress | None = None) -> None:
+        """Take what ranks have sent, after waiting a moment for something. Notice ranks that are gone or silent."""
+        poll = select.poll()
+        by_number = {member.channel.fileno(): member for member in self._members}
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        for number, _ in poll.poll(1000 * LOOK):
+            member = by_number[number]
+            try:
+                member.take_all(progress)
+            except Closed:
+                self._lose(f"rank {member.rank} {member.how_it_ended()}")
+                return
+            except msgspec.MsgspecError as error:
+                self._lose(f"rank {member.rank} sent what is no message ({error})")
+                return
+        for member in self._members:
+            if (silence := time.monotonic() - member.heard) > (SILENCE if member.speaks else START):
+                self._lose(f"rank {member.rank} has given no sign of life for {silence:.0f} s")
+
+    # ---- the end ----------------------------------------------------------------------------------------------
+
+    def _lose(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+            logger.error("the group of %d ranks is lost: %s", self._size, why)
+            self._end()
+
+    def _end(self, patience: float = 0.0) -> None:
+        """End the processes: those that still run after so many seconds are killed."""
+        deadline = time.monotonic() + patience
+        for member in self._members:
+            member.end(max(0.0, deadline - time.monotonic()))
+
+
+def _error_of(mistake: Mistake, rank: int) -> RidgelineError:
+    kind = getattr(errors, mistake.kind, None) if mistake.kind else None
+    if isinstance(kind, type) and issubclass(kind, RidgelineError):
+        return kind(mistake.sentence)
+    return ModelLoadError(f"rank {rank} could not begin: {mistake.sentence}")
