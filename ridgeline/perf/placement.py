@@ -24,7 +24,7 @@ RankExperts = tuple[tuple[int, ...], ...]  # of each rank: the experts in its sl
 
 def placed(tokens_E: ArrayLike, ranks: int, slots: int) -> RankExperts:
     """Return the experts of each rank, in ascending order, if every rank has `slots` of them. Every expert lies
-    somewhere. Equal loads are placed in the order of experts, so the same load gives the same places.
+    somewhere, and no rank has two copies of one as long as there are so many experts. Equal loads are placed in the order of experts, so the same load gives the same places.
 
     tokens_E: what each expert got in some run. An expert's copies share its tokens equally.
     """
@@ -39,6 +39,15 @@ def placed(tokens_E: ArrayLike, ranks: int, slots: int) -> RankExperts:
         for _ in range(copies_E[expert]):
             free = [rank for rank in range(ranks) if len(held[rank]) < slots]
             rank = min(free, key=lambda rank: (expert in held[rank], sums[rank], rank))
+            if expert in held[rank] and slots <= len(load_E):  # ranks without it are full: one makes room
+                lacking = [other for other in range(ranks) if expert not in held[other]]
+                other = min(lacking, key=lambda other: (sums[other], other))
+                given = next(each for each in reversed(held[other]) if each not in held[rank])
+                held[other].remove(given)
+                held[rank].append(given)
+                sums[other] -= share_E[given]
+                sums[rank] += share_E[given]
+                rank = other
             held[rank].append(expert)
             sums[rank] += share_E[expert]
     while _swap(held, share_E):

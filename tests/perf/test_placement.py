@@ -7,6 +7,8 @@ from itertools import combinations_with_replacement, product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ridgeline.perf.experts import imbalance
 from ridgeline.perf.placement import copies, equal_parts, placed, rank_loads
@@ -59,6 +61,18 @@ def test_copies_go_to_who_has_most_and_never_beyond_the_ranks() -> None:
     assert copies(np.array([90.0, 30, 10, 10]), 2, 6) == [2, 2, 1, 1]
     held = placed([90, 30, 10, 10], 2, 3)
     assert all(len(set(own)) == 3 for own in held)
+
+
+@given(st.data(), st.integers(2, 8), st.integers(1, 6))
+def test_no_rank_has_two_copies_of_an_expert(data: st.DataObject, ranks: int, slots: int) -> None:
+    experts = data.draw(st.integers(slots, ranks * slots))
+    held = placed(data.draw(st.lists(st.integers(0, 1000), min_size=experts, max_size=experts)), ranks, slots)
+    assert all(len(set(own)) == slots for own in held)
+
+
+def test_not_even_where_all_other_ranks_are_full() -> None:
+    held = placed([13, 7 * 10**18, 17, 0, 284_358_781_168_490, 11], 8, 4)
+    assert all(len(set(own)) == 4 for own in held)
 
 
 def test_a_skewed_load_is_evened_out() -> None:
