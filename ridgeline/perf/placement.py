@@ -24,7 +24,8 @@ RankExperts = tuple[tuple[int, ...], ...]  # of each rank: the experts in its sl
 
 def placed(tokens_E: ArrayLike, ranks: int, slots: int) -> RankExperts:
     """Return the experts of each rank, in ascending order, if every rank has `slots` of them. Every expert lies
-    somewhere, and no rank has two copies of one as long as there are so many experts. Equal loads are placed in the order of experts, so the same load gives the same places.
+    somewhere, and no rank has two copies of one as long as there are so many experts. Equal loads are placed in the
+    order of experts, so the same load gives the same places.
 
     tokens_E: what each expert got in some run. An expert's copies share its tokens equally.
     """
