@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ridgeline.transport.messages import Distribution, ExpertFigures, Stats
 
 KEPT_STEPS = 1024  # as many as one engine tells
+BALANCE = ("rebalanced: before", "rebalanced: after")  # ratios: the worst engine's
 
 
 def summed(told: Sequence[tuple[Stats, bool]]) -> Stats:
@@ -32,7 +33,7 @@ def summed(told: Sequence[tuple[Stats, bool]]) -> Stats:
         steps=sum(stats.steps for stats in figures),
         step_seconds=sum(stats.step_seconds for stats in figures),
         limit_seconds=sum(stats.limit_seconds for stats in figures),
-        counters=_added(stats.counters for stats in figures),
+        counters=_added(stats.counters for stats in figures) | _worst(stats.counters for stats in figures),
         finished={name: int(count) for name, count in _added(stats.finished for stats in figures).items()},
         histograms={name: _together([stats.histograms[name] for stats in figures]) for name in figures[0].histograms},
         recent=steps[-KEPT_STEPS:],
@@ -49,6 +50,11 @@ def _added(each: Iterable[dict[str, float]] | Iterable[dict[str, int]]) -> dict[
     for counts in each:
         total.update(counts)
     return dict(total)
+
+
+def _worst(each: Iterable[dict[str, float]]) -> dict[str, float]:
+    told = [counters for counters in each if BALANCE[0] in counters]
+    return {name: max(counters[name] for counters in told) for name in BALANCE} if told else {}
 
 
 def _together(each: Sequence[Distribution]) -> Distribution:

@@ -206,6 +206,16 @@ def figures(factor: int, started: float, steps: list[float]) -> Stats:
     )
 
 
+def test_ratios_do_not_add_up() -> None:
+    """How evenly ranks divide their tokens is said of the engine where it is worst."""
+    one, ten = figures(1, 100.0, []), figures(10, 90.0, [])
+    one.counters.update({"rebalanced: moves": 3.0, "rebalanced: before": 1.5, "rebalanced: after": 1.0})
+    ten.counters.update({"rebalanced: moves": 4.0, "rebalanced: before": 1.25, "rebalanced: after": 1.125})
+    counters = summed([(one, True), (ten, True), (figures(1, 80.0, []), True)]).counters
+    assert counters["rebalanced: moves"] == 7
+    assert (counters["rebalanced: before"], counters["rebalanced: after"]) == (1.5, 1.125)
+
+
 def test_figures_of_several_engines_add_up_and_a_dead_one_runs_nothing() -> None:
     one, ten = figures(1, 100.0, [1.0, 3.0]), figures(10, 90.0, [2.0])
     both = summed([(one, True), (ten, True)])
