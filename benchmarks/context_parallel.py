@@ -15,16 +15,13 @@ figure counts them as if nothing overlapped, as it is with the other forms.
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.bench.results import host
+from ridgeline.bench.results import append_lines
 from ridgeline.core.cost import StepShape
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.attention.cost import attention_cost, visible
@@ -219,10 +216,7 @@ def main() -> None:
         lines.append({"kind": "crossover", "ranks": ranks, "tokens": least, "form": form})
         print(f"{ranks} ranks are sooner from {least:,} tokens on ({form})")
     if given.output is not None:
-        here = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host())}
-        with given.output.open("a") as file:
-            for line in lines:
-                file.write(json.dumps({**here, **line}) + "\n")
+        append_lines(given.output, lines)
 
 
 if __name__ == "__main__":

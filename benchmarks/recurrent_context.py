@@ -11,17 +11,15 @@ the layer, and the tokens a second of a rank in relation to those of one rank al
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ridgeline.bench.results import host
+from ridgeline.bench.results import append_lines
 from ridgeline.core.delta_spec import GatedDeltaSpec
 from ridgeline.core.linear_spec import LinearAttentionSpec
 from ridgeline.core.mamba_spec import Mamba2Spec, MambaSpec
@@ -157,10 +155,7 @@ def main() -> None:
     with torch.inference_mode():
         lines = [line for name in LAYERS for line in measured(name, given.ranks, given.tokens, print)]
     if given.output is not None:
-        here = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host())}
-        with given.output.open("a") as file:
-            for line in lines:
-                file.write(json.dumps({**here, **line}) + "\n")
+        append_lines(given.output, lines)
 
 
 if __name__ == "__main__":

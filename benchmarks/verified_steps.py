@@ -43,8 +43,7 @@ VOCABULARY = 4_000  # token ids below this are drawn
 def mixed(x: Tensor) -> Tensor:
     """Return 32 bits that look random for whole numbers of at most 32 bits, each bit of which moves half of those.
 
-    Two rounds of xor, shift and multiply (Wellons' search for integer hashes, 2018): products stay below 2^63, and
-    every operation can be captured in a CUDA graph.
+    Two rounds of xor, shift and multiply (Wellons' search for integer hashes, 2018): products stay below 2^63.
     """
     x = x & 0xFFFF_FFFF
     x = ((x ^ (x >> 16)) * 0x21F0_AAAD) & 0xFFFF_FFFF

@@ -75,9 +75,19 @@ class Record:
 
 def append(path: Path, records: Iterable[Record]) -> None:
     """Add lines to `path`, which is created if it does not exist."""
+    _append(path, map(asdict, records))
+
+
+def append_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
+    """Add lines that are no `Record` to `path`, each with the present time and what `host` says."""
+    here = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": asdict(host())}
+    _append(path, ({**here, **line} for line in lines))
+
+
+def _append(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
