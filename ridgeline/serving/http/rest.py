@@ -13,11 +13,16 @@ from fastapi import APIRouter, Request
 from ridgeline.core.sleep import KINDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.http.answers import ErrorAnswer
 from ridgeline.transport.messages import Mode, Order, Pause, Reload, Resume, Sleep, Standing, Wake
 
 TIMEOUT = 60.0  # seconds that an order to the engine is waited for
 LOADING_TIMEOUT = 900.0  # seconds for an order by which a model is loaded
 MOST_PATH = 4096
+REFUSED: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The request is wrong"},
+    409: {"model": ErrorAnswer, "description": "The engine cannot obey as it stands now"},
+}
 
 
 class NotObeyed(BadRequest):
@@ -44,12 +49,12 @@ def router(api: ApiServer) -> APIRouter:
             raise NotObeyed(standing.error)
         return standing
 
-    @routes.post("/pause", summary="Begin no further step; requests wait")
+    @routes.post("/pause", summary="Begin no further step; requests wait", responses=REFUSED)
     async def pause(request: Request) -> dict[str, Any]:
         standing = await order(Pause(mode=_mode(request, whose | {"mode"})))
         return {"status": "paused", "is_paused": standing.paused}
 
-    @routes.post("/resume", summary="Go on after a pause")
+    @routes.post("/resume", summary="Go on after a pause", responses=REFUSED)
     async def resume(request: Request) -> dict[str, Any]:
         _check(request, whose)
         return {"status": "resumed", "is_paused": (await order(Resume())).paused}
@@ -58,7 +63,7 @@ def router(api: ApiServer) -> APIRouter:
     async def is_paused() -> dict[str, bool]:
         return {"is_paused": api.client.paused}
 
-    @routes.post("/sleep", summary="Pause, and give the device's memory back")
+    @routes.post("/sleep", summary="Pause, and give the device's memory back", responses=REFUSED)
     async def sleep(request: Request) -> dict[str, Any]:
         mode, level = _mode(request, whose | {"mode", "level"}), request.query_params.get("level", "1")
         if level not in ("1", "2"):
@@ -68,7 +73,7 @@ def router(api: ApiServer) -> APIRouter:
         standing = await order(Sleep(mode=mode, level=1 if level == "1" else 2))
         return {"status": "asleep", "level": standing.asleep, "is_sleeping": standing.asleep > 0}
 
-    @routes.post("/wake_up", summary="Bring the device's memory back, and go on")
+    @routes.post("/wake_up", summary="Bring the device's memory back, and go on", responses=REFUSED)
     async def wake_up(request: Request) -> dict[str, Any]:
         _check(request, whose | {"tags"})
         tags = request.query_params.getlist("tags") or KINDS
@@ -82,7 +87,9 @@ def router(api: ApiServer) -> APIRouter:
     async def is_sleeping() -> dict[str, bool]:
         return {"is_sleeping": api.client.asleep > 0}
 
-    @routes.post("/reload_weights", summary="Read the weights again, from a folder of the same model")
+    @routes.post(
+        "/reload_weights", summary="Read the weights again, from a folder of the same model", responses=REFUSED
+    )
     async def reload_weights(request: Request) -> dict[str, Any]:
         mode, path = _mode(request, whose | {"mode", "path"}), request.query_params.get("path", "")
         if path and not api.config.admin_key:

@@ -49,6 +49,17 @@ def test_no_order_breaks_the_server(small: Server, tmp_path: Path) -> None:
     assert answer(small) == before
 
 
+def test_an_order_that_is_refused_is_in_the_document(small: Server) -> None:
+    """In whichever order the test before asks."""
+    document = httpx.get(f"{small.url}/openapi.json", timeout=PATIENCE).json()
+    httpx.post(f"{small.url}/sleep", timeout=PATIENCE).raise_for_status()
+    refused = httpx.post(f"{small.url}/resume", timeout=PATIENCE)
+    httpx.post(f"{small.url}/wake_up", timeout=PATIENCE).raise_for_status()
+    assert refused.status_code == 409
+    for path in ("pause", "resume", "sleep", "wake_up", "reload_weights"):
+        assert {"400", "409"} <= document["paths"][f"/{path}"]["post"]["responses"].keys()
+
+
 def answer(server: Server) -> str:
     return server.client.completions.create(model=MODEL, prompt="x =", max_tokens=8, temperature=0).choices[0].text
 
