@@ -322,6 +322,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
         drafted_ahead=config.drafted_ahead,
         even_drafts=wiring.on_gpu,
         lookup=(0, 0) if config.speculation is None else config.speculation.looked_up,
+        cuts_chunks=config.pipeline_parallel_size > 1,
         debug_checks=config.debug_checks,
     )
     return Engine(engine_config, memory.layout, worker, vocab_size=wiring.vocab_size, cost_model=cost_model)

@@ -392,6 +392,7 @@ class EngineConfig:
     even_drafts: all rows of a step verify as many drafts, or none does: a captured graph has one shape.
     lookup: how many tokens prompt lookup compares at least and at most in the texts of requests with token masks; 0, 0:
         nothing is looked up there.
+    cuts_chunks: the worker may run a chunk of a prompt in pieces, which end anywhere (`ranks/parts.py`).
     """
 
     max_model_len: int
@@ -410,6 +411,7 @@ class EngineConfig:
     drafted_ahead: int = 0
     even_drafts: bool = False
     lookup: tuple[int, int] = (0, 0)
+    cuts_chunks: bool = False
     debug_checks: bool = False
 
     def __post_init__(self) -> None:

@@ -26,10 +26,10 @@ def check_stages(model: ModelSpec, stages: int) -> None:
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and the model has {len(model.layers)} layers; each stage needs one."
         )
-    if any(state.exact for layer in model.layers for state in layer.mixer.states):
+    if any(layer.embedded for layer in model.layers):
         raise InvalidConfig(
-            "stages of a pipeline cut prompts anywhere, and the model has layers whose state holds one number of "
-            "tokens only; leave pipeline_parallel_size out."
+            "the model has layers that need the tokens as they were embedded, which stages of a pipeline do not hand "
+            "on yet; leave pipeline_parallel_size out."
         )
 
 

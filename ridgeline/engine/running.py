@@ -59,6 +59,7 @@ class Running:
         self._standing: Standing | None = NOBODY  # rows of `decoding`; None when the set changed
         self._plain: tuple[Standing, Standing] | None = None  # rows with drafts, and the same without
         self._even, self._max_model_len = config.even_drafts, config.max_model_len
+        self._cuts = config.cuts_chunks
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
         self._last_result = 0.0  # when it came, on the monotonic clock
@@ -152,7 +153,7 @@ class Running:
         certain = self.certain(seq, plans)
         self.deltas += self.cache.tables.let_go(seq, certain, plan_id)
         start = int(self.slots.kv_len[seq.slot])
-        last = start + num_tokens - 1 if known else certain
+        last = start + num_tokens - 1 if known and not self._cuts else certain  # a piece of it may end anywhere
         changes = self.cache.tables.extend(seq, last, start + num_tokens + self.ahead)
         if changes is None:
             return False

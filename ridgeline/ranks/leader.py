@@ -69,7 +69,7 @@ class Group(Members):
     ) -> None:
         super().__init__(size, limit)
         self._plans = PlanSender()
-        self._dealer, self._each = Dealer(stages), size // stages  # ranks of a stage
+        self._each = size // stages  # ranks of a stage
         self._pending: deque[Submitted] = deque()
         self._moved = 0.0  # when a plan was last collected, or got its masks
         self._load: ExpertLoad | None = None
@@ -81,6 +81,7 @@ class Group(Members):
         try:
             self._start(options)
             self._wait_until_ready(progress)
+            self._dealer = Dealer(stages, block_size=self.facts.block_size)
             if self._waits is not None:
                 self._waits.clocks = self._compare_clocks()
         except BaseException:

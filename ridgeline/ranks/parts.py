@@ -5,6 +5,11 @@ care. A chunk of a prompt may read keys that a chunk before it writes in the sam
 keep their order; long ones are cut. Rows that decode read nothing that their plan writes, and are dealt out as is best:
 equally many to each part, those with a common prefix beside each other, and a guided pair in one.
 
+States that every token replaces go from piece to piece of a chunk in the block where that of the whole chunk belongs:
+the engine has put it into all entries of the row's table in which a piece may end (`EngineConfig.cuts_chunks`). Nobody
+else reads that block in the same plan. The entry of a mark alone names another one, for the state at the mark, so no
+piece ends in that block before the mark: the next one would read there what it then replaces.
+
 A row needs the token of the plan before. `StepPlan.after` says which part must have brought it, on all stages.
 
 Legend:
@@ -54,14 +59,18 @@ class Cut:
 
 class Dealer:
     """Takes plans apart for so many stages, and numbers the parts. No chunk is cut into pieces of fewer tokens than
-    least_piece.
+    least_piece, unless a mark is near.
 
+    block_size: of the cache, by which marks lie.
     most: parts that a plan has at most: as many as there are stages, so that all are at work, but FINER times as many
         for prompts of long_piece tokens for each.
     """
 
-    def __init__(self, stages: int, least_piece: int = LEAST_PIECE, long_piece: int = LONG_PIECE) -> None:
+    def __init__(
+        self, stages: int, least_piece: int = LEAST_PIECE, long_piece: int = LONG_PIECE, *, block_size: int = 1
+    ) -> None:
         self._stages, self._least, self._long, self.most = stages, least_piece, long_piece, stages
+        self._block_size = block_size
         self._newest = 0  # part
         self._drawn_S = np.full(64, -1, np.int64)  # the newest part that draws a token of the slot
         self._dealt: tuple[Rows, list[tuple[Cut, Rows]]] | None = None  # of the newest plan without chunks
@@ -80,7 +89,7 @@ class Dealer:
             return self._dealt[1]
         prompts = int(rows.num_tokens_R[rows.kinds_R == RowKind.CHUNK].sum())
         most = max(self.most, min(FINER * self.most, prompts // self._long))
-        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, most, self._least)]
+        found = [(cut, _rows_of(rows, cut)) for cut in cuts(rows, most, self._least, self._block_size)]
         if not plan.spans:
             self._dealt = rows, found
         return found
@@ -112,13 +121,13 @@ class Dealer:
         return int(self._drawn_S[touched].max(initial=-1))
 
 
-def cuts(rows: Rows, most: int, least_piece: int) -> list[Cut]:
-    """Deal the rows out to at most so many parts of about equally many tokens."""
+def cuts(rows: Rows, most: int, least_piece: int, block_size: int = 1) -> list[Cut]:
+    """Deal the rows out to at most so many parts of about equally many tokens. block_size: of the cache."""
     chunks_R = rows.kinds_R == RowKind.CHUNK
     decoding = _beside_each_other(rows, np.flatnonzero(~chunks_R))
     shares = _equal(decoding, most, rows.guided)
     given = [int(rows.num_tokens_R[share].sum()) for share in shares]
-    pieces = _pieces(rows, np.flatnonzero(chunks_R), given, least_piece)
+    pieces = _pieces(rows, np.flatnonzero(chunks_R), given, least_piece, block_size)
     found = []
     for share, chunk in zip(shares, pieces, strict=True):
         decoding_R = np.sort(np.array(share, np.intp))
@@ -156,7 +165,9 @@ def _equal(ordered: list[int], parts: int, guided: tuple[Guided, ...]) -> list[l
     return shares
 
 
-def _pieces(rows: Rows, chunks: np.ndarray, given: list[int], least_piece: int) -> list[list[tuple[int, int, int]]]:
+def _pieces(
+    rows: Rows, chunks: np.ndarray, given: list[int], least_piece: int, block_size: int
+) -> list[list[tuple[int, int, int]]]:
     """Deal chunks out in their order: (row, first token, end) by part. given: tokens that the parts have already."""
     target = -(-(sum(given) + int(rows.num_tokens_R[chunks].sum())) // len(given))
     room = [max(0, target - tokens) for tokens in given]
@@ -165,11 +176,14 @@ def _pieces(rows: Rows, chunks: np.ndarray, given: list[int], least_piece: int) 
     for atom in _atoms(rows, chunks.tolist()):
         start, end = 0, int(rows.num_tokens_R[atom].sum())
         whole = len(atom) > 1 or bool(rows.features & Feature.MASK)  # a later piece would not wait for the masks
+        mark = 0 if rows.marks_R is None else int(rows.marks_R[atom[0]])
         while start < end:
             count, last = end - start, part == len(given) - 1
             if not last and count > room[part]:
                 if not whole and min(room[part], count - room[part]) >= least_piece:
                     count = room[part]
+                    if mark - block_size < start + count < mark:
+                        count = mark - start
                 elif 2 * room[part] < count:  # most of it is beyond this part's share
                     part += 1
                     continue

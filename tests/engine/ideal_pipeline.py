@@ -70,7 +70,8 @@ class IdealPipeline(Stage):
 
     def __init__(self, layout: CacheLayout, stages: int, *, lazy: bool = True) -> None:
         super().__init__(layout, lazy=lazy)
-        self.first, self.dealer = FirstStage(layout), Dealer(stages, least_piece=1, long_piece=3)
+        self.first = FirstStage(layout)
+        self.dealer = Dealer(stages, least_piece=1, long_piece=3, block_size=layout.block_size)
         self.cut, self.several = 0, 0
         self._plans: list[tuple[StepPlan, list[Part]]] = []
 

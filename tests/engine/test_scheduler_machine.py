@@ -119,10 +119,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(
         self, groups, block_size, extra_pages, max_num_seqs, extra_tokens, depth, policy, caching, lazy, each, ahead=0,
-        deep=None,
+        deep=None, cuts=False,
     ) -> None:  # fmt: skip
         """each: tokens of a decoding row, of which the device takes any number. ahead: positions behind a plan's tokens
-        that need blocks too. deep: the depth of the trees that drafts form, if they do."""
+        that need blocks too. deep: the depth of the trees that drafts form, if they do. cuts: chunks may be run in
+        pieces."""
         budget = max_num_seqs * each + extra_tokens
         self.each, self.ahead, self.deep = each, ahead, deep
         needed = layout_of(groups, block_size, 2).pages_needed(MAX_LEN + each - 1 + ahead, budget + ahead)
@@ -138,6 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_drafts=each - 1,
             draft_depth=deep,
             drafted_ahead=ahead,
+            cuts_chunks=cuts,
             debug_checks=True,
         )
         self.scheduler = Scheduler(self.config, self.layout)

@@ -14,7 +14,6 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.stages import deal, of_stage, stage_of
-from ridgeline.core.state_spec import RecurrentSpec, StatePart
 from ridgeline.kernels.grouped_gemm.panels import ExpertPanels
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseCausal
@@ -205,12 +204,6 @@ def test_a_stage_has_room_for_what_goes_and_comes() -> None:
 def test_what_has_no_stages_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="is 10, and the model has 9 layers"):
         deal(spec_of(9), 10)
-    layer = spec_of(2).layers[0]
-
-    class Mixer:
-        kind = "recurrent"
-        states = (RecurrentSpec(parts=(StatePart((4,)),)),)
-
-    recurrent = replace(spec_of(2), layers=(layer, replace(layer, mixer=Mixer())))  # type: ignore[arg-type]
-    with pytest.raises(InvalidConfig, match="state holds one number of tokens only"):
-        deal(recurrent, 2)
+    layers = tuple(replace(layer, embedded=True) for layer in spec_of(2).layers)
+    with pytest.raises(InvalidConfig, match="the tokens as they were embedded"):
+        deal(replace(spec_of(2), layers=layers), 2)

@@ -69,8 +69,9 @@ class Stages:
     each: so many of them, one behind the other, are one stage. dealt: the parts of every plan.
     """
 
-    def __init__(self, workers: list[LocalWorker], least_piece: int, each: int = 1) -> None:
-        self.workers, self._dealer, self._each = workers, Dealer(len(workers) // each, least_piece), each
+    def __init__(self, workers: list[LocalWorker], least_piece: int, block_size: int, each: int = 1) -> None:
+        self.workers, self._each = workers, each
+        self._dealer = Dealer(len(workers) // each, least_piece, block_size=block_size)
         self._pending: deque[tuple[StepPlan, list[Part]]] = deque()
         self.dealt: list[list[Part]] = []
 
@@ -139,7 +140,8 @@ def meshed(folder: Path, *, least_piece: int = 2, **settings: Any) -> Iterator[R
     made = in_threads([partial(rank, mesh) for mesh in found], give_up)
     choices, _, memory = made[0]
     assert {own.layout.num_pages for _, _, own in made} == {memory.layout.num_pages}
-    worker = Stages([worker for _, worker, _ in made], least_piece, len(made) // config.pipeline_parallel_size)
+    each, size = len(made) // config.pipeline_parallel_size, memory.layout.block_size
+    worker = Stages([worker for _, worker, _ in made], least_piece, size, each)
     wiring = Wiring(memory, choices.model.spec.vocab_size, choices.max_seqs, choices.cascade, None, False)
     engine = _engine(config, worker, wiring)
     with ExitStack() as stack:

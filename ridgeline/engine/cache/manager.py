@@ -231,6 +231,8 @@ class CacheManager:
         column, changes = boundary // self.block_size - 1, list[SetBlocks]()
         for g, new in enumerate(taken or ()):
             for block in new:
+                if seq.blocks[g][column] != NULL_BLOCK:  # that of the state at the row's end, for pieces of the row
+                    self.pool.release(g, seq.blocks[g][column], 0)
                 seq.blocks[g][column] = block
                 changes.append(SetBlocks(seq.slot, g, column, (block,)))
         return changes
@@ -245,7 +247,7 @@ class CacheManager:
         node = self.index.get(hashes[column]) if boundary else None
         if not boundary or (node is not None and all(node.blocks[g] is not None for g in self._exact)):
             return 0
-        if boundary < end and any(seq.blocks[g][column] != NULL_BLOCK for g in self._exact):
+        if boundary < end and any(seq.blocks[g][column] not in (NULL_BLOCK, seq.blocks[g][-1]) for g in self._exact):
             return 0
         return boundary if all(self.pool.is_worth(g, boundary - reached) for g in self._exact) else 0
 

@@ -1,9 +1,9 @@
 """Growth: the block tables of running sequences get blocks as they go on, and let go of those behind them.
 
 A group whose blocks are exact needs one block for a sequence, which goes along: the entries in which a step may end get
-the block in which the one before ended. A step that verifies drafts may end in any entry up to its last, so all of
-these have a block, mostly the same. Where others hold it, or the cache keeps what it holds, the sequence goes on in
-another block.
+the block in which the one before ended. A step that verifies drafts may end in any entry up to its last, and so may a
+piece of a chunk that a pipeline cuts, so all of these have a block, mostly the same. Where others hold it, or the cache
+keeps what it holds, the sequence goes on in another block.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class Tables:
         for g, spec in self._forgetful:
             blocks, start = seq.blocks[g], seq.passed[g]
             end = seq.passed[g] = max(start, min(spec.first_needed(kv_len) // self._block_size, len(blocks)))
-            for n in range(start, end):
-                if blocks[n] != NULL_BLOCK:
-                    self._pool.release(g, blocks[n], last_plan)
-                    blocks[n] = NULL_BLOCK
-                    changes.append(SetBlocks(seq.slot, g, n, (NULL_BLOCK,)))
+            held = [n for n in range(start, end) if blocks[n] != NULL_BLOCK]
+            for n in held:
+                self._pool.release(g, blocks[n], last_plan)
+            if held:
+                nothing = [NULL_BLOCK] * (held[-1] + 1 - held[0])
+                blocks[held[0] : held[-1] + 1] = nothing
+                changes.append(SetBlocks(seq.slot, g, held[0], tuple(nothing)))
         return changes
 
     def extend(self, seq: Sequence, last: int, new_len: int) -> list[SetBlocks] | None:
