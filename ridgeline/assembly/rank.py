@@ -98,10 +98,12 @@ def _exchange(config: LLMConfig, spec: ModelSpec, ranks: ProcessAxis, device: to
         return SwapExchange(ranks)
     from ridgeline.parallel.peer_exchange import PeerExchange  # here, because it needs Triton and a build for GPUs
 
-    used = max(layer.feed_forward.routing.top_k for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec))
+    mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    used = max(mixture.routing.top_k for mixture in mixtures)
+    width = max(mixture.latent or spec.hidden_size for mixture in mixtures)
     _, most = choose_limits(config, device)
     try:
-        return PeerExchange(ranks, device, most=most, width=spec.hidden_size, used=used, itemsize=4)
+        return PeerExchange(ranks, device, most=most, width=width, used=used, itemsize=4)
     except RuntimeError as error:
         if config.all2all_backend == "auto":
             logger.warning("tokens go to their experts over NCCL, since GPUs cannot write to each other (%s)", error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.model_spec import Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
@@ -20,6 +21,7 @@ class ShortConvSpec:
     """
 
     kind: ClassVar[str] = "short_conv"
+    summed: ClassVar[tuple[()]] = ()
     rope: ClassVar[None] = None
     norms: ClassVar[tuple[()]] = ()
     channels: int
@@ -43,3 +45,6 @@ class ShortConvSpec:
             "conv_in": Product(width, 3 * self.channels, self.bias),
             "out": Product(self.channels, width, self.bias),
         }
+
+    def part(self, ranks: Ranks) -> ShortConvSpec:
+        return replace(self, channels=ranks.part("channels of convolutions", self.channels))

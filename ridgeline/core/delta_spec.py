@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.model_spec import NormSpec, Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
@@ -26,6 +27,7 @@ class GatedDeltaSpec:
     """
 
     kind: ClassVar[str] = "gated_delta"
+    summed: ClassVar[tuple[()]] = ()
     rope: ClassVar[None] = None
     key_heads: int
     value_heads: int
@@ -59,12 +61,23 @@ class GatedDeltaSpec:
             "out": Product(self.value_size, width),
         }
 
+    def part(self, ranks: Ranks) -> GatedDeltaSpec:
+        value_heads = ranks.part("value heads of delta rules", self.value_heads)
+        key_heads = ranks.part_or_copy("key heads of delta rules", self.key_heads)
+        return replace(self, key_heads=key_heads, value_heads=value_heads)
+
     @property
     def projected(self) -> tuple[int, ...]:
         """The widths of the parts of the fused projection: q, k, v, z, b and a, some of which lie in one tensor."""
         if self.packed:
             return self.channels + self.value_size, 2 * self.value_heads
         return self.channels, self.value_size, self.value_heads, self.value_heads
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The columns of q, k, v, z, b and a."""
+        heads = self.value_heads
+        return self.key_size, self.key_size, self.value_size, self.value_size, heads, heads
 
     @property
     def channels(self) -> int:

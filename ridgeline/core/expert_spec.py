@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.model_spec import MLPSpec, NormSpec, Product, Products
 
 UNGATED = ("relu2",)  # activations of experts that have no gate
@@ -110,3 +111,11 @@ class ExpertsSpec:
         found["gate_up"] = Product(outer, sum(self.fused), self.bias, copies=self.stacked, used=routing.top_k)
         found["down"] = Product(size, outer, self.bias, copies=self.stacked, used=routing.top_k)
         return found
+
+    def part(self, ranks: Ranks) -> ExpertsSpec:
+        """Return what one of the ranks computes: a part of every expert, or all of those that it holds."""
+        shared = None if self.shared is None else self.shared.part(ranks)
+        if self.held is not None:
+            return replace(self, shared=shared)
+        columns = ranks.part("columns of an expert", self.intermediate_size)
+        return replace(self, intermediate_size=columns, shared=shared)

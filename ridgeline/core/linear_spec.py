@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.model_spec import NormSpec, Product, Products, RopeSpec
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
@@ -25,6 +26,7 @@ class LinearAttentionSpec:
     """
 
     kind: ClassVar[str] = "linear_attention"
+    summed: ClassVar[tuple[()]] = ()
     heads: int
     key_dim: int
     value_dim: int
@@ -55,6 +57,9 @@ class LinearAttentionSpec:
             found["decay"] = Product(self.rank, self.key_size, True)
         return found | {"out": Product(self.value_size, width)}
 
+    def part(self, ranks: Ranks) -> LinearAttentionSpec:
+        return replace(self, heads=ranks.part("heads of linear attention", self.heads))
+
     @property
     def projected(self) -> tuple[int, ...]:
         """The widths of the parts of the fused projection: q, k, v, z, and what decays are made of."""
@@ -84,6 +89,7 @@ class DeltaAttentionSpec:
     """
 
     kind: ClassVar[str] = "delta_attention"
+    summed: ClassVar[tuple[()]] = ()
     rope: ClassVar[None] = None
     heads: int
     head_dim: int
@@ -115,6 +121,9 @@ class DeltaAttentionSpec:
             "gate": Product(self.rank, self.size),
             "out": Product(self.size, width),
         }
+
+    def part(self, ranks: Ranks) -> DeltaAttentionSpec:
+        return replace(self, heads=ranks.part("heads of delta attention", self.heads))
 
     @property
     def projected(self) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.model_spec import NormSpec, Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
@@ -51,6 +52,10 @@ class MambaSpec:
         return self.channels * (self.length + self.conv_bias + self.state_width + 1)
 
     @property
+    def summed(self) -> tuple[int]:
+        return (sum(self.selected),)
+
+    @property
     def scratch(self) -> int:
         return 5 * self.channels + 2 * sum(self.selected)
 
@@ -61,6 +66,9 @@ class MambaSpec:
             "dt": Product(self.rank, self.channels, True),
             "out": Product(self.channels, width, self.bias),
         }
+
+    def part(self, ranks: Ranks) -> MambaSpec:
+        return replace(self, channels=ranks.part("channels of Mamba", self.channels))
 
     @property
     def selected(self) -> tuple[int, int, int]:
@@ -80,6 +88,7 @@ class Mamba2Spec:
     bias, out_bias: the first projection has biases, and the last one. conv_bias: the convolution has them.
     norm: the norm behind the scan; None: there is none.
     norm_groups: so many parts of the scan's output have a norm each.
+    norm_ranks: so many neighbouring ranks divide each of these parts.
     norm_before_gate: it comes before the multiplication by silu(z).
     dt_min, dt_max: bounds of a token's step.
     """
@@ -96,6 +105,7 @@ class Mamba2Spec:
     conv_bias: bool = True
     norm: NormSpec | None = None
     norm_groups: int = 1
+    norm_ranks: int = 1
     norm_before_gate: bool = False
     dt_min: float = 0.0
     dt_max: float = float("inf")
@@ -114,6 +124,10 @@ class Mamba2Spec:
         return self.channels * (self.length + self.conv_bias) + 3 * self.heads
 
     @property
+    def summed(self) -> tuple[int, ...]:
+        return (1,) if self.norm_ranks > 1 else ()
+
+    @property
     def scratch(self) -> int:
         return self.projected + self.channels + 2 * self.inner
 
@@ -122,6 +136,21 @@ class Mamba2Spec:
             "mamba_in": Product(width, self.projected, self.bias),
             "out": Product(self.inner, width, self.out_bias),
         }
+
+    def part(self, ranks: Ranks) -> Mamba2Spec:
+        heads = ranks.part("heads of Mamba-2", self.heads)
+        groups = ranks.part_or_copy("groups of Mamba-2", self.groups)
+        if self.norm is None:
+            return replace(self, heads=heads, groups=groups)
+        norm_groups = ranks.part_or_copy("norms of Mamba-2", self.norm_groups)
+        over = max(1, ranks.number // self.norm_groups)
+        return replace(self, heads=heads, groups=groups, norm_groups=norm_groups, norm_ranks=over)
+
+    @property
+    def columns(self) -> tuple[int, int, int, int, int]:
+        """The columns of z, x, b, c and dt."""
+        shared = self.groups * self.state_width
+        return self.inner, self.inner, shared, shared, self.heads
 
     @property
     def inner(self) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, Self
 
 from ridgeline.core.cache_layout import CacheGroup, group_layers
+from ridgeline.core.division import Ranks
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.kv_format import KVFormat
 from ridgeline.core.pooling import PoolingSpec
@@ -94,8 +95,15 @@ class MixerSpec(Protocol):
     def scratch(self) -> int:
         """The numbers per token that lie between the mixer's first product and its last."""
 
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The numbers per token of every sum over ranks before the mixer's own result, if ranks divide it."""
+
     def products(self, width: int) -> Products:
         """Return the mixer's matrix products in a model of this width."""
+
+    def part(self, ranks: Ranks) -> Self:
+        """Return what one of the ranks computes, if they divide the mixer. Raise InvalidConfig if they cannot."""
 
 
 class FeedForwardSpec(Protocol):
@@ -107,6 +115,8 @@ class FeedForwardSpec(Protocol):
     def scratch(self) -> int: ...
 
     def products(self, width: int) -> Products: ...
+
+    def part(self, ranks: Ranks) -> Self: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +138,7 @@ class AttentionSpec:
     """
 
     kind: ClassVar[str] = "attention"
+    summed: ClassVar[tuple[()]] = ()
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -176,6 +187,11 @@ class AttentionSpec:
             "out": Product(self.q_size, width, self.out_bias),
         }
 
+    def part(self, ranks: Ranks) -> AttentionSpec:
+        heads = ranks.part("attention heads", self.num_heads)
+        kv_heads = ranks.part_or_copy("key/value heads", self.num_kv_heads)
+        return replace(self, num_heads=heads, num_kv_heads=kv_heads)
+
     @property
     def projected(self) -> tuple[int, ...]:
         """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, and
@@ -223,12 +239,16 @@ class MLPSpec:
             "down": Product(self.intermediate_size, width, self.bias),
         }
 
+    def part(self, ranks: Ranks) -> MLPSpec:
+        return replace(self, intermediate_size=ranks.part("feed-forward columns", self.intermediate_size))
+
 
 @dataclass(frozen=True)
 class Absent:
     """In place of the part that a layer does not have: it computes nothing, and there is no norm before it either."""
 
     kind: ClassVar[str] = "absent"
+    summed: ClassVar[tuple[()]] = ()
     rope: ClassVar[None] = None
     states: ClassVar[tuple[()]] = ()
     norms: ClassVar[tuple[()]] = ()
@@ -242,6 +262,10 @@ class Absent:
     def products(self, width: int) -> Products:
         """Return none."""
         return {}
+
+    def part(self, ranks: Ranks) -> Absent:
+        """Return it as it is."""
+        return self
 
 
 ABSENT = Absent()

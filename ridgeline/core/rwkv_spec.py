@@ -3,9 +3,10 @@ keep a state, and a block of the network is two layers without feed-forwards."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.model_spec import Product, Products
 from ridgeline.core.state_spec import RecurrentSpec, StatePart
 
@@ -19,6 +20,7 @@ class TimeMixSpec:
     """
 
     kind: ClassVar[str] = "time_mix"
+    summed: ClassVar[tuple[()]] = ()
     rope: ClassVar[None] = None
     norms: ClassVar[tuple[()]] = ()
     width: int
@@ -40,6 +42,9 @@ class TimeMixSpec:
         each = Product(width, self.channels)
         return {"key": each, "value": each, "receptance": each, "out": Product(self.channels, width)}
 
+    def part(self, ranks: Ranks) -> TimeMixSpec:
+        return replace(self, channels=ranks.part("channels of RWKV", self.channels))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelMixSpec:
@@ -50,6 +55,7 @@ class ChannelMixSpec:
     """
 
     kind: ClassVar[str] = "channel_mix"
+    summed: ClassVar[tuple[()]] = ()
     rope: ClassVar[None] = None
     norms: ClassVar[tuple[()]] = ()
     width: int
@@ -73,3 +79,6 @@ class ChannelMixSpec:
             "receptance": Product(width, width),
             "value": Product(self.channels, width),
         }
+
+    def part(self, ranks: Ranks) -> ChannelMixSpec:
+        return replace(self, channels=ranks.part("channels of RWKV", self.channels))

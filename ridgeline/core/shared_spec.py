@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.mamba_spec import Mamba2Spec
 from ridgeline.core.model_spec import AttentionSpec, MLPSpec, NormSpec, Product, Products, RopeSpec
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec
@@ -55,6 +56,10 @@ class SharedBlockSpec:
         return self.mamba.vectors
 
     @property
+    def summed(self) -> tuple[int, ...]:
+        return (self.width, self.width, *self.mamba.summed)
+
+    @property
     def scratch(self) -> int:
         return 4 * self.width + max(self.attention.scratch, self.mlp.scratch, self.mamba.scratch)
 
@@ -74,3 +79,7 @@ class SharedBlockSpec:
             "link": Product(width, width),
             **self.mamba.products(width),
         }
+
+    def part(self, ranks: Ranks) -> SharedBlockSpec:
+        attention, mlp, mamba = self.attention.part(ranks), self.mlp.part(ranks), self.mamba.part(ranks)
+        return replace(self, attention=attention, mlp=mlp, mamba=mamba)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ridgeline.core.division import Ranks
 from ridgeline.core.mamba_spec import Mamba2Spec
 from ridgeline.core.model_spec import AttentionSpec, NormSpec, Product, Products, RopeSpec
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec
@@ -42,6 +43,10 @@ class SideBySideSpec:
         return self.attention.vectors + self.mamba.vectors
 
     @property
+    def summed(self) -> tuple[int, ...]:
+        return self.mamba.summed
+
+    @property
     def scratch(self) -> int:
         return self.attention.scratch + self.mamba.scratch
 
@@ -53,6 +58,9 @@ class SideBySideSpec:
             "mamba.out": Product(mamba.inner, width, mamba.out_bias),
         }
 
+    def part(self, ranks: Ranks) -> SideBySideSpec:
+        return replace(self, attention=self.attention.part(ranks), mamba=self.mamba.part(ranks))
+
     @property
     def projected(self) -> tuple[int, ...]:
         """The widths of the tensors that make up the fused projection: q, k, v, and the other mixer's all together."""
@@ -61,6 +69,4 @@ class SideBySideSpec:
     @property
     def columns(self) -> tuple[int, ...]:
         """The columns of q, k, v, z, x, b, c and dt."""
-        mamba = self.mamba
-        shared = mamba.groups * mamba.state_width
-        return *self.attention.projected, mamba.inner, mamba.inner, shared, shared, mamba.heads
+        return *self.attention.projected, *self.mamba.columns

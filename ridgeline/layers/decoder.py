@@ -121,7 +121,7 @@ def leaves_sums(spec: LayerSpec) -> bool:
 def divides_tokens(spec: LayerSpec) -> bool:
     """Return True if nothing but a norm behind a sum looks at a divided layer's residual, so that ranks may each hold
     that of a part of the tokens."""
-    return leaves_sums(spec) and not spec.parallel and spec.norm.kind == "rms"
+    return leaves_sums(spec) and not (spec.parallel or spec.embedded) and spec.norm.kind == "rms"
 
 
 class Hidden(NamedTuple):
@@ -194,7 +194,9 @@ class Decoder(nn.Module):
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
         # The first layer's norm can make the table's sum
-        waits = spec.embeds and not (spec.embed_norm or spec.learned_positions)
+        waits = spec.embeds and not (
+            spec.embed_norm or spec.learned_positions or any(each.embedded for each in spec.layers)
+        )
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()
         self._embed_adds_up = waits
@@ -206,10 +208,13 @@ class Decoder(nn.Module):
         divides = mesh.tp.size > 1 and waits and spec.scores and all(map(divides_tokens, spec.layers))
         self._parts = TokenParts(mesh.tp) if divides else None
         sums: Axis = self._parts or mesh.tp
-        # Over which ranks the input of each layer is still to be added up, and the output of the last one
+        # Over which ranks what comes to each layer is still to be added up, and the output of the last one; and over
+        # which each layer wants it to be
         self._pending = [sums if waits else ALONE, *(sums if leaves_sums(each) else ALONE for each in spec.layers)]
+        wanted = (ALONE if layer.embedded else left for layer, left in zip(spec.layers, self._pending, strict=False))
+        self._wanted = [*wanted, self._pending[-1]]
         self.layers = nn.ModuleList()
-        for index, (layer, pending) in enumerate(zip(spec.layers, self._pending, strict=False)):
+        for index, (layer, pending) in enumerate(zip(spec.layers, self._wanted, strict=False)):
             self.layers.append(
                 Layer(layer, width, replace(build.within(f"layers.{index}"), pending=pending, sums=sums))
             )
@@ -273,7 +278,7 @@ class Decoder(nn.Module):
         x_TM = self.embedded(token_ids_T, positions_T, given) if before_TM is None else before_TM
         embedded_TM, residual_TM, pending = x_TM, None, self._pending[0]
         for index in range(len(self.layers)) if only is None else only:
-            layer, x_TM = self.layers[index], _added_up_over(self._pending[index], x_TM, pending)
+            layer, x_TM = self.layers[index], _added_up_over(self._wanted[index], x_TM, pending)
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
             pending = self._pending[index + 1]
             if taps is not None and index in taps.layers:

@@ -283,9 +283,9 @@ class Experts(nn.Module):
     def lend(self) -> None:
         """Compute what other ranks' tokens want of this rank's experts, in a step in which it has no tokens itself."""
         assert self.exchange is not None
-        used, router_EM = self.spec.routing.top_k, self.router
-        expert_TK = torch.empty(0, used, dtype=torch.int32, device=router_EM.device)
-        nothing_TM, weight_TK = router_EM.new_empty(0, router_EM.shape[1]), expert_TK.float()
+        used, inputs = self.spec.routing.top_k, self.gate_up.inputs
+        expert_TK = torch.empty(0, used, dtype=torch.int32, device=self.router.device)
+        nothing_TM, weight_TK = self.router.new_empty(0, inputs), expert_TK.float()
         self._exchanged(self.exchange, nothing_TM, expert_TK, weight_TK, None)
 
     def _side_by_side(

@@ -31,8 +31,10 @@ class GatedDelta(nn.Module):
     def __init__(self, spec: GatedDeltaSpec, width: int, build: Build) -> None:
         super().__init__()
         self.spec, self.ops = spec, build.ops
-        self.delta_in = Linear(width, spec.projected, False, build.within("delta_in"), pending=build.pending)
-        self.conv = CausalConv(spec.channels, spec.length, False, "silu", build)
+        self.delta_in = Linear(
+            width, spec.projected, False, build.within("delta_in"), pending=build.pending, columns=spec.columns
+        )
+        self.conv = CausalConv(spec.columns[:3], spec.length, False, "silu", build)
         self.log_rate = build.parameter(spec.value_heads, dtype=torch.float32)
         self.dt_bias = build.parameter(spec.value_heads, dtype=torch.float32)
         self.norm = Norm(spec.norm, spec.value_dim, build)

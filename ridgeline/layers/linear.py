@@ -9,6 +9,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ class Linear(nn.Module):
     """A linear map, or several of them fused.
 
     parts: the rows of each fused projection, in order. The weight is [sum(parts), inputs].
+    columns: what the parts consist of, if they are several things that ranks divide one by one. They are as many
+        outputs together.
     tied: the parameter of another module, to be used as the weight if that is plain numbers.
     over: the ranks that divide the inputs between them, so that their outputs are added up.
     pending: the ranks over which the input of `normed` is still to be added up.
@@ -52,9 +55,11 @@ class Linear(nn.Module):
         over: Axis = ALONE,
         pending: Axis = ALONE,
         multipliers: Multipliers = (),
+        columns: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         self.parts, self.over, self.pending = parts, over, pending
+        self.columns = columns or parts
         self.ops = build.ops
         self.scheme, self.dtype = build.scheme, build.dtype
         held, self.inputs = self.scheme.held, inputs
@@ -66,6 +71,12 @@ class Linear(nn.Module):
         self.bias = build.parameter(sum(parts)) if bias else None
         self._factor_O = factors(multipliers, build.device)
         self.multiply_with(joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight))
+
+    def columns_of(self, part: int) -> tuple[int, ...]:
+        """Return those of the columns that one of the parts consists of."""
+        ends = list(accumulate(self.columns, initial=0))
+        start = sum(self.parts[:part])
+        return self.columns[ends.index(start) : ends.index(start + self.parts[part])]
 
     def prepare(self) -> None:
         """Hold the loaded weight in the form of its scheme. If that is another form, the parameter is let go (a tied

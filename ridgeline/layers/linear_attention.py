@@ -40,7 +40,8 @@ class LinearAttention(nn.Module):
         self.linear_in = Linear(width, spec.projected, False, build.within("linear_in"), pending=build.pending)
         self.decay = Linear(spec.rank, (spec.key_size,), True, build.within("decay")) if spec.rank else None
         if not spec.rank:
-            kept = [math.log1p(-(2.0 ** -(5 + head))) for head in range(spec.heads)]
+            first = spec.heads * build.mesh.tp.rank
+            kept = [math.log1p(-(2.0 ** -(5 + head))) for head in range(first, first + spec.heads)]
             self.register_buffer("decay_H", torch.tensor(kept, device=build.device), persistent=False)
         self.rotary = build.rotary(spec.rope) if spec.rope else None
         self.norm = Norm(spec.norm, spec.value_dim, build)
@@ -84,7 +85,7 @@ class DeltaAttention(nn.Module):
         super().__init__()
         self.spec, self.ops = spec, build.ops
         self.delta_in = Linear(width, spec.projected, False, build.within("delta_in"), pending=build.pending)
-        self.conv = CausalConv(3 * spec.size, spec.length, False, "silu", build)
+        self.conv = CausalConv((spec.size,) * 3, spec.length, False, "silu", build)
         self.decay = Linear(spec.rank, (spec.size,), False, build.within("decay"))
         self.gate = Linear(spec.rank, (spec.size,), False, build.within("gate"))
         self.log_rate = build.parameter(spec.heads, dtype=torch.float32)

@@ -31,8 +31,8 @@ class Mamba(nn.Module):
         channels = spec.channels
         self.spec, self.ops = spec, build.ops
         self.mamba_in = Linear(width, (channels, channels), spec.bias, build.within("mamba_in"), pending=build.pending)
-        self.conv = CausalConv(channels, spec.length, spec.conv_bias, "silu", build)
-        self.select = Linear(channels, spec.selected, False, build.within("select"))
+        self.conv = CausalConv((channels,), spec.length, spec.conv_bias, "silu", build)
+        self.select = Linear(channels, spec.selected, False, build.within("select"), over=build.mesh.tp)
         self.dt_norm, self.b_norm, self.c_norm = (
             None if spec.norm is None else Norm(spec.norm, each, build, weighted=spec.norm_weights)
             for each in spec.selected

@@ -38,8 +38,8 @@ class Mamba2Behind(nn.Module):
         super().__init__()
         if projection is not None:
             self.mamba_in = projection
-        self.spec, self.ops = spec, build.ops
-        self.conv = CausalConv(spec.channels, spec.length, spec.conv_bias, "silu", build)
+        self.spec, self.ops, self.tp = spec, build.ops, build.mesh.tp
+        self.conv = CausalConv(spec.columns[1:4], spec.length, spec.conv_bias, "silu", build)
         self.rate = DecayRate((spec.heads,), build)
         self.dt_bias = build.parameter(spec.heads, dtype=torch.float32)
         self.skip = build.parameter(spec.heads, dtype=torch.float32)
@@ -77,6 +77,10 @@ class Mamba2Behind(nn.Module):
         if self.norm is None:
             return y_TX * F.silu(z_TX)
         group, before = self.spec.inner // self.spec.norm_groups, self.spec.norm_before_gate
+        if self.spec.norm_ranks > 1:
+            gate_TX = F.silu(z_TX.float())
+            n_TX = self.norm.over(y_TX.float() * (1 if before else gate_TX), self.tp, self.spec.norm_ranks)
+            return (n_TX * gate_TX if before else n_TX).to(y_TX.dtype)
         return self.ops.gated_norm(y_TX, z_TX, self.norm.weight, self.norm.eps, group, before)
 
 
@@ -85,7 +89,7 @@ class Mamba2(Mamba2Behind):
 
     def __init__(self, spec: Mamba2Spec, width: int, build: Build) -> None:
         inner = build.within("mamba_in")
-        projection = Linear(width, (spec.projected,), spec.bias, inner, pending=build.pending)
+        projection = Linear(width, (spec.projected,), spec.bias, inner, pending=build.pending, columns=spec.columns)
         super().__init__(spec, width, build, projection=projection)
 
     def forward(

@@ -47,13 +47,23 @@ class Norm(nn.Module):
             return self.ops.rms_norm(x_TM, residual_TM, self.weight, self.eps)
         return self.ops.layer_norm(x_TM, residual_TM, self.weight, self.bias, self.eps)
 
-    def over(self, x_TM: Tensor, axis: Axis) -> Tensor:
-        """Return norm(x) of rows that so many ranks hold a part of each. Only an RMSNorm can be divided so."""
+    def over(self, x_TM: Tensor, axis: Axis, together: int | None = None) -> Tensor:
+        """Return norm(x) of rows of which every rank holds a part. Only an RMSNorm can be divided so.
+
+        together: so many neighbouring ranks hold the parts of one row (default: all).
+        """
         if axis.size == 1:
             return self(x_TM)[0]
         assert self.bias is None
-        x = x_TM.float()
-        mean_T1 = axis.all_reduce(x.square().mean(-1, keepdim=True)) / axis.size  # each holds equally many
+        x, each = x_TM.float(), together or axis.size
+        mean_T1 = x.square().mean(-1, keepdim=True) / each  # each holds equally many
+        if each == axis.size:
+            mean_T1 = axis.all_reduce(mean_T1)
+        else:  # all sums at once, of which a rank adds to its own
+            own = axis.rank // each
+            means_TG = mean_T1.new_zeros(*mean_T1.shape[:-1], axis.size // each)
+            means_TG[..., own : own + 1] = mean_T1
+            mean_T1 = axis.all_reduce(means_TG)[..., own : own + 1]
         return (x * torch.rsqrt(mean_T1 + self.eps) * self.weight.float()).to(x_TM.dtype)
 
 

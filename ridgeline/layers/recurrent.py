@@ -36,13 +36,17 @@ class Recurs(Protocol):
 
 
 class CausalConv(nn.Module):
-    """A convolution of every channel by itself, over its last W inputs. The weight is [X, 1, W], as torch has it."""
+    """A convolution of every channel by itself, over its last W inputs. The weight is [X, 1, W], as torch has it.
+
+    columns: the channels, by what they belong to: ranks divide each of these by itself.
+    """
 
     def __init__(
-        self, channels: int, length: int, bias: bool, activation: Literal["silu"] | None, build: Build
+        self, columns: tuple[int, ...], length: int, bias: bool, activation: Literal["silu"] | None, build: Build
     ) -> None:
         super().__init__()
-        self.ops, self.activation = build.ops, activation
+        self.ops, self.activation, self.columns = build.ops, activation, columns
+        channels = sum(columns)
         self.weight = build.parameter(channels, 1, length)
         self.bias = build.parameter(channels) if bias else None
 

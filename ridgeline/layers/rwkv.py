@@ -19,7 +19,7 @@ from ridgeline.kernels.turns import Pieces, Turns
 from ridgeline.kernels.wkv.transfer import transfer as weighed_by
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
-from ridgeline.layers.norm import Norm
+from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.layers.recurrent import DecayRate, Recurs
 
 
@@ -56,7 +56,7 @@ class TimeMix(nn.Module):
 
     def __init__(self, spec: TimeMixSpec, width: int, build: Build) -> None:
         super().__init__()
-        self.ops, channels = build.ops, spec.channels
+        self.ops, channels, self.pending = build.ops, spec.channels, build.pending
         self.shift = Shift(3, width, build)
         self.key = Linear(width, (channels,), False, build.within("key"))
         self.value = Linear(width, (channels,), False, build.within("value"))
@@ -69,7 +69,7 @@ class TimeMix(nn.Module):
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
     ) -> tuple[Tensor, Tensor]:
         """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
-        x_TM, residual_TM = normed(norm, x_TM, residual_TM)
+        x_TM, residual_TM = summed_norm(self.pending, self.ops, norm, x_TM, residual_TM)
         last_N1M, states_N3X = state.parts
         of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.turns)
 
@@ -88,6 +88,7 @@ class ChannelMix(nn.Module):
 
     def __init__(self, spec: ChannelMixSpec, width: int, build: Build) -> None:
         super().__init__()
+        self.ops, self.pending = build.ops, build.pending
         self.shift = Shift(2, width, build)
         self.key = Linear(width, (spec.channels,), False, build.within("key"))
         self.receptance = Linear(width, (width,), False, build.within("receptance"))
@@ -97,15 +98,7 @@ class ChannelMix(nn.Module):
         self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: Recurs
     ) -> tuple[Tensor, Tensor]:
         """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
-        x_TM, residual_TM = normed(norm, x_TM, residual_TM)
+        x_TM, residual_TM = summed_norm(self.pending, self.ops, norm, x_TM, residual_TM)
         of_key, of_receptance = self.shift(x_TM, state.parts[0], state.turns)
         y_TM = self.value(torch.relu(self.key(of_key)).square())
         return torch.sigmoid(self.receptance(of_receptance)) * y_TM, residual_TM
-
-
-def normed(norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return (norm(s), s) with s = x + residual; without a norm (s, s)."""
-    if norm is not None:
-        return norm(x_TM, residual_TM)
-    s_TM = x_TM if residual_TM is None else x_TM + residual_TM
-    return s_TM, s_TM

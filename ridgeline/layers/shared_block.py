@@ -11,6 +11,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +24,20 @@ from ridgeline.layers.mamba2 import Mamba2
 from ridgeline.layers.mlp import GatedMLP
 from ridgeline.layers.norm import Norm
 from ridgeline.layers.recurrent import Recurs
+from ridgeline.parallel.axis import ALONE
 
 
 class Adapter(nn.Module):
-    """Products of two thin matrices each, all of the same inputs: one for each of `parts`, which are their outputs."""
+    """Products of two thin matrices each, all of the same inputs: one for each of `parts`, which are the columns of
+    their outputs (`Linear`)."""
 
-    def __init__(self, inputs: int, rank: int, parts: Sequence[int], build: Build) -> None:
+    def __init__(self, inputs: int, rank: int, parts: Sequence[tuple[int, ...]], build: Build) -> None:
         super().__init__()
         self.down = Linear(inputs, (rank,) * len(parts), False, build.within("down"))
-        ups = (Linear(rank, (outputs,), False, build.within(f"up.{index}")) for index, outputs in enumerate(parts))
+        ups = (
+            Linear(rank, (sum(each),), False, build.within(f"up.{index}"), columns=each)
+            for index, each in enumerate(parts)
+        )
         self.up = nn.ModuleList(ups)
 
     def forward(self, x_TI: Tensor) -> Tensor:
@@ -70,15 +76,18 @@ class BehindSharedBlock(Mamba2):
     """The mixer of a `SharedBlockSpec`."""
 
     def __init__(self, spec: SharedBlockSpec, width: int, build: Build) -> None:
+        build = replace(build, pending=ALONE)  # what it reads is read in full (`LayerSpec.embedded`)
         super().__init__(spec.mamba, width, build)
+        build = replace(build, sums=build.mesh.tp)
         block = build.shared(("shared block", spec.block), lambda: SharedBlock(spec, width, build.within("block")))
         self.block = block if spec.owner else None  # so that its parameters have one name
         self._block = (block,)
         attention, rank = spec.attention, spec.rank
         adapts = spec.adapts_attention
-        qkv = Adapter(2 * width, rank, attention.projected, build.within("qkv_adapter")) if adapts else None
+        thick = tuple((outputs,) for outputs in attention.projected)
+        qkv = Adapter(2 * width, rank, thick, build.within("qkv_adapter")) if adapts else None
         self.qkv_adapter = qkv
-        self.mlp_adapter = Adapter(width, rank, (2 * spec.mlp.intermediate_size,), build.within("mlp_adapter"))
+        self.mlp_adapter = Adapter(width, rank, ((spec.mlp.intermediate_size,) * 2,), build.within("mlp_adapter"))
         self.link = Linear(width, (width,), False, build.within("link"))
 
     def forward(  # type: ignore[override]

@@ -25,7 +25,7 @@ class ShortConv(nn.Module):
         super().__init__()
         channels = spec.channels
         self.conv_in = Linear(width, (channels,) * 3, spec.bias, build.within("conv_in"), pending=build.pending)
-        self.conv = CausalConv(channels, spec.length, spec.bias, None, build)
+        self.conv = CausalConv((channels,), spec.length, spec.bias, None, build)
         self.out = Linear(channels, (width,), spec.bias, build.within("out"), over=build.sums)
 
     def forward(

@@ -27,7 +27,7 @@ class SideBySide(nn.Module):
         self._both = sum(spec.attention.projected), spec.mamba.projected
         self.both_in = Linear(
             width, spec.projected, spec.attention.qkv_bias, build.within("both_in"), pending=build.pending,
-            multipliers=tuple(zip(spec.columns, spec.multipliers, strict=True)),
+            multipliers=tuple(zip(spec.columns, spec.multipliers, strict=True)), columns=spec.columns,
         )  # fmt: skip
         of_attention, of_mamba = spec.out_multipliers
         self.attention = AttentionBehind(spec.attention, width, build.within("attention"), of_attention)

@@ -1,7 +1,7 @@
 """A model divided over devices: who holds what, what a device computes in a step, and what devices send each other.
 
-tp: matrices and heads are divided (`core.sharding.part_of`). Two sums a layer and one behind the embedding, and the
-    candidates of the scores.
+tp: matrices and heads are divided (`core.sharding.part_of`). A sum behind every mixer and feed-forward, one behind
+    the embedding, those that a mixer needs inside of it, and the candidates of the scores.
 ep: experts are divided, whole. Groups of tp devices bring tokens of their own; in each layer a row goes to every
     device that has an expert of it, and one comes back.
 pp: layers are divided, in stages. A row for each token goes from stage to stage, and stages wait (the bubble).
@@ -23,8 +23,8 @@ import numpy as np
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, attention_of
-from ridgeline.core.sharding import check_experts, check_mixers, part_of, with_experts_of_a_rank
+from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, attention_of
+from ridgeline.core.sharding import check_experts, part_of, with_experts_of_a_rank
 from ridgeline.perf.context import told_bytes
 from ridgeline.perf.experts import devices_of_token
 from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, state_bytes, weight_bytes
@@ -72,8 +72,6 @@ class Division:
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
         """Return what a device holds of each layer. Raise InvalidConfig if it does not divide."""
-        if self.pp > 1:
-            check_mixers(model, f"pp {self.pp}")
         check_experts(model, self.ep, "ep")
         if self.pp > len(model.layers):
             raise InvalidConfig(f"pp {self.pp} is more than the model's {len(model.layers)} layers; choose less.")
@@ -257,8 +255,12 @@ class Divided:
         tp, rows = self.division.tp, self._rows(shape)
         if tp == 1:
             return []
-        count = 2 * len(stage.model.layers) + stage.first
-        found = [Collective("all_reduce", count, rows, self._links.seconds("all_reduce", tp, rows))]
+        layers = stage.model.layers
+        parts = sum((layer.mixer is not ABSENT) + (layer.feed_forward is not ABSENT) for layer in layers)
+        found = [Collective("all_reduce", parts + stage.first, rows, self._links.seconds("all_reduce", tp, rows))]
+        for numbers, times in sorted(Counter(each for layer in layers for each in layer.mixer.summed).items()):
+            nbytes = rows * numbers / stage.model.hidden_size
+            found.append(Collective("all_reduce", times, nbytes, self._links.seconds("all_reduce", tp, nbytes)))
         if shape.num_sampled:
             nbytes = float(tp * CANDIDATE_BYTES * shape.num_sampled)
             found.append(Collective("all_gather", 1, nbytes, self._links.seconds("all_gather", tp, nbytes)))

@@ -141,10 +141,19 @@ def check_divided(decoder: Decoder, whole: Decoder) -> None:
             block = (
                 filling.held is not None and isinstance(filling.held.format, Fp8Format) and filling.held.format.block
             )
-            if block and own.parts != each.parts and any(rows % BLOCK for rows in filling.parts.values()):
+            if block and own.parts != each.parts and any(rows % BLOCK for rows in _rows(own, filling)):
                 raise ModelLoadError(
                     f"{TP} {decoder.tp.size} divides blocks of {BLOCK} outputs of {name}; choose another number."
                 )
+
+
+def _rows(module: Linear | ExpertStack, filling: Filling) -> Iterable[int]:
+    """Return the rows of all that ranks divide one by one in a filling."""
+    if isinstance(module, ExpertStack):
+        return filling.parts.values()
+    if sum(filling.parts.values()) == sum(module.parts):
+        return module.columns
+    return (rows for part in filling.parts for rows in module.columns_of(part))
 
 
 def _check_inputs(name: str, filling: Filling, inputs: int, tp: int) -> None:
@@ -179,7 +188,7 @@ def _regions(mine: Place, whole: Place, rank: int, size: int) -> Iterator[tuple[
     """Yield parts of a rank's place with their slices of the whole. A short last part is filled up with zeros."""
     shape, own = tuple(whole.tensor.shape), tuple(mine.tensor.shape)
     differing = [dim for dim, (a, b) in enumerate(zip(shape, own, strict=True)) if a != b]
-    if mine.parts is None or whole.parts is None or not differing:
+    if mine.parts is None or whole.parts is None or not differing or list(mine.parts) == list(whole.parts):
         slices = cut(shape, own, rank, size)
         counts = [each.stop - each.start for each in slices]
         if counts != list(own):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.sharding import part_of
-from ridgeline.core.stages import check_stages
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -80,14 +78,6 @@ def test_gates_of_attention_are_divided_with_their_heads(tp: int, tmp_path: Path
     want = logits(tmp_path, Mesh())
     for got in on_ranks(tp, lambda axis: logits(tmp_path, Mesh(tp=axis))):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
-
-
-@pytest.mark.parametrize("family", tiny_models.ZERO_CENTRED)
-def test_gated_delta_rules_are_not_divided_yet(family: str, tiny_model: Callable[[str], Path]) -> None:
-    model = read_model_config(tiny_model(family)).spec
-    for divide in (partial(part_of, tp=2), partial(part_of, tp=1, sources=2), partial(check_stages, stages=2)):
-        with pytest.raises(InvalidConfig, match=r"^[^\n]*leave .* out\b[^\n]*\.$"):
-            divide(model)
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -136,8 +136,23 @@ def test_ranks_of_cp_tell_what_their_tokens_do_to_states() -> None:
         ring = divided("qwen3.5-9b", between, cp=cp).prompt(tokens, tokens).cp
         assert ring == pytest.approx((cp - 1) * (2 * states + keys * tokens / cp) / 1e9)
     assert divided("qwen3.5-9b", links(1e-6), cp=4).decode(3, 8192).cp == pytest.approx(8e-6), "its attention merges"
-    with pytest.raises(InvalidConfig, match="pp 2 does not divide layers with a mixer"):
-        divided("qwen3.5-9b", pp=2)
+
+
+def test_ranks_and_stages_hold_their_share_of_states() -> None:
+    whole, halves, stages = (divided("qwen3.5-9b", **axes) for axes in ({}, {"tp": 2}, {"pp": 2}))
+    assert halves.state_per_request(0) == whole.state_per_request(0) / 2
+    assert stages.state_per_request(0) + stages.state_per_request(1) == whole.state_per_request(0)
+
+
+def test_sums_inside_of_mixers_are_counted() -> None:
+    """Falcon-Mamba's layers have no feed-forward, and add up what steps, b and c are made of: 256 + 2 * 16 numbers."""
+    hybrid = divided("qwen3.5-9b", links(1e-6), tp=2)
+    assert hybrid.decode(8, 1000).tp == pytest.approx((2 * 32 + 1 + 1) * 1e-6)
+    mamba = divided("falcon-mamba-7b", links(1e-6), tp=2)
+    assert mamba.decode(8, 1000).tp == pytest.approx((2 * 64 + 1 + 1) * 1e-6)
+    by_bytes = divided("falcon-mamba-7b", links(0.0, 1e9), tp=2).decode(8, 1000).tp
+    sums = (65 * 4096 + 64 * (256 + 32)) * 8 * 2 / 1e9
+    assert sums < by_bytes < 1.02 * sums
 
 
 def test_whole_experts_on_the_ranks_of_tp_cost_the_same_sums_and_other_bytes() -> None:

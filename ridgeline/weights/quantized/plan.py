@@ -162,12 +162,19 @@ def targets(
 
 
 def fused_parts(owner: nn.Module, sources: Sequence[Source], source: Source) -> Sequence[int] | None:
-    """Return the sizes, or their ratios, of the projections that one of a module's tensors in the files holds, in our
+    """Return the sizes of the projections that one of a module's tensors in the files holds, in our
     order of rows below one another, if there are several."""
-    if source.heads is not None:
-        return our_shares(source)
-    parts: Sequence[int] = getattr(owner, "parts", ())
-    return parts if len(sources) == 1 and len(parts) > 1 and not source.alternating else None
+    if source.alternating:
+        return None
+    found: Sequence[int] = ()
+    if len(sources) == 1:
+        found = getattr(owner, "columns", getattr(owner, "parts", ()))
+    elif isinstance(owner, Linear):
+        found = owner.columns_of([each.name for each in sources].index(source.name))
+    if len(found) == 1 and source.heads is not None:  # of one projection that the files hold as several
+        shares = our_shares(source)
+        found = [found[0] * share // sum(shares) for share in shares]
+    return found if len(found) > 1 else None
 
 
 def _own(parts: Mapping[int, int], count: int, sources: Sequence[Source]) -> list[Source]:
