@@ -95,9 +95,10 @@ def test_requests_get_the_tokens_of_one_device(two: Rig, tiny_model: Callable[[s
     [
         pytest.param("gpt2", 4, {}, marks=pytest.mark.thorough),  # without processes: tests/parallel
         pytest.param("qwen3_moe", 2, {}, marks=pytest.mark.thorough),
-        ("qwen3_moe", 2, {"enable_expert_parallel": True}),
+        pytest.param("qwen3_moe", 2, {"enable_expert_parallel": True}, marks=pytest.mark.thorough),
+        ("qwen3_next", 2, {"enable_expert_parallel": True}),
     ],
-    ids=["gpt2", "experts in parts", "whole experts"],
+    ids=["gpt2", "experts in parts", "whole experts", "whole experts and parts of states"],
 )
 def test_other_models_get_the_tokens_of_one_device(
     family: str, ranks: int, options: dict[str, bool], tiny_model: Callable[[str], Path]

@@ -37,6 +37,7 @@ from tests.ranks import test_group
 from tests.test_speculation import Replayed
 
 RANKS = 2
+HYBRIDS = ("qwen3_next", "qwen3_5_moe", "jamba", "lfm2_moe", "granite_hybrid_moe")
 
 
 class InThreads(Apart):
@@ -104,10 +105,15 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_moe", "nemotron_h_moe", *(pytest.param(each, marks=pytest.mark.thorough) for each in HYBRIDS)],
+)
 def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_model("qwen3_moe")
+    """Those of a hybrid have the states of their own requests, and narrower rows for its experts."""
+    folder = tiny_model(family)
     with rig(folder) as one:
         want = one.run(*requests())
     with apart(folder, monkeypatch) as (own, group):
