@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import runpy
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from hypothesis import settings
 
 # Of this process and of those that tests start: models are tiny, and threads that spin for one another double the cost.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile 400 modules anew, for half a second
 if os.environ.get("RIDGELINE_TEST_NO_BF16"):  # here and in every process that a test starts, before torch is imported
     masked = str(Path(__file__).parent / "no_bf16")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (masked, os.environ.get("PYTHONPATH"))))
@@ -38,6 +40,8 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the server's packages the engine is tested alone
     collect_ignore = ["serving", "deploy", "bench/serving/test_load.py"]
 
+
+sys.dont_write_bytecode = False  # nor need this process compile tests anew that are as they were
 
 # The same examples every time, on a machine however slow: no run may fail by chance. RIDGELINE_EXAMPLES draws others.
 settings.register_profile("fixed", derandomize="RIDGELINE_EXAMPLES" not in os.environ, database=None, deadline=None)
