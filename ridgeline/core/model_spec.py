@@ -321,12 +321,17 @@ class StageSpec:
     first: tokens are embedded here. Other stages get the output of the stage before.
     last: tokens are scored here.
     depths: every kind of state in the model, with the most layers of it that a stage has.
+    embedded: stages hand on the tokens as they were embedded too, since there are layers that need them.
+    copied: beginnings of names of parameters here that are a copy of an earlier stage's, each with the name's beginning
+        in the whole model.
     """
 
     start: int
     first: bool
     last: bool
     depths: tuple[tuple[StateSpec, int], ...]
+    embedded: bool = False
+    copied: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,6 +375,11 @@ class ModelSpec:
     def embeds(self) -> bool:
         """True if tokens are embedded here."""
         return self.stage is None or self.stage.first
+
+    @cached_property
+    def handed_width(self) -> int:
+        """The numbers per token that stages hand on."""
+        return self.hidden_size * (2 if self.stage is not None and self.stage.embedded else 1)
 
     @cached_property
     def scores(self) -> bool:

@@ -2,6 +2,8 @@
 
 The first stage embeds tokens, the last one scores them. A step takes as long as its slowest stage, so layers are dealt
 out by the bytes of their weights, with which time grows; the output layer counts like a layer of its bytes.
+
+Layers of several stages may share a block of weights. Then each of these stages has its own copy.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TypeVar
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import LayerSpec, ModelSpec, StageSpec, WeightMap
+from ridgeline.core.shared_spec import SharedBlockSpec
 
 T = TypeVar("T")
 
@@ -25,11 +28,6 @@ def check_stages(model: ModelSpec, stages: int) -> None:
     if stages > len(model.layers):
         raise InvalidConfig(
             f"pipeline_parallel_size is {stages}, and the model has {len(model.layers)} layers; each stage needs one."
-        )
-    if any(layer.embedded for layer in model.layers):
-        raise InvalidConfig(
-            "the model has layers that need the tokens as they were embedded, which stages of a pipeline do not hand "
-            "on yet; leave pipeline_parallel_size out."
         )
 
 
@@ -85,7 +83,9 @@ def _wanted(model: ModelSpec, stages: int, wanted: str) -> tuple[int, ...]:
 
 
 def _weight(layer: LayerSpec, width: int) -> int:
-    return sum(product.copies * product.inputs * product.outputs for product in layer.products(width).values())
+    """Return the numbers of a layer's matrices. Those that an earlier layer holds count, since they are read too."""
+    products = layer.products(width).values()
+    return sum(max(1, product.copies) * product.inputs * product.outputs for product in products)
 
 
 def stage_of(model: ModelSpec, stage: int, counts: Sequence[int]) -> ModelSpec:
@@ -98,12 +98,24 @@ def stage_of(model: ModelSpec, stage: int, counts: Sequence[int]) -> ModelSpec:
     parts = (model.layers[start:end] for start, end in pairwise(starts))
     by_stage = [Counter(state for layer in part for state in layer.mixer.states) for part in parts]
     depths = tuple((group.spec, max(each[group.spec] for each in by_stage)) for group in model.cache_groups)
-    return replace(
-        model,
-        layers=model.layers[starts[stage] : starts[stage + 1]],
-        tie_word_embeddings=False,
-        stage=StageSpec(start=starts[stage], first=first, last=last, depths=depths),
-    )
+    layers, copied = _with_own_blocks(model, starts[stage], starts[stage + 1])
+    embedded = any(layer.embedded for layer in model.layers)
+    own = StageSpec(start=starts[stage], first=first, last=last, depths=depths, embedded=embedded, copied=tuple(copied))
+    return replace(model, layers=tuple(layers), tie_word_embeddings=False, stage=own)
+
+
+def _with_own_blocks(model: ModelSpec, start: int, end: int) -> tuple[list[LayerSpec], list[tuple[str, str]]]:
+    """Return the layers from start to end, the first of which with a shared block has it, and `StageSpec.copied`."""
+    layers, copied, first = list[LayerSpec](), list[tuple[str, str]](), dict[int, int]()
+    for index, layer in enumerate(model.layers[:end]):
+        if isinstance(mixer := layer.mixer, SharedBlockSpec):
+            owner = first.setdefault(mixer.block, index)
+            if owner < start <= index:
+                first[mixer.block] = index
+                copied.append((f"layers.{index - start}.mixer.block.", f"layers.{owner}.mixer.block."))
+                layer = replace(layer, mixer=replace(mixer, owner=True))
+        layers.append(layer)
+    return layers[start:], copied
 
 
 def of_stage(named: Mapping[str, T], spec: ModelSpec) -> dict[str, T]:
@@ -113,6 +125,9 @@ def of_stage(named: Mapping[str, T], spec: ModelSpec) -> dict[str, T]:
         return dict(named)
     found = {}
     for name, value in named.items():
+        for own, theirs in spec.stage.copied:
+            if name.startswith(theirs):
+                found[own + name.removeprefix(theirs)] = value
         part, _, rest = name.partition(".")
         if part == "layers":
             number, _, inner = rest.partition(".")

@@ -126,10 +126,14 @@ def divides_tokens(spec: LayerSpec) -> bool:
 
 class Hidden(NamedTuple):
     """The layers' output, from which tokens are scored. Its rows are the tokens that were run. Where ranks divide the
-    model, x may still have to be added up."""
+    model, x may still have to be added up.
+
+    embedded_TM: the tokens as they were embedded, if the next stage gets them too.
+    """
 
     x_TM: Tensor
     residual_TM: Tensor | None
+    embedded_TM: Tensor | None = None
 
     def at(self, index: Tensor | slice) -> Hidden:
         """Return the rows of some tokens."""
@@ -270,13 +274,15 @@ class Decoder(nn.Module):
     ) -> Hidden:
         """Return the last layer's output, not yet added to its residual: [T, M] each.
 
-        before_TM: what the stage before has handed on.
+        before_TM: what the stage before has handed on (`ModelSpec.handed_width` numbers a token).
         given: vectors of tokens that came as such.
         taps: gets the outputs of the layers that it names.
         only: the layers that run; None: all.
         """
         x_TM = self.embedded(token_ids_T, positions_T, given) if before_TM is None else before_TM
-        embedded_TM, residual_TM, pending = x_TM, None, self._pending[0]
+        stage, embedded_TM, residual_TM, pending = self.spec.stage, x_TM, None, self._pending[0]
+        if stage is not None and stage.embedded and before_TM is not None:
+            x_TM, embedded_TM = (part_TM.contiguous() for part_TM in before_TM.chunk(2, dim=1))
         for index in range(len(self.layers)) if only is None else only:
             layer, x_TM = self.layers[index], _added_up_over(self._wanted[index], x_TM, pending)
             x_TM, residual_TM = layer(x_TM, residual_TM, positions_T, states[index], states.live_T, embedded_TM)
@@ -285,7 +291,8 @@ class Decoder(nn.Module):
                 taps.found.append(self._whole(x_TM, residual_TM, pending))
         if self._parts is not None and residual_TM is not None:
             residual_TM = self._parts.whole(residual_TM, len(x_TM))
-        return Hidden(_added_up_over(self._pending[-1], x_TM, pending), residual_TM)
+        goes_on = stage is not None and stage.embedded and not stage.last
+        return Hidden(_added_up_over(self._pending[-1], x_TM, pending), residual_TM, embedded_TM if goes_on else None)
 
     def _whole(self, x_TM: Tensor, residual_TM: Tensor | None, pending: Axis) -> Tensor:
         """Return x + residual, added up over ranks, and leave x as it is, since others add it up too."""
@@ -296,9 +303,11 @@ class Decoder(nn.Module):
         return x_TM + (residual_TM if self._parts is None else self._parts.whole(residual_TM, len(x_TM)))
 
     def handed_on(self, hidden: Hidden) -> Tensor:
-        """Return what the next stage gets: the sum over ranks with its residual."""
+        """Return what the next stage gets: the sum over ranks with its residual, and the tokens as they were embedded,
+        if layers need them."""
         x_TM = self._pending[-1].all_reduce(hidden.x_TM)
-        return x_TM if hidden.residual_TM is None else x_TM + hidden.residual_TM
+        x_TM = x_TM if hidden.residual_TM is None else x_TM + hidden.residual_TM
+        return x_TM if hidden.embedded_TM is None else torch.cat((x_TM, hidden.embedded_TM), dim=1)
 
     def lend_experts(self) -> None:
         """Take part in a step of ranks that have tokens of their own, as one that has none."""
@@ -339,7 +348,7 @@ class Decoder(nn.Module):
 
     def normed(self, hidden: Hidden) -> Tensor:
         """Return the hidden states behind the final norm, the same on every rank: [T, M]."""
-        x_TM, residual_TM = hidden
+        x_TM, residual_TM, _ = hidden
         if (pending := self._pending[-1]).size > 1:  # x stays as it is, since the scores add it up too
             return summed_norm(pending, self.ops, self.final_norm, x_TM.clone(), residual_TM)[0]
         if self.final_norm is not None:

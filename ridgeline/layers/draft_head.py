@@ -127,13 +127,13 @@ class DraftHead(nn.Module):
                 embed_TM, feature_TM = self.embed_norm(embed_TM)[0], self.feature_norm(feature_TM)[0]
             hidden, done = Hidden(self.entry(torch.cat((embed_TM, feature_TM), dim=-1)), None), 0
         for index, layer in enumerate(self.layers, start=done):
-            hidden = Hidden(*layer(*hidden, positions_T, states[index], states.live_T))
+            hidden = Hidden(*layer(*hidden[:2], positions_T, states[index], states.live_T))
         return hidden
 
     def found(self, hidden: Hidden) -> tuple[Tensor, Tensor]:
         """Return the scores behind tokens, [T, V] or this rank's part of them, and what takes the place of the feature
         of the next: [T, M]."""
-        x_TM, residual_TM = hidden
+        x_TM, residual_TM, _ = hidden
         s_TM = x_TM if residual_TM is None else x_TM + residual_TM
         n_TM = s_TM if self.final_norm is None else self.final_norm(s_TM)[0]
         return self._scores(n_TM), n_TM if self.spec.carries_norm else s_TM

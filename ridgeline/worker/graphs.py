@@ -274,7 +274,7 @@ class _Memory:
 
 
 def _borrowed_scores(scores: Scores) -> Scores:
-    x_TM, residual_TM = scores.hidden
+    x_TM, residual_TM, _ = scores.hidden
     hidden = Hidden(borrowed(x_TM), None if residual_TM is None else borrowed(residual_TM))
     taken = None if scores.taken is None else scores.taken.mapped(borrowed)
     index_P = None if scores.index_P is None else borrowed(scores.index_P)

@@ -99,7 +99,7 @@ def activation_bytes(
     per_seq = scored * 4 * 3
     per_token = int(step_bytes_per_token(model, dtype_bytes))
     if model.stage is not None:
-        per_token += 3 * model.hidden_size * dtype_bytes
+        per_token += 3 * model.handed_width * dtype_bytes
     return max_tokens * per_token + (max_scored or max_seqs) * per_seq + sampling_tables + WORKSPACE_BYTES
 
 

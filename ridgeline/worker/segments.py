@@ -173,7 +173,7 @@ class Segments:
         layers = decoder.spec.layers + (() if proposer is None else proposer.layers)
         model = replace(decoder.spec, layers=layers)
         self.states = States(layout, model, parameter.dtype, parameter.device, ops, self._ring, sleep)
-        self._before_TM = torch.zeros(0, decoder.spec.hidden_size, dtype=parameter.dtype, device=parameter.device)
+        self._before_TM = torch.zeros(0, decoder.spec.handed_width, dtype=parameter.dtype, device=parameter.device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.proposer, self._drafts_SD = proposer, None if proposer is None else proposer.drafts_SD
         self.widths: tuple[int, ...] = ()  # drafts of a row, where all rows of a step verify as many
@@ -283,7 +283,7 @@ class Segments:
 
     def before(self, tokens: int) -> Tensor:
         """Return the memory for what the stage before hands on of so many tokens: always the same, once it has been
-        asked for the most. [T, M]"""
+        asked for the most. [T, M], or [T, 2 M] with the tokens as they were embedded"""
         if tokens > len(self._before_TM):
             self._before_TM = self._before_TM.new_zeros(tokens, self._before_TM.shape[1])
         return self._before_TM[:tokens]

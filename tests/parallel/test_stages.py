@@ -69,6 +69,22 @@ def test_stages_score_as_one_device(family: str, tiny_model: Callable[[str], Pat
     assert sum(held) == parameters(spec).total + twice
 
 
+def test_each_stage_has_its_own_copy_of_a_block_that_layers_share(tiny_model: Callable[[str], Path]) -> None:
+    """Layers 1 and 3 share one block, and layer 2 has another."""
+    folder, counts = tiny_model("zamba2"), (1, 2, 1)
+    spec = read_model_config(folder).spec
+    specs = [stage_of(spec, number, counts) for number in range(3)]
+    copied = ("layers.0.mixer.block.", "layers.1.mixer.block.")
+    assert [each.stage.copied for each in specs if each.stage] == [(), (), (copied,)]
+    stages = stages_of(folder, 3, "1,2,1")
+    assert [numbers_held(stage) for stage in stages] == [parameters(each).total for each in specs]
+    own, theirs = (dict(stages[number].named_parameters()) for number in (2, 1))
+    found = {name for name in own if name.startswith(copied[0])}
+    assert len(found) == 6
+    for name in found:
+        assert torch.equal(own[name], theirs[name]), name
+
+
 @pytest.mark.parametrize("name", ["gptq", "fp8 dynamic"])
 def test_quantized_weights_keep_their_form_on_stages(name: str, tmp_path: Path) -> None:
     folder, _ = quantize("llama", SCHEMES[name], tmp_path / "model", hidden_size=256)
@@ -201,9 +217,13 @@ def test_a_stage_has_room_for_what_goes_and_comes() -> None:
     assert sizes[1] - sizes[0] == 3 * 100 * 64 * 2
 
 
+def test_a_layer_with_a_block_of_others_counts_as_one_with_its_own(tiny_model: Callable[[str], Path]) -> None:
+    spec = read_model_config(tiny_model("zamba2")).spec
+    assert [layer.mixer.owner for layer in spec.layers[1:]] == [True, True, False]  # type: ignore[attr-defined]
+    mamba, own, _, other = spec.layers
+    assert deal(replace(spec, layers=(mamba, own, *(other,) * 4), vocab_size=1), 2) == (3, 3)
+
+
 def test_what_has_no_stages_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="is 10, and the model has 9 layers"):
         deal(spec_of(9), 10)
-    layers = tuple(replace(layer, embedded=True) for layer in spec_of(2).layers)
-    with pytest.raises(InvalidConfig, match="the tokens as they were embedded"):
-        deal(replace(spec_of(2), layers=layers), 2)

@@ -129,3 +129,13 @@ def test_marks_reach_a_rank_and_lie_in_the_piece_that_passes_them() -> None:
             assert done[row] != marks[row] or passed[row] == []
     assert passed[2] == [1600]
     assert passed[3] in ([2048], [])
+
+
+def test_no_piece_ends_before_a_mark_in_the_block_of_the_mark() -> None:
+    """The next one would read its state where it stores another. It ends at the mark instead, or before the block."""
+    for mark, wanted in ((2048, [2048, 2048]), (2049, [2049, 2047]), (2063, [2063, 2033]), (2064, [2048, 2048])):
+        plan = plan_of(0, [4096], marks_R=np.array([mark], np.int32))
+        parts = Dealer(2, long_piece=4096, block_size=16).parts(plan)
+        assert tokens(parts) == wanted
+        inside = [int(part.plan.rows.marks_R[0]) for part in parts if part.plan.rows.marks_R is not None]
+        assert inside == [0, mark - wanted[0] if mark != wanted[0] else 0]
