@@ -120,6 +120,24 @@ _GRANITE_HYBRID: dict[str, Any] = {
     "logits_scaling": 0.5,
 }
 
+_LATENT: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+
 _NEMOTRON_H: dict[str, Any] = {
     **_COMMON,
     "pad_token_id": None,
@@ -490,6 +508,53 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "eos_token_id": 2,
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "max_position_embeddings": 256,
+            "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **_LATENT,
+            "q_lora_rank": 40,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 40,
+            "attention_bias": True,
+            "max_position_embeddings": 256,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **_LATENT,
+            "q_lora_rank": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 40,
+            "rope_interleave": False,
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -515,7 +580,8 @@ SPREAD = {"zamba2": 0.1}  # of layers' matrices, where norms of sums that no res
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
-# Families with mixers of which ranks divide nothing but the tokens, and that are not trained
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # with latent attention
+# Families with recurrent mixers, which are not trained
 RECURRENT = (
     *("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
     *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),

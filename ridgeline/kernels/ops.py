@@ -20,6 +20,7 @@ from ridgeline.kernels.gated_norm.op import GATED_NORM
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
+from ridgeline.kernels.latent_attention.op import LATENT_ATTENTION, LATENT_KV
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
 from ridgeline.kernels.long_convolution.op import LONG_CONVOLUTION
@@ -79,6 +80,8 @@ class Ops:
     partial_attention = PARTIAL_ATTENTION
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
+    latent_kv = LATENT_KV
+    latent_attention = LATENT_ATTENTION
     output_gate = OUTPUT_GATE
     token_gate = TOKEN_GATE
     causal_conv = CAUSAL_CONV

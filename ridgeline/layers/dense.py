@@ -22,8 +22,10 @@ from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.state_spec import RecurrentSpec, StateSpec
 from ridgeline.kernels.attention.op import softmax_with_sinks
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.latent_attention.op import prepared
 from ridgeline.kernels.turns import Turns, rows_of
 from ridgeline.layers.heads import Heads
+from ridgeline.layers.latent_attention import Latents
 
 
 class DenseCausal:
@@ -60,6 +62,20 @@ class DenseCausal:
             enable_gqa=spec.num_heads != spec.num_kv_heads,
         )
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
+
+    def attend_to_latents(
+        self, q_THL: Tensor, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents
+    ) -> Tensor:
+        """Attend as `layers.latent_attention.AttendsToLatents` does, without rounding."""
+        spec = latents.spec
+        table, rows_T = latents.angles(positions_T)
+        kept_TW, q_THY = prepared(q_THX, latent_TW, latents.weight_L, spec.norm.eps, table, rows_T, spec.interleaved)
+        q_BHSW = torch.cat((q_THL, q_THY), dim=-1).unflatten(0, (self.batch, -1)).transpose(1, 2)
+        kept_BGSW = kept_TW.unflatten(0, (self.batch, -1))[:, None]
+        attended = F.scaled_dot_product_attention(
+            q_BHSW, kept_BGSW, kept_BGSW[..., : spec.rank], is_causal=True, scale=spec.scale, enable_gqa=True
+        )
+        return attended.transpose(1, 2).flatten(0, 1)
 
     def cached(self, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values as a cache would give them back: unchanged here."""

@@ -14,6 +14,7 @@ MIXERS = Registry(
     "mixer",
     {
         "attention": "ridgeline.layers.attention:Attention",
+        "latent_attention": "ridgeline.layers.latent_attention:LatentAttention",
         "short_conv": "ridgeline.layers.short_conv:ShortConv",
         "mamba": "ridgeline.layers.mamba:Mamba",
         "mamba2": "ridgeline.layers.mamba2:Mamba2",

@@ -71,6 +71,10 @@ class Config:
     def raw(self, name: str) -> Any:
         return self._values.get(name)
 
+    def changed(self, **values: Any) -> Config:
+        """Return the same dictionary with other values in some entries."""
+        return Config({**self._values, **values})
+
     def integer(self, name: str, at_least: int = 1) -> int:
         value, at_most = self._required(name), MAX_COUNTS.get(name, MAX_INTEGER)
         if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= at_most:

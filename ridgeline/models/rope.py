@@ -53,6 +53,14 @@ def context(config: Config) -> int:
     return positions
 
 
+def score_scale(config: Config) -> float:
+    """Return what models with latent attention multiply scores by, if they were lengthened with `mscale_all_dim`."""
+    parameters = _parameters(config, "full_attention")
+    if _kind(parameters) == "default" or "mscale_all_dim" not in parameters:
+        return 1.0
+    return _magnitude(_stretch(config, parameters), parameters.number("mscale_all_dim")) ** 2
+
+
 def _lengthened(positions: int, parameters: Config) -> int:
     factor = parameters.number("factor")
     length = int(positions * factor)

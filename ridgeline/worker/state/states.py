@@ -34,6 +34,7 @@ KINDS = Registry(
     "kind of state",
     {
         "kv": "ridgeline.worker.state.paged:PagedKV",
+        "latent": "ridgeline.worker.state.latent:PagedLatents",
         "recurrent": "ridgeline.worker.state.recurrent:Recurrent",
         "passing": "ridgeline.worker.state.packed:Packed",
     },

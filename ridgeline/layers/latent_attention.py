@@ -1,0 +1,117 @@
+"""Multi-head latent attention.
+
+Legend:
+    T  tokens of the step
+    M  model width
+    H  heads
+    K  width of a query's part that is not rotated
+    Y  width of the rotated part
+    V  width of a value
+    L  width of a latent
+    W  L + Y, the numbers that are kept of a token
+    X  columns of queries, or what they are made of
+    Z  rows of the table of angles
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ridgeline.core.latent_spec import LatentAttentionSpec
+from ridgeline.kernels.ops import Ops
+from ridgeline.layers.build import Build
+from ridgeline.layers.linear import Linear
+from ridgeline.layers.norm import Norm
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The treatment of a layer's latents and rotated parts before the attention itself.
+
+    weight_L: of the latents' norm. cos_sin_ZY: the table of angles; None: nothing rotates.
+    """
+
+    spec: LatentAttentionSpec
+    ops: Ops
+    weight_L: Tensor
+    cos_sin_ZY: Tensor | None
+
+    def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a table of angles, and the row of each token in it."""
+        if self.cos_sin_ZY is not None:
+            return self.cos_sin_ZY, positions_T
+        cos_y, sin_y = (torch.full((self.spec.rope_dim // 2,), each, device=positions_T.device) for each in (1.0, 0.0))
+        return torch.cat((cos_y, sin_y))[None], torch.zeros_like(positions_T)
+
+
+class AttendsToLatents(Protocol):
+    """The state of one layer of latent attention: what it keeps of earlier tokens."""
+
+    def attend_to_latents(
+        self, q_THL: Tensor, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents
+    ) -> Tensor:
+        """Normalise and rotate the step's latents, keep them, and attend to all that is kept. Returns [T, H, L].
+
+        q_THL: queries against the latents. q_THX: the same queries as they were projected, the rotated part last.
+        """
+
+
+class Expand(nn.Module):
+    """The projections of latents to the heads' keys and values. The weight is [H (K + V), L], head by head, in plain
+    numbers: queries and results are multiplied by it, one head at a time, and latents never are."""
+
+    def __init__(self, spec: LatentAttentionSpec, build: Build) -> None:
+        super().__init__()
+        self._heads, self._sizes = spec.num_heads, (spec.key_dim, spec.value_dim)
+        self.weight = build.parameter(spec.num_heads * sum(self._sizes), spec.rank)
+
+    def queries(self, q_THK: Tensor) -> Tensor:
+        """Return queries against the latents: [T, H, L]."""
+        keys_HKL, _ = self._parts()
+        return torch.bmm(q_THK.transpose(0, 1), keys_HKL).transpose(0, 1)
+
+    def values(self, attended_THL: Tensor) -> Tensor:
+        """Return the heads' values of what was attended: [T, H V]."""
+        _, values_HVL = self._parts()
+        return torch.bmm(attended_THL.transpose(0, 1), values_HVL.mT).transpose(0, 1).flatten(1)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.weight.unflatten(0, (self._heads, -1)).split(self._sizes, dim=1)
+
+
+class LatentAttention(nn.Module):
+    """The mixer of a `LatentAttentionSpec`, with one product to queries, or what they are made of, c and r."""
+
+    def __init__(self, spec: LatentAttentionSpec, width: int, build: Build) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.latent_in = Linear(width, spec.projected, spec.bias, build.within("latent_in"), pending=build.pending)
+        self.query_norm = self.query = None
+        if spec.query_rank:
+            self.query_norm = Norm(spec.norm, spec.query_rank, build)
+            self.query = Linear(spec.query_rank, (spec.query_size,), False, build.within("query"))
+        self.latent_norm = Norm(spec.norm, spec.rank, build)
+        self.expand = Expand(spec, build)
+        self.rotary = None if spec.rope is None else build.rotary(spec.rope)
+        self.out = Linear(spec.num_heads * spec.value_dim, (width,), spec.bias, build.within("out"), over=build.sums)
+
+    def forward(
+        self, norm: Norm | None, x_TM: Tensor, residual_TM: Tensor | None, positions_T: Tensor, state: AttendsToLatents
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what attention adds to the residual, the residual before it): [T, M] each."""
+        spec = self.spec
+        y_TX, residual_TM = self.latent_in.normed(norm, x_TM, residual_TM)
+        q_TX, latent_TW = y_TX.split(spec.projected, dim=-1)
+        if self.query is not None:
+            q_TX, _ = self.query.normed(self.query_norm, q_TX, None)
+        q_THX = q_TX.unflatten(-1, (spec.num_heads, -1))
+        latents = Latents(
+            spec, self.ops, self.latent_norm.weight, None if self.rotary is None else self.rotary.cos_sin_ZY
+        )
+        q_THL = self.expand.queries(q_THX[..., : spec.key_dim])
+        attended_THL = state.attend_to_latents(q_THL, q_THX, latent_TW, positions_T, latents)
+        return self.out(self.expand.values(attended_THL)), residual_TM
