@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +82,6 @@ class Group(Members):
         try:
             self._start(options)
             self._wait_until_ready(progress)
-            self._dealer = Dealer(stages, block_size=self.facts.block_size)
             if self._waits is not None:
                 self._waits.clocks = self._compare_clocks()
         except BaseException:
@@ -89,6 +89,10 @@ class Group(Members):
             raise
 
     # ---- what a worker does -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _dealer(self) -> Dealer:
+        return Dealer(len(self._loads), block_size=self.facts.block_size)
 
     def submit(self, plan: StepPlan) -> None:
         parts = self._dealer.parts(plan)
