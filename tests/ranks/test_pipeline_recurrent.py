@@ -24,7 +24,6 @@ from tests.ranks.test_pipeline import LONG, assert_same
 
 ROOM = {"kv_cache_memory": 1 << 22}
 QUICK = ("jamba", "qwen3_next", "falcon_h1", "zamba2")  # the last hands on the tokens as embedded, and shares weights
-# Layers that all have states, one part each, and so on: the least that stages can have
 DEEPER: dict[str, dict[str, Any]] = {
     "mamba2": {"num_hidden_layers": 4},
     "rwkv": {},
@@ -132,8 +131,11 @@ def test_requests_that_give_way_and_leave(family: str, seed: int, tiny_model: Ca
         assert outcome.tokens == (whole[: len(outcome.tokens)] if name in left else whole), name
 
 
-def test_processes_give_the_same(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny_model("qwen3_next")
+@pytest.mark.parametrize("family", ["qwen3_next", pytest.param("zamba2", marks=pytest.mark.thorough)])
+def test_processes_give_the_same(
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model(family)
 
     def both() -> list[Request]:
         return [*asked(), ask("longer", [*LONG, *LONG[:30]], max_tokens=4, logprobs=1)]
