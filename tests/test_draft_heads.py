@@ -252,11 +252,11 @@ def test_on_a_gpu_drafts_are_those_of_the_paper(
     assert record.check(head, texts_of(GREEDY, got)) > 60 or not eager  # graphs replay `note`, which records nothing
 
 
-def glm_with_mtp(files: Path) -> tuple[Path, Head]:
+def glm_with_mtp(files: Path, family: str = "glm4_moe") -> tuple[Path, Head]:
     """A model with its layer for multi-token prediction, and that layer's oracle."""
     layers = 3
-    folder = tiny_models.save("glm4_moe", files, num_hidden_layers=layers + 1)
-    head = Mtp(tiny_models.build("glm4_moe", num_hidden_layers=layers + 1))
+    folder = tiny_models.save(family, files, num_hidden_layers=layers + 1)
+    head = Mtp(tiny_models.build(family, num_hidden_layers=layers + 1))
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
     (folder / "config.json").write_text(json.dumps(config))
@@ -266,11 +266,12 @@ def glm_with_mtp(files: Path) -> tuple[Path, Head]:
     return folder, head
 
 
-def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(tmp_path: Path) -> None:
-    folder, head = glm_with_mtp(tmp_path / "model")
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_the_layer_for_multi_token_prediction_drafts_as_transformers_computes_it(family: str, tmp_path: Path) -> None:
+    folder, head = glm_with_mtp(tmp_path / "model", family)
     with rig(folder, enable_prefix_caching=False) as own:
         want = own.run(*GREEDY)
-    asked = {"method": "glm4_moe_mtp", "num_speculative_tokens": DRAFTS}
+    asked = {"method": "glm4_moe_mtp" if family == "glm4_moe" else "deepseek_mtp", "num_speculative_tokens": DRAFTS}
     with rig(folder, enable_prefix_caching=False, speculative_config=asked) as own:
         record = Record(always(own))
         got = own.run(*GREEDY)

@@ -19,6 +19,7 @@ from ridgeline.kernels.gated_delta.op import GATED_DELTA
 from ridgeline.kernels.gated_norm.op import GATED_NORM
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
+from ridgeline.kernels.head_linear.op import HEAD_LINEAR
 from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.latent_attention.op import LATENT_ATTENTION, LATENT_KV
 from ridgeline.kernels.launch import settle_cache_keys
@@ -81,6 +82,7 @@ class Ops:
     merge_attention = MERGE_ATTENTION
     decode_attention = DECODE_ATTENTION
     latent_kv = LATENT_KV
+    head_linear = HEAD_LINEAR
     latent_attention = LATENT_ATTENTION
     output_gate = OUTPUT_GATE
     token_gate = TOKEN_GATE

@@ -66,18 +66,18 @@ class Expand(nn.Module):
 
     def __init__(self, spec: LatentAttentionSpec, build: Build) -> None:
         super().__init__()
-        self._heads, self._sizes = spec.num_heads, (spec.key_dim, spec.value_dim)
+        self.ops, self._heads, self._sizes = build.ops, spec.num_heads, (spec.key_dim, spec.value_dim)
         self.weight = build.parameter(spec.num_heads * sum(self._sizes), spec.rank)
 
     def queries(self, q_THK: Tensor) -> Tensor:
         """Return queries against the latents: [T, H, L]."""
         keys_HKL, _ = self._parts()
-        return torch.bmm(q_THK.transpose(0, 1), keys_HKL).transpose(0, 1)
+        return self.ops.head_linear(q_THK, keys_HKL.mT)
 
     def values(self, attended_THL: Tensor) -> Tensor:
         """Return the heads' values of what was attended: [T, H V]."""
         _, values_HVL = self._parts()
-        return torch.bmm(attended_THL.transpose(0, 1), values_HVL.mT).transpose(0, 1).flatten(1)
+        return self.ops.head_linear(attended_THL, values_HVL).flatten(1)
 
     def _parts(self) -> tuple[Tensor, ...]:
         return self.weight.unflatten(0, (self._heads, -1)).split(self._sizes, dim=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ridgeline.core.draft_head import DraftHeadSpec, HeadConfig, MedusaSpec
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.core.speculation import EAGLE, MEDUSA
 from ridgeline.models import ARCHITECTURES
 from ridgeline.models.config import Config, wrong
@@ -119,20 +119,21 @@ def mtp_head(target: ModelSpec, tensors: Collection[str]) -> HeadConfig:
     if target.architecture.startswith(("Qwen3Next", "Qwen3_5")):
         prefix, entry, norms = "mtp.layers.0.", "mtp.fc", ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
         last, scores, carries = "mtp.norm", "", True
-    elif target.architecture.startswith("Glm4Moe") and target.unused:
+    elif target.architecture.startswith(("Glm4Moe", "DeepseekV3")) and target.unused:
         prefix = target.unused[0]
         entry, norms = f"{prefix}eh_proj", (f"{prefix}enorm", f"{prefix}hnorm")
         last, scores, carries = f"{prefix}shared_head.norm", f"{prefix}shared_head.head.weight", False
     else:
         raise ModelLoadError(
-            f"the method mtp is for models whose checkpoints bring a layer for it (Qwen3-Next, Qwen3.5, GLM-4.5), and "
+            f"the method mtp is for models whose checkpoints bring a layer for it (Qwen3-Next, Qwen3.5, GLM-4.5, "
+            f"DeepSeek-V3), and "
             f"{target.architecture} is none of them; take another method."
         )
     if tensors and f"{entry}.weight" not in tensors:
         raise ModelLoadError(
             f"the checkpoint lacks {entry}.weight, so it came without its layer for mtp; take another method."
         )
-    layer = [layer for layer in target.layers if isinstance(layer.mixer, AttentionSpec)][-1]
+    layer = [layer for layer in target.layers if not any(state.exact for state in layer.mixer.states)][-1]
     own = scores in tensors
     spec = DraftHeadSpec(
         width=target.hidden_size,

@@ -48,8 +48,8 @@ def latent_kv_reference(
     q_THX: [T, H, K + Y], the rotated part last. It may be a view of wider rows.
     latent_TW: c and r beside each other, [T, L + Y]. It may be a view of wider rows.
     cos_sin_ZY: float32 [Z, Y], cosines then sines.
-    interleaved: numbers 2 i and 2 i + 1 rotate as a pair, and otherwise i and Y / 2 + i. Results have the order i, Y / 2
-        + i in both.
+    interleaved: numbers 2 i and 2 i + 1 rotate as a pair, and otherwise i and Y / 2 + i. Results have the latter order
+        in both cases.
     cache_NPW: the cache, whose blocks may have a stride of their own.
     place_T: block * P + offset, for every token.
     """

@@ -1,0 +1,35 @@
+"""Heads' linear maps, and those whose bits do not depend on the tokens beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ridgeline.kernels.head_linear.op import CASES, Case, head_linear
+
+pytest.importorskip("triton")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_heads_are_multiplied_by_their_own_matrices(case: Case, dtype: torch.dtype, device: str) -> None:
+    from ridgeline.kernels.head_linear.batch_invariant import head_linear as invariant
+
+    x_THI, weight_HOI = case.inputs_of(dtype, torch.device(device))
+    exact = torch.einsum("thi,hoi->tho", x_THI.double(), weight_HOI.double())
+    atol = 1e-5 if dtype == torch.float32 else 2e-2
+    for found in (head_linear(x_THI, weight_HOI), invariant(x_THI, weight_HOI)):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bits_do_not_depend_on_the_tokens_beside(device: str) -> None:
+    from ridgeline.kernels.head_linear.batch_invariant import head_linear as invariant
+
+    x_THI, weight_HOI = CASES[2].inputs_of(torch.bfloat16, torch.device(device))
+    together = invariant(x_THI, weight_HOI)
+    for token in (0, 63, 64, 69):
+        assert torch.equal(invariant(x_THI[token : token + 1], weight_HOI)[0], together[token])
