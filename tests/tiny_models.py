@@ -6,12 +6,14 @@ outweigh the embedding, so that greedy decoding does not repeat one token.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -555,6 +557,43 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_interleave": False,
         },
     ),
+    "youtu": (
+        "Youtu",
+        {**_LATENT, "q_lora_rank": 40, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
+    "minicpm3": (
+        "MiniCPM3",
+        {
+            **_LATENT,
+            "q_lora_rank": 40,
+            "v_head_dim": None,
+            "attention_bias": True,
+            "scale_emb": 3.0,
+            "scale_depth": 1.2,
+            "dim_model_base": 24,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **{name: value for name, value in _LATENT.items() if name != "max_position_embeddings"},
+            "model_max_length": 256,
+            "pad_token_id": None,
+            "num_experts": 8,
+            "num_experts_per_token": 3,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 40,
+            "linear_attn_config": {
+                "kda_layers": [1, 3],
+                "full_attn_layers": [2],
+                "head_dim": 16,
+                "num_heads": 4,
+                "short_conv_kernel_size": 4,
+            },
+        },
+    ),
     "gpt2": (
         "GPT2",
         {
@@ -580,14 +619,20 @@ SPREAD = {"zamba2": 0.1}  # of layers' matrices, where norms of sums that no res
 CONFIG_CLASSES = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 ZERO_CENTRED = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # checkpoints hold norms' weights less one
 FAMILIES = tuple(CONFIGS)
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # with latent attention
+LATENT = (  # with latent attention
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    *("youtu", "minicpm3", "kimi_linear"),
+)
 # Families with recurrent mixers, which are not trained
 RECURRENT = (
     *("lfm2", "lfm2_moe", "falcon_h1", "jamba", "zamba2", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
     *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),
-    *("nemotron_h", "nemotron_h_moe", "rwkv"),
+    *("nemotron_h", "nemotron_h_moe", "rwkv", "kimi_linear"),
 )
 DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
+
+# The plain feed-forwards of Kimi Linear, which transformers saves under the name of its mixtures, and the hub does not
+_PLAIN = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj\.)")
 
 # Classes that transformers lacks: config → model
 OWN: dict[str, Callable[[dict[str, Any]], Oracle]] = {"Deepseek": deepseek_oracle.DeepseekForCausalLM}
@@ -649,12 +694,15 @@ def as_stored(model: Oracle, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     stored = dict(tensors)
     if isinstance(model, transformers.PreTrainedModel):
         stored = revert_weight_conversion(model, stored)
-    return stored
+    return {_PLAIN.sub(r".mlp.\1", name): tensor for name, tensor in stored.items()}
 
 
 def save(family: str, folder: Path, **changes: Any) -> Path:
     """Save `build(family, **changes)` to `folder` as the hub would hold it."""
     build(family, **changes).save_pretrained(folder)
+    if family == "kimi_linear":
+        file = folder / "model.safetensors"
+        save_file({_PLAIN.sub(r".mlp.\1", name): tensor for name, tensor in load_file(file).items()}, file)
     return folder
 
 

@@ -88,7 +88,7 @@ class DeltaAttention(nn.Module):
         self.conv = CausalConv((spec.size,) * 3, spec.length, False, "silu", build)
         self.decay = Linear(spec.rank, (spec.size,), False, build.within("decay"))
         self.gate = Linear(spec.rank, (spec.size,), False, build.within("gate"))
-        self.log_rate = build.parameter(spec.heads, dtype=torch.float32)
+        self.log_rate = build.parameter(1, 1, spec.heads, 1, dtype=torch.float32)  # the shape that files have
         self.dt_bias = build.parameter(spec.size, dtype=torch.float32)
         self.norm = Norm(spec.norm, spec.head_dim, build)
         self.out = Linear(spec.size, (width,), False, build.within("out"), over=build.sums)
@@ -110,7 +110,7 @@ class DeltaAttention(nn.Module):
         def stepped(
             turns: Turns, states_NHKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, a_THK: Tensor, b_TH: Tensor
         ) -> Tensor:
-            kept = self.log_rate, dt_bias_HK, states_NHKV, turns, spec.head_dim**-0.5
+            kept = self.log_rate.flatten(), dt_bias_HK, states_NHKV, turns, spec.head_dim**-0.5
             return self.ops.delta_attention(q_THK, k_THK, v_THV, a_THK, b_TH, *kept)
 
         def tells(pieces: Pieces, *inputs_T: Tensor) -> Transfer:

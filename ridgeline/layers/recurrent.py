@@ -39,13 +39,15 @@ class CausalConv(nn.Module):
     """A convolution of every channel by itself, over its last W inputs. The weight is [X, 1, W], as torch has it.
 
     columns: the channels, by what they belong to: ranks divide each of these by itself.
+    parts: the same, for files that hold each of them in a tensor of its own.
     """
 
     def __init__(
         self, columns: tuple[int, ...], length: int, bias: bool, activation: Literal["silu"] | None, build: Build
     ) -> None:
         super().__init__()
-        self.ops, self.activation, self.columns = build.ops, activation, columns
+        self.ops, self.activation = build.ops, activation
+        self.columns = self.parts = columns
         channels = sum(columns)
         self.weight = build.parameter(channels, 1, length)
         self.bias = build.parameter(channels) if bias else None

@@ -60,10 +60,20 @@ class Config:
     """A config.json dictionary, or one nested in it, with checked access. Wrong values raise ModelLoadError.
 
     An absent entry and a null one are the same, except that a null hides the default.
+
+    spellings: the names that this family's files give to some entries, by the names that these are read by. Sentences
+        about a wrong value have the file's.
     """
 
-    def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> None:
-        self._values = {**(defaults or {}), **values}
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        spellings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spellings = {name: spelling for name, spelling in (spellings or {}).items() if spelling in values}
+        spelled = {name: values[spelling] for name, spelling in self._spellings.items()}
+        self._values = {**(defaults or {}), **values, **spelled}
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
@@ -73,12 +83,22 @@ class Config:
 
     def changed(self, **values: Any) -> Config:
         """Return the same dictionary with other values in some entries."""
-        return Config({**self._values, **values})
+        found = Config({**self._values, **values})
+        found._spellings = self._spellings
+        return found
+
+    def wrong(self, name: str, value: object, want: str) -> ModelLoadError:
+        """Return the error that an entry has this value, under the name that the file has for it."""
+        return wrong(self.spelled(name), value, want)
+
+    def spelled(self, name: str) -> str:
+        """Return the name that the file has for an entry."""
+        return self._spellings.get(name, name)
 
     def integer(self, name: str, at_least: int = 1) -> int:
         value, at_most = self._required(name), MAX_COUNTS.get(name, MAX_INTEGER)
         if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= at_most:
-            raise wrong(name, value, f"a whole number of at least {at_least} and at most {at_most}")
+            raise self.wrong(name, value, f"a whole number of at least {at_least} and at most {at_most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -86,13 +106,13 @@ class Config:
         value = self._required(name) if default is None else self._values.get(name, default)
         value = default if value is None else value
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
-            raise wrong(name, value, "a number above 0 that float32 can hold")
+            raise self.wrong(name, value, "a number above 0 that float32 can hold")
         return float(value)
 
     def boolean(self, name: str) -> bool:
         value = self._values.get(name, False)
         if not isinstance(value, bool):
-            raise wrong(name, value, "true or false")
+            raise self.wrong(name, value, "true or false")
         return value
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
@@ -144,7 +164,7 @@ class Config:
     def _required(self, name: str) -> Any:
         value = self._values.get(name)
         if value is None:
-            raise ModelLoadError(f"config.json has no {name}; the model cannot be built without it.")
+            raise ModelLoadError(f"config.json has no {self.spelled(name)}; the model cannot be built without it.")
         return value
 
 

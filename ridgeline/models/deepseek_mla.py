@@ -1,5 +1,4 @@
-"""DeepSeek-V2 and DeepSeek-V3 (with R1, Kimi K2 and Moonlight, which are built alike): latent attention, and mixtures
-of many small experts beside shared ones."""
+"""DeepSeek-V2 and V3 (with R1, Kimi K2 and Moonlight): latent attention, and many small experts beside shared ones."""
 
 from __future__ import annotations
 

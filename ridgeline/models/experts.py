@@ -56,14 +56,16 @@ def routing(
     grouped = group_score is not None
     groups, top_groups = (config.integer(key) if grouped and key in config else 1 for key in ("n_group", "topk_group"))
     if top_k > experts:
-        raise wrong("num_experts_per_tok", top_k, f"at most the {experts} of {name}")
+        raise config.wrong("num_experts_per_tok", top_k, f"at most the {experts} of {name}")
     least = 2 if group_score == "top2" and groups > 1 else 1
     if experts % groups or experts // groups < least:
-        raise wrong("n_group", groups, f"a divisor of the {experts} of {name}, with {least} or more experts in a group")
+        want = f"a divisor of the {experts} of {name}, with {least} or more experts in a group"
+        raise config.wrong("n_group", groups, want)
     if top_groups > groups:
-        raise wrong("topk_group", top_groups, f"at most the {groups} of n_group")
+        raise config.wrong("topk_group", top_groups, f"at most the {groups} of {config.spelled('n_group')}")
     if top_k > (usable := experts // groups * top_groups):
-        raise wrong("num_experts_per_tok", top_k, f"at most {usable}, the experts of the {top_groups} of topk_group")
+        want = f"at most {usable}, the experts of the {top_groups} of topk_group"
+        raise config.wrong("num_experts_per_tok", top_k, want)
     return RoutingSpec(
         experts=experts,
         top_k=top_k,

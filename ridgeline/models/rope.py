@@ -56,7 +56,7 @@ def context(config: Config) -> int:
 def score_scale(config: Config) -> float:
     """Return what models with latent attention multiply scores by, if they were lengthened with `mscale_all_dim`."""
     parameters = _parameters(config, "full_attention")
-    if _kind(parameters) == "default" or "mscale_all_dim" not in parameters:
+    if _kind(parameters) == "default" or not parameters.raw("mscale_all_dim"):
         return 1.0
     return _magnitude(_stretch(config, parameters), parameters.number("mscale_all_dim")) ** 2
 
@@ -110,7 +110,7 @@ def _scaling(kind: str, config: Config, parameters: Config, rotary_dim: int) -> 
 def _yarn(config: Config, parameters: Config) -> Scaling:
     factor = _stretch(config, parameters)
     by_factor = _magnitude(factor, 1.0)
-    if "mscale" in parameters and "mscale_all_dim" in parameters:
+    if parameters.raw("mscale") and parameters.raw("mscale_all_dim"):
         by_factor = _magnitude(factor, parameters.number("mscale"))
         by_factor /= _magnitude(factor, parameters.number("mscale_all_dim"))
     return {

@@ -61,7 +61,10 @@ SEED_STEP = 0x9E3779B97F4A7C15  # between the seeds of ranks: odd, so that no tw
 
 logger = logging.getLogger(__name__)
 
-_OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}  # of BERT's first checkpoints
+_OTHER_NAMES = {
+    **{"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},  # of BERT's first checkpoints
+    ".mlp.": ".block_sparse_moe.",  # of plain feed-forwards in Kimi Linear, as transformers saves it
+}
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
 
 
@@ -411,9 +414,9 @@ def as_stored(weight_map: WeightMap, stored: Mapping[str, StoredTensor], folder:
 
     def named(source: Source) -> Source:
         name = source.name.removeprefix(prefix) if bare else source.name
-        for ours, theirs in _OLD_NAMES.items():
-            if name not in stored and (older := name.replace(ours, theirs)) in stored:
-                name = older
+        for ours, theirs in _OTHER_NAMES.items():
+            if name not in stored and (other := name.replace(ours, theirs)) in stored:
+                name = other
         return replace(source, name=name)
 
     return {parameter: tuple(map(named, sources)) for parameter, sources in weight_map.items()}

@@ -109,7 +109,7 @@ def delta_attention(w: dict[str, Tensor], x_TM: Tensor) -> Tensor:
         for y in (*qkv.split(size, 1), of_a @ w["decay.weight"].T, of_z @ w["gate.weight"].T)
     )
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-    left = (-w["log_rate"].exp()[:, None] * F.softplus(a + w["dt_bias"].unflatten(0, (heads, -1)))).exp()
+    left = (-w["log_rate"].exp().view(heads, 1) * F.softplus(a + w["dt_bias"].unflatten(0, (heads, -1)))).exp()
     state, out = torch.zeros(heads, KIMI.head_dim, KIMI.head_dim).double(), []
     for token in range(len(x_TM)):
         state = left[token, :, :, None] * state
