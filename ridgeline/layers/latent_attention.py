@@ -16,7 +16,7 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +62,16 @@ class AttendsToLatents(Protocol):
 
 class Expand(nn.Module):
     """The projections of latents to the heads' keys and values. The weight is [H (K + V), L], head by head, in plain
-    numbers: queries and results are multiplied by it, one head at a time, and latents never are."""
+    numbers whatever the files hold: queries and results are multiplied by it, one head at a time, and latents never
+    are."""
+
+    fillings: ClassVar[tuple[()]] = ()
 
     def __init__(self, spec: LatentAttentionSpec, build: Build) -> None:
         super().__init__()
         self.ops, self._heads, self._sizes = build.ops, spec.num_heads, (spec.key_dim, spec.value_dim)
-        self.weight = build.parameter(spec.num_heads * sum(self._sizes), spec.rank)
+        self.inputs, self.parts = spec.rank, (spec.num_heads * sum(self._sizes),)
+        self.weight = build.parameter(*self.parts, self.inputs)
 
     def queries(self, q_THK: Tensor) -> Tensor:
         """Return queries against the latents: [T, H, L]."""

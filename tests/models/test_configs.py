@@ -24,6 +24,7 @@ from ridgeline.training.linear import GLA_CONFIG, RETNET_CONFIG
 from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import tiny_models
 from tests.models import pooled_configs
+from tests.models.latent_configs import LATENT
 from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
@@ -1011,6 +1012,7 @@ PUBLISHED = {
     "zamba2": ZAMBA2_2_7B,
     "rwkv": RWKV_169M,
     **SELECTIVE,
+    **LATENT,
 }
 
 
@@ -1293,6 +1295,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_moe", {"mlp_only_layers": "0"}, "mlp_only_layers to '0'; it must be a list of the numbers of layers"),
     ("qwen2_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step to 0; it must be a whole number of at least 1"),
     ("deepseek", {"scoring_func": "sigmoid"}, "scoring_func to 'sigmoid'; it must be softmax"),
+    ("deepseek_v2", {"topk_method": "best"}, "topk_method to 'best'; it must be greedy or group_limited_greedy"),
+    ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func to 'sigmoid'; it must be softmax"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob to True; it must be false"),
+    ("deepseek_v2", {"attention_bias": True}, "attention_bias without q_lora_rank"),
+    ("deepseek_v3", {"qk_rope_head_dim": 63}, "qk_rope_head_dim to 63; it must be an even number"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank to 0; it must be a whole number of at least 1"),
+    ("deepseek_v3", {"q_lora_rank": "wide"}, "q_lora_rank to 'wide'; it must be a whole number"),
+    ("deepseek_v3", {"n_group": 7}, "n_group to 7; it must be a divisor of the 256 of n_routed_experts"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types to .*dense for the first layers"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv to 8.0.*are not clipped"),
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func to 'softmax'; it must be sigmoid"),
     ("minimax_m2", {"attn_type_list": [0, 1] * 31}, "attn_type_list to .*; it must be 1 .* for each layer"),

@@ -42,7 +42,7 @@ SIZES = {
     "qwen3_5": _DELTA,
     "qwen3_next": {**_DELTA, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 4},
 }
-MATRICES = re.compile(r"layers\.\d+\..*(_proj|in_proj_[a-z]+|\.w[123])\.weight$")
+MATRICES = re.compile(r"layers\.\d+\..*(_proj|_proj_with_mqa|in_proj_[a-z]+|\.w[123])\.weight$")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Scheme:
 
 def quantize(family: str, scheme: Scheme, folder: Path, **changes: Any) -> tuple[Path, Any]:
     """Write the family's tiny model quantized, and return its folder and transformers' model with those numbers."""
-    model = tiny_models.build(family, **{**SIZES[family], **changes})
+    model = tiny_models.build(family, **{**SIZES.get(family, {}), **changes})
     model.save_pretrained(folder)
     stored = tiny_models.as_stored(model, tiny_models.tensors(model))
     numbers: dict[str, Tensor] = {}

@@ -15,6 +15,7 @@ from ridgeline.core.model_spec import Source, WeightMap
 from ridgeline.core.weight_format import BLOCK, CodedFormat, Fp8Format, Held, HeldMatrix
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
+from ridgeline.layers.latent_attention import Expand
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import WHOLE, Filling
 from ridgeline.weights.checkpoint import PLAIN, StoredTensor
@@ -52,14 +53,14 @@ def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, store
 
 
 def matrices(decoder: Decoder, weights: WeightMap, *, tied: bool) -> Iterator[tuple[str, Any, Sequence[Source]]]:
-    """Yield the linear maps and stacks of experts that are loaded, with their names and sources.
+    """Yield the linear maps, stacks of experts and projections of latents that are loaded, with their names and sources.
 
     tied: with the output layer that shares the embedding's table.
     """
     for parameter, sources in weights.items():
         module, _, kind = parameter.rpartition(".")
         owner = decoder.get_submodule(module)
-        if kind == "weight" and isinstance(owner, (Linear, ExpertStack)):
+        if kind == "weight" and isinstance(owner, (Linear, ExpertStack, Expand)):
             yield module, owner, sources
     if tied and decoder.spec.tie_word_embeddings and (decoder.spec.pooling is None or decoder.spec.scores):
         yield "unembed", decoder.unembed, weights["embed.weight"]
@@ -93,6 +94,8 @@ def forms(decoder: Decoder, weights: WeightMap, pieces: Pieces) -> Forms:
             if any(helds):
                 beside = module == "unembed" and decoder.spec.tie_word_embeddings
                 found[module] = HeldMatrix(helds=helds, rows=rows, inputs=owner.inputs, beside=beside)
+        elif isinstance(owner, Expand):
+            continue  # which multiplies plain numbers
         elif len(set(helds)) == 1 and helds[0] is not None and _whole_blocks(owner, helds[0]):
             count = len(sources) if sources[0].stacked else len(owner.parts)
             one = (helds[0],) * count

@@ -1,0 +1,114 @@
+"""Models with multi-head latent attention: what is kept of a token, trees, quantized weights, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.latent_spec import LatentAttentionSpec, LatentSpec
+from ridgeline.core.sharding import part_of
+from ridgeline.layers.linear import Linear
+from ridgeline.models import model_config
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.perf.footprint import kv_bytes_per_token, parameters
+from ridgeline.weights.loader import read_model_config
+from tests import tiny_models
+from tests.driving import rig
+from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH
+from tests.parallel.test_divided_models import kept, loaded, numbers_of
+from tests.parallel.threads import on_ranks
+from tests.test_draft_trees import DEPTH, Told, medusa_of, texts_of, trees
+from tests.test_speculation import Always, Fickle, check_same, plain, requests
+from tests.weights.quantized_files import SCHEMES, quantize
+
+# Names → billions of parameters, and bytes of a token in 16 bits: layers times (512 + 64) numbers
+SIZES = {
+    "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15.7, 27 * 576 * 2),
+    "deepseek-v3": (DEEPSEEK_V3, 671.0, 61 * 576 * 2),
+    "glm-4.7-flash": (GLM_4_7_FLASH, 29.9, 47 * 576 * 2),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_token_is_kept_as_one_vector_on_however_many_ranks(name: str) -> None:
+    config, billions, token = SIZES[name]
+    model = model_config(config).spec
+    assert parameters(model).total / 1e9 == pytest.approx(billions, abs=0.05)
+    part = part_of(model, 4)
+    for spec in (model, part):
+        assert kv_bytes_per_token(spec, "bfloat16") == token
+        [group] = spec.cache_groups
+        assert group.spec == LatentSpec(width=576)
+    whole, own = (spec.layers[0].mixer for spec in (model, part))
+    assert isinstance(whole, LatentAttentionSpec)
+    assert isinstance(own, LatentAttentionSpec)
+    assert (whole.num_heads, whole.rank) == (4 * own.num_heads, own.rank)
+
+
+@pytest.mark.parametrize("family", [each for each in tiny_models.LATENT if each not in tiny_models.RECURRENT])
+def test_right_tokens_in_any_branch_change_no_token(
+    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The vectors of nodes that stay move behind each other."""
+    folder = tiny_model(family)
+    want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
+    for how in (Always, Fickle):
+        with rig(folder, max_num_batched_tokens=64, **settings) as own:
+            Told(trees(own, how), texts_of(requests(0), want))
+            check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
+            counts = own.engine.scheduler.figures().drafts
+            assert not own.errors
+        assert counts is not None
+        assert counts["accepted_tokens"] > 30
+        assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "gptq", "awq"])
+def test_quantized_latents_are_divided_in_their_form(name: str, tmp_path: Path) -> None:
+    """Ranks hold the queries of their heads, and all of what latents are made of. The projections of latents to keys
+    and values, which multiply queries and results, are plain numbers."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "q_lora_rank": 128}
+    heads = {"kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 128, "v_head_dim": 128}
+    folder, _ = quantize("deepseek_v3", SCHEMES[name], tmp_path / "model", **sizes, **heads, attention_bias=False)
+    whole = kept(folder, Mesh())
+    parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
+    expand = whole.get_submodule("layers.0.mixer.expand").weight
+    plain = loaded(tmp_path / "model-plain", Mesh()).get_submodule("layers.0.mixer.expand").weight
+    torch.testing.assert_close(expand, plain, rtol=1e-6, atol=0)
+    for path in ("layers.0.mixer.latent_in", "layers.1.mixer.query"):
+        module = whole.get_submodule(path)
+        assert isinstance(module, Linear)
+        assert any(filling.held for filling in module.fillings)
+        own = [numbers_of(each.get_submodule(path)) for each in parts]
+        joined = own[0] if path.endswith("latent_in") else torch.cat(own)
+        torch.testing.assert_close(joined, numbers_of(module))
+    expanded = [each.get_submodule("layers.0.mixer.expand").weight for each in parts]
+    torch.testing.assert_close(torch.cat(expanded), expand)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8_e4m3 is for keys and values, and this model keeps latent"),
+        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16 is for keys and values"),
+        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size 2 divides no latent states"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size 3 does not divide the model's 4 attention heads"),
+    ],
+)
+def test_what_latents_cannot_is_one_sentence(
+    settings: dict[str, Any], sentence: str, tiny_model: Callable[[str], Path]
+) -> None:
+    with pytest.raises(InvalidConfig, match=rf"^{sentence}[^\n]*\.$"):
+        assemble(LLMConfig(model=tiny_model("deepseek_v3"), device="cpu", dtype="float32", **settings))
+
+
+def test_a_dense_model_of_latents_needs_no_experts(tmp_path: Path) -> None:
+    tiny_models.save("deepseek_v2", tmp_path, first_k_dense_replace=3)
+    assert all(layer.feed_forward.kind == "mlp" for layer in read_model_config(tmp_path).spec.layers)
