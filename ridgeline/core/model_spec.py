@@ -420,8 +420,8 @@ def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
     attention = attention_of(layer.mixer)
     if any(state.kind == "latent" for state in layer.mixer.states):
         raise InvalidConfig(
-            f"kv_cache_dtype {wanted.dtype} is for keys and values, and this model keeps latent vectors in the dtype of "
-            "its activations; use auto."
+            f"kv_cache_dtype {wanted.dtype} is for keys and values, and this model keeps latent vectors in the dtype "
+            "of its activations; use auto."
         )
     if attention is None or attention.kv_format.dtype == wanted.dtype:
         return layer

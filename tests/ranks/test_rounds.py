@@ -107,12 +107,13 @@ def requests() -> list[Request]:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen3_moe", "nemotron_h_moe", *(pytest.param(each, marks=pytest.mark.thorough) for each in HYBRIDS)],
+    ["qwen3_moe", "nemotron_h_moe", "deepseek_v3", *(pytest.param(each, marks=pytest.mark.thorough) for each in HYBRIDS)],
 )
 def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
     family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a hybrid have the states of their own requests, and narrower rows for its experts."""
+    """Those of a hybrid have the states of their own requests, and narrower rows for its experts; those of a model
+    of latent attention the latents."""
     folder = tiny_model(family)
     with rig(folder) as one:
         want = one.run(*requests())
