@@ -322,6 +322,7 @@ def no_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
     head_bytes: int = 0,
+    item_queries: int = 0,
     widened: bool = False,
     trees: bool = False,
 ) -> Schedule | None:
@@ -335,6 +336,8 @@ def no_schedule(
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
     alibi: the layers have slopes.
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
+    item_queries: tokens times heads of a group that a program takes at most, where several share an item or a tile, as
+        those of latents do; 0: each takes all of them.
     trees: the batch has a `Tree`.
     """
     return None

@@ -38,6 +38,7 @@ DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tok
 # heads fewer: these fit the registers of an item (sm_90, 16 bits: 250 of heads of 128, 214 of heads of 512).
 EQUAL_ROWS, EQUAL_WIDE_ROWS, NARROW_BYTES = 64, 32, 256
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
+ITEM_PAIRS = 512  # the same where a program takes only some of an item's queries: as many tokens times heads
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
 TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of 512 in 16 bits their sums spill
 # Steps of fewer tokens take smaller tiles, so that there are more of them: 128 tokens of Qwen3-0.6B went from 7.5 to
@@ -60,6 +61,7 @@ def make_schedule(
     prefix_4R: Tensor | None = None,
     alibi: bool = False,
     head_bytes: int = 0,
+    item_queries: int = 0,
     widened: bool = False,
     trees: bool = False,
 ) -> Schedule:
@@ -68,7 +70,7 @@ def make_schedule(
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
-    widened, trees: as in `op.no_schedule`.
+    item_queries, widened, trees: as in `op.no_schedule`.
     fixed: see `Schedule`.
     prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window,
         nor where all rows bring more than one token.
@@ -78,12 +80,14 @@ def make_schedule(
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
     few = 0 if fixed else max(1, DOT_ROWS // group)
-    equal = max(few, (EQUAL_ROWS if head_bytes <= NARROW_BYTES else EQUAL_WIDE_ROWS) // group)
+    equal_rows = ITEM_PAIRS if item_queries else EQUAL_ROWS if head_bytes <= NARROW_BYTES else EQUAL_WIDE_ROWS
+    equal = max(few, equal_rows // group)
     all_short = not fixed and 0 < tokens_each <= equal
     few = tokens_each if all_short else few
     rows = FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS
-    tile_tokens = max(1, min(rows, TILE_BYTES // max(1, head_bytes)) // group)
-    target = item_target(num_rows, num_kv_heads, device)
+    tile_tokens = max(1, (item_queries or min(rows, TILE_BYTES // max(1, head_bytes))) // group)
+    programs = num_kv_heads * (triton.cdiv(max(1, few) * group, item_queries) if item_queries else 1)  # of an item
+    target = item_target(num_rows, programs, device)
     max_items = target + num_rows
     hopper = None
     if (
@@ -182,10 +186,10 @@ def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
     return supports("sm_90", cache_NGPD.dtype, cache_NGPD.shape[3], cache_NGPD.shape[2])
 
 
-def item_target(num_rows: int, num_kv_heads: int, device: torch.device) -> int:
-    """Return how many items the short rows' keys should give if they were one row. Each item is a program
-    per key head."""
-    return max(2 * num_multiprocessors(device) // num_kv_heads, num_rows)
+def item_target(num_rows: int, programs: int, device: torch.device) -> int:
+    """Return how many items the short rows' keys should give if they were one row. Each item is so many programs: one
+    per key head, or more."""
+    return max(2 * num_multiprocessors(device) // programs, num_rows)
 
 
 # Not specialized, so that one compilation serves uncaptured steps, whose sizes all differ

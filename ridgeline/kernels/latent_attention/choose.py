@@ -1,0 +1,61 @@
+"""How latent attention's kernel is cut, by the shapes of heads and the device.
+
+A program holds the queries of M (token, head) pairs, and their sums, M x L in float32: 64 x 512 take half of a
+multiprocessor's registers, so that is the most. Its tile of keys is its tile of values too.
+
+Legend:
+    M  queries of a program (tokens times heads)
+    L  width of a latent
+    W  the numbers that are kept of a token
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from ridgeline.kernels.launch import compute_capability, shared_memory
+
+MOST_QUERIES = 64  # also what `make_schedule` should be told as `item_queries`
+MOST_KEYS = 64  # of a tile: items begin at multiples of it, and the bits of a tree are 64
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way to run the kernel.
+
+    queries: M, a power of two, at least 16.
+    keys: of a tile, a power of two from 16 to MOST_KEYS.
+    keys_first: keys are the rows of the matrix products, and queries their columns. A warpgroup's product has 64 rows,
+        which few queries would leave idle; with many queries, more of what it reads comes from registers the other way.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    keys_first: bool
+
+
+def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.device) -> Cut:
+    """Return the cut for items or tiles of so many queries. The cut must not depend on anything else of the step, or
+    deterministic results would depend on what runs beside a request."""
+    least = min(MOST_QUERIES, max(16, triton.next_power_of_2(queries)))
+    padded = triton.next_power_of_2(rank)
+    if itemsize > 2:  # no tensor cores; queries of 32 bits fill the shared memory
+        return Cut(16, 16, warps=4 if padded < 512 else 8, stages=1, keys_first=False)
+    if torch.version.hip is not None:
+        return Cut(min(least, 32), 16 if padded > 256 else 32, warps=4, stages=1, keys_first=False)
+    if (
+        compute_capability(device)[0] != 9
+    ):  # single warps' products, whose queries stay in registers: 144 of 576 numbers
+        keys = 32 if shared_memory(device) >= 2 * 2 * 32 * width + (32 << 10) else 16
+        return Cut(min(least, 32), keys, warps=8, stages=2, keys_first=False)
+    # Scores of 64 rows are computed by both warpgroups alike, since Triton gives chained products to all warps by rows.
+    # With few queries reading the keys takes longer than that. The sums of 64 queries leave few registers: with tiles
+    # of 32 keys less is spilled, and shared memory leaves room for a first-level cache to spill to.
+    if least == 64:
+        return Cut(64, 32, warps=8, stages=2, keys_first=False)
+    return Cut(least, 64, warps=4 if least == 16 else 8, stages=2, keys_first=True)
