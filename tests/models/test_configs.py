@@ -25,6 +25,7 @@ from ridgeline.weights.loader import checkpoint_views, empty_decoder
 from tests import tiny_models
 from tests.models import pooled_configs
 from tests.models.latent_configs import LATENT
+from tests.models.latent_llamas import LATENT_LLAMAS
 from tests.models.selective_configs import SELECTIVE
 from tests.weights.loading import OPS
 
@@ -1013,6 +1014,7 @@ PUBLISHED = {
     "rwkv": RWKV_169M,
     **SELECTIVE,
     **LATENT,
+    **LATENT_LLAMAS,
 }
 
 

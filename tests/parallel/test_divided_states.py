@@ -40,7 +40,7 @@ from tests.ranks.test_pipeline import assert_same
 from tests.weights.quantized_files import SCHEMES, quantize
 
 # By four ranks: fewer key heads, groups and norms than ranks; one norm for all heads; channels; shared blocks
-BY_FOUR = ("qwen3_next", "nemotron_h", "granite_hybrid", "mamba", "rwkv", "zamba2")
+BY_FOUR = ("qwen3_next", "nemotron_h", "granite_hybrid", "mamba", "rwkv", "zamba2", "kimi_linear")
 SLOW = [each for each in tiny_models.RECURRENT if each not in BY_FOUR]
 LINEAR: dict[str, ModelSpec] = {
     name: model_config({**CONFIGS[name], "num_attention_heads": 4}).spec for name in CONFIGS
@@ -90,7 +90,7 @@ def test_states_are_divided_and_their_tokens_too(
     assert_same(got, one_device(family))
 
 
-@pytest.mark.parametrize("family", ["lfm2_moe", "qwen3_next", "jamba", "nemotron_h_moe"])
+@pytest.mark.parametrize("family", ["lfm2_moe", "qwen3_next", "jamba", "nemotron_h_moe", "kimi_linear"])
 def test_ranks_divide_states_and_deal_out_experts(
     family: str, tiny_model: Callable[[str], Path], one_device: Callable[[str], dict[str, Outcome]]
 ) -> None:
@@ -210,6 +210,7 @@ def test_blocks_that_heads_would_divide_are_refused(tmp_path: Path) -> None:
         ("mamba", 3, "128 channels of Mamba"),
         ("rwkv", 5, "96 channels of RWKV"),
         ("lfm2", 3, "64 channels of convolutions"),
+        ("kimi_linear", 8, "4 heads of delta attention"),
     ],
 )
 def test_states_that_do_not_divide_are_refused_in_a_sentence(
