@@ -29,7 +29,7 @@ from tests.test_speculation import (
 # each mixer with a state of its own, alone or beside attention
 FAMILIES = (
     "qwen3_next", "qwen3_5", "mamba", "mamba2", "falcon_mamba", "bamba", "jamba", "falcon_h1", "nemotron_h",
-    "granite_hybrid", "zamba2", "lfm2", "rwkv",
+    "granite_hybrid", "zamba2", "lfm2", "rwkv", "kimi_linear",
 )  # fmt: skip
 KINDS = ("qwen3_5", "mamba2", "jamba", "zamba2", "lfm2", "rwkv")  # one family for each kind of state, and two hybrids
 HEAVY = ("qwen3_5", "mamba2", "lfm2")

@@ -24,6 +24,7 @@ from ridgeline.models.kimi_linear import LAYER_TYPES
 from tests import tiny_models
 from tests.models.latent_llamas import FULL, KIMI_LINEAR_48B, LATENT_LLAMAS, MINICPM3_4B, YOUTU_LLM_2B
 from tests.models.test_decoder import dense_logits, load, some_ids
+from tests.weights.quantized_files import SCHEMES, quantize
 
 LINEAR: dict[str, Any] = KIMI_LINEAR_48B["linear_attn_config"]
 
@@ -198,3 +199,27 @@ def test_minicpm3_without_a_query_rank_and_without_multipliers(changes: dict[str
     ids_BS = some_ids()
     want = tiny_models.build("minicpm3", **changes)(ids_BS).logits
     torch.testing.assert_close(dense_logits(load(tmp_path), ids_BS), want, rtol=1e-4, atol=1e-4)
+
+
+WIDE: dict[str, int] = {  # whole groups and blocks of the quantized
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["fp8 blocks", "gptq", "awq"])
+@pytest.mark.parametrize("family", LATENT_LLAMAS)
+def test_quantized_checkpoints_score_as_their_numbers(family: str, scheme: str, tmp_path: Path) -> None:
+    """Kimi Linear's six fused projections lie in six tensors, and its convolutions and rates stay plain."""
+    changes: dict[str, Any] = {"q_lora_rank": 128, "attention_bias": False}
+    if family == "kimi_linear":
+        delta = {**tiny_models.CONFIGS[family][1]["linear_attn_config"], "head_dim": 128, "num_heads": 8}
+        changes = {"moe_intermediate_size": 128, "linear_attn_config": delta}
+    folder, model = quantize(family, SCHEMES[scheme], tmp_path / "model", **WIDE, **changes)
+    want = model(some_ids()).logits
+    torch.testing.assert_close(dense_logits(load(folder), some_ids()), want, rtol=1e-4, atol=1e-4 * float(want.max()))

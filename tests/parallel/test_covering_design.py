@@ -167,7 +167,9 @@ def test_the_design_has_every_pair_that_works() -> None:
     assert len(DESIGN) < len([each for each in divisions(QUICK) if each.works]) / 2
 
 
-@pytest.mark.parametrize("family", [*QUICK, "bloom", "granite_moe_shared", "mamba", "rwkv", "jamba", "zamba2"])
+@pytest.mark.parametrize(
+    "family", [*QUICK, "bloom", "granite_moe_shared", "mamba", "rwkv", "jamba", "zamba2", "kimi_linear", "minicpm3"]
+)
 def test_what_cannot_be_is_one_sentence(
     family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
