@@ -28,9 +28,11 @@ NAMES = ExpertNames(shared="mlp.shared_experts")
 def latent_like(architecture: str, config: Config, *, interleaved: bool = True, mlp_bias: bool = False) -> ModelSpec:
     """Return a spec that is Llama's but for latent attention. Raise ModelLoadError if its numbers contradict each
     other."""
+    if (width := config.integer("qk_rope_head_dim")) % 2:
+        raise wrong("qk_rope_head_dim", width, "an even number, since pairs rotate")
     dense = llama_like(
         architecture,
-        config.changed(head_dim=config.integer("qk_rope_head_dim"), num_key_value_heads=None),
+        config.changed(head_dim=width, num_key_value_heads=None),
         mlp_bias=mlp_bias,
     )
     mixer = latent_attention(config, dense, interleaved=interleaved)
@@ -40,8 +42,6 @@ def latent_like(architecture: str, config: Config, *, interleaved: bool = True, 
 def latent_attention(config: Config, dense: ModelSpec, *, interleaved: bool) -> LatentAttentionSpec:
     """Return the mixer. dense: the model that it is for, whose norms it has."""
     key_dim, rope_dim = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    if rope_dim % 2:
-        raise wrong("qk_rope_head_dim", rope_dim, "an even number, since pairs rotate")
     query_rank = 0 if config.raw("q_lora_rank") is None else config.integer("q_lora_rank")
     bias = config.boolean("attention_bias")
     if bias and not query_rank:

@@ -71,12 +71,19 @@ def test_a_model_without_attention_keeps_one_state_however_long_a_request_is() -
 
 
 @pytest.mark.parametrize("name", SELECTIVE)
-@pytest.mark.parametrize("axis", ["tp", "pp", "ep"])
-def test_ranks_divide_the_prompts_of_these_mixers_alone(name: str, axis: str) -> None:
+def test_ranks_divide_the_states_of_published_sizes(name: str) -> None:
     spec = model_config(SELECTIVE[name]).spec
-    with pytest.raises(InvalidConfig, match=rf"^{axis} 2 does not divide layers with a mixer of the kind '\w+' yet"):
-        Division(**{axis: 2}).part_of(spec)
-    assert Division(cp=2).part_of(spec) == spec
+    part = Division(tp=2).part_of(spec)
+    assert Division(cp=2).part_of(spec) == Division(pp=2).part_of(spec) == spec
+    whole, own = (
+        [state.parts[-1].num_bytes("bfloat16") for layer in each.layers for state in layer.mixer.states if state.exact]
+        for each in (spec, part)
+    )
+    assert sum(own) == sum(whole) / 2
+    with pytest.raises(
+        InvalidConfig, match=r"^tp 7 does not divide the model's \d+ [\w /-]+; choose another number\.$"
+    ):
+        Division(tp=7).part_of(spec)
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "mamba2", "granite_hybrid_moe", "nemotron_h_moe"])

@@ -30,6 +30,8 @@ from ridgeline.kernels.attention.op import RaggedBatch, softmax_with_sinks
 from ridgeline.kernels.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.tree import sight
 
+ITEM_QUERIES = 64  # tokens times heads that a program attends with at most (`attention_schedule`)
+
 
 def latent_kv_reference(
     q_THX: Tensor,

@@ -53,7 +53,7 @@ def pieces_of(decoder: Decoder, weights: WeightMap, method: Method | None, store
 
 
 def matrices(decoder: Decoder, weights: WeightMap, *, tied: bool) -> Iterator[tuple[str, Any, Sequence[Source]]]:
-    """Yield the linear maps, stacks of experts and projections of latents that are loaded, with their names and sources.
+    """Yield the linear maps, stacks of experts and projections of latents that are loaded, with names and sources.
 
     tied: with the output layer that shares the embedding's table.
     """

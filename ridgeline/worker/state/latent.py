@@ -20,6 +20,7 @@ from torch import Tensor
 from ridgeline.core.latent_spec import LatentAttentionSpec, LatentSpec
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.latent_attention.op import ITEM_QUERIES
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.buffer import StateMemory
@@ -76,6 +77,7 @@ class PagedLatents:
                 num_heads=heads,
                 num_kv_heads=1,
                 head_bytes=self._spec.width * self._itemsize,
+                item_queries=ITEM_QUERIES,
                 trees=rows.tree is not None,
             ),
             tree=rows.tree,
