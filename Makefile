@@ -10,9 +10,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
 
-# Up to four files at a time, one for each core. SLOWEST=20 lists the slowest tests, as CI does.
+# Up to four files at a time, one for each core, in the order of tests/conftest.py. SLOWEST=20 lists the slowest tests, as CI does.
 test: $(VENV)/.installed-test
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(if $(SLOWEST),--durations=$(SLOWEST))
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(if $(SLOWEST),--durations=$(SLOWEST))
 
 # The cases that `make test` leaves out: it takes some of each kind, these are the rest.
 thorough: $(VENV)/.installed-test

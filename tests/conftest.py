@@ -54,6 +54,22 @@ def start_numbers() -> None:
         start(number)
 
 
+# Folders with files that take long, and folders whose files take a moment. Workers take whole files: a long one at the
+# end would be waited for by all.
+FIRST = ("serving", "ranks", "kernels", "parallel", "bench", "worker")
+LAST = ("deploy", "perf", "text")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, and end with what takes a moment (with `--no-loadscope-reorder` for workers too)."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.nodeid.split("/")[1]
+        return FIRST.index(folder) if folder in FIRST else len(FIRST) + (folder in LAST)
+
+    items.sort(key=place)
+
+
 def pytest_collection_finish() -> None:
     """Let garbage be looked for among what tests make alone, and not among a million objects of modules each time."""
     gc.collect()

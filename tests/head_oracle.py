@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,16 @@ class Target:
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
         self.embedding, self.output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self._known: dict[tuple[int, ...], list[Tensor]] = {}  # states by tokens: tests ask for those of the same texts
 
     @torch.no_grad()
     def states(self, tokens: Sequence[int]) -> list[Tensor]:
         """The outputs of all layers, the last one's behind the final norm: [N, M] each."""
-        found = self.model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
-        return [state[0] for state in found.hidden_states[1:]]
+        key = tuple(tokens)
+        if key not in self._known:
+            found = self.model(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+            self._known[key] = [state[0] for state in found.hidden_states[1:]]
+        return self._known[key]
 
 
 class Head:
@@ -148,6 +153,7 @@ class Head:
         """A function from drafts behind these tokens to the scores of what follows the last of them."""
         features = self.features(self.target.states(tokens[:-1]))
 
+        @cache  # siblings follow the same drafts
         @torch.no_grad()
         def found(path: Draft) -> Tensor:
             known, own = list(tokens), features

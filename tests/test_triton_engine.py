@@ -130,7 +130,7 @@ def test_trees_are_what_they_are_with_the_plain_ops(
     folder, dynamic = tiny_model("llama"), method == "eagle3"
     head = {"medusa": Medusa, "eagle": Eagle, "eagle3": Eagle3}[method](Target(tiny_models.build("llama")), taps=(0,))
     files = head.save(tmp_path / "head")
-    asked = [ask("a", prompt(17, 1), max_tokens=9), ask("b", prompt(5, 2), max_tokens=8)]
+    asked = [ask("a", prompt(17, 1), max_tokens=7), ask("b", prompt(5, 2), max_tokens=6)]
     with rig(folder) as own:
         want = own.run(*asked)
     with rig(folder, kernels=TRITON, **draft_trees.drafting(head, files, dynamic=dynamic)) as own:
@@ -210,7 +210,7 @@ def test_experts_get_the_tokens_of_requests_and_no_others(tiny_model: Callable[[
 COMMON = tuple(range(100, 148))  # 12 blocks
 SHARING = [
     ask(f"s{i}", (*COMMON, *range(20, 20 + tail)), max_tokens=length)
-    for i, (tail, length) in enumerate(((1, 9), (5, 4), (2, 12), (9, 7)))
+    for i, (tail, length) in enumerate(((1, 5), (5, 3), (2, 6), (9, 4)))
 ]
 
 
@@ -229,7 +229,7 @@ def together(own: Rig) -> tuple[dict[str, list[int]], list[tuple[int, int]]]:
         submit(plan)
 
     own.worker.submit = recording  # type: ignore[method-assign]
-    outcomes = own.run(*SHARING, *requests())
+    outcomes = own.run(*SHARING, *requests(3))
     assert not own.errors
     return {name: outcome.tokens for name, outcome in outcomes.items()}, named
 

@@ -45,7 +45,7 @@ def small() -> list[Subject]:
     return [s for s in subjects() if s.cost(4).bytes < SMALL]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
 def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) -> None:
     timings = list(time_kernels(iter(small()), dtype, BENCH))
     assert [t for t in timings if t.error or t.seconds <= 0] == []

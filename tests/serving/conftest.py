@@ -24,13 +24,17 @@ import openai
 import pytest
 import uvicorn
 
+from ridgeline.assembly import assemble
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
+from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
 from ridgeline.serving.processes.lifeline import READY
+from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
 
 MODEL = "embedded"
@@ -65,6 +69,20 @@ def stop_engine(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
     process.stdin.close()
     process.stdout.close()
+
+
+@contextmanager
+def engine_in_a_thread(socket: Path, **options: object) -> Iterator[None]:
+    """An engine for API servers in a thread of this process, which needs no new one that imports everything first."""
+    known = {"device": "cpu", "dtype": DTYPE} | options
+    settings = EngineSettings(socket=str(socket), options=known, served_name=MODEL)
+    config = LLMConfig(**known)  # type: ignore[arg-type]
+    host = EngineHost(assemble(config), config, EngineSocket(str(socket)), settings)
+    thread = threading.Thread(target=host.run, daemon=True)
+    thread.start()
+    yield
+    host.stop()
+    thread.join(PATIENCE)
 
 
 @asynccontextmanager

@@ -76,6 +76,12 @@ def text_of(answer: httpx.Response) -> str:
     return text
 
 
+@pytest.fixture(scope="module")
+def undisturbed(own: Server) -> str:
+    """What `BODY` with 250 tokens becomes where nothing happens meanwhile."""
+    return text_of(httpx.post(f"{own.url}/v1/completions", json=BODY | {"max_tokens": 250}, timeout=PATIENCE))
+
+
 def open_requests(server: Server, count: int) -> None:
     """Wait until the engine has so many requests."""
     for _ in range(int(PATIENCE / 0.02)):
@@ -94,9 +100,8 @@ def open_requests(server: Server, count: int) -> None:
 Send = Callable[..., Future[httpx.Response]]
 
 
-def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server, send: Send) -> None:
-    alone = text_of(send(max_tokens=500).result())
-    going = send(max_tokens=500, cache_salt="kept")
+def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server, send: Send, undisturbed: str) -> None:
+    going = send(max_tokens=250, cache_salt="kept")
     open_requests(server, 1)
     assert post(server, "/pause?mode=keep")["is_paused"]
     assert not going.done()
@@ -121,8 +126,8 @@ def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server
     assert [line[-3:] for line in page.splitlines() if line.startswith("ridgeline:engine_paused{")] == ["1.0"]
     assert not post(server, "/resume")["is_paused"]
     assert get(server, "/health/ready").status_code == 200, "the time of the pause is no step's"
-    assert text_of(going.result()) == alone
-    assert text_of(later.result()) == alone[: len(text_of(later.result()))]
+    assert text_of(going.result()) == undisturbed
+    assert text_of(later.result()) == undisturbed[: len(text_of(later.result()))]
     assert get(server, "/is_paused").json() == {"is_paused": False}
 
 
@@ -141,7 +146,7 @@ def test_aborted_requests_say_why_and_later_ones_wait(server: Server, send: Send
 
 
 def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: Send) -> None:
-    going = send(max_tokens=500, cache_salt="drained")
+    going = send(max_tokens=250, cache_salt="drained")
     open_requests(server, 1)
     assert post(server, "/pause?mode=wait")["is_paused"]
     assert len(going.result(timeout=5).json()["choices"]) == 1
@@ -189,9 +194,8 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
     assert get(server, "/is_sleeping").json() == {"is_sleeping": False}
 
 
-def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server, send: Send) -> None:
-    alone = text_of(send(max_tokens=500).result())
-    going = send(max_tokens=500, cache_salt="kept")
+def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server, send: Send, undisturbed: str) -> None:
+    going = send(max_tokens=250, cache_salt="kept")
     open_requests(server, 1)
     time.sleep(0.2)
     refused = httpx.post(f"{server.url}/sleep?level=2&mode=keep", headers=HEADERS, timeout=PATIENCE)
@@ -201,7 +205,7 @@ def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server
     post(server, "/sleep?mode=keep")
     assert post(server, "/wake_up?tags=weights")["is_sleeping"]
     assert not post(server, "/wake_up?tags=kv_cache")["is_sleeping"]
-    assert text_of(going.result()) == alone
+    assert text_of(going.result()) == undisturbed
 
 
 def test_weights_are_read_again(server: Server, send: Send, tmp_path: Path) -> None:
@@ -249,7 +253,7 @@ def test_damaged_weights_leave_the_old_ones(server: Server, send: Send, tmp_path
 def together(server: Server, send: Send, *paths: str) -> list[httpx.Response]:
     """The answers to orders that are all there, in this order, before the first can be obeyed: they wait for a request
     that runs."""
-    going = send(max_tokens=600, cache_salt=" ".join(paths))
+    going = send(max_tokens=300, cache_salt=" ".join(paths))
     open_requests(server, 1)
     with ThreadPoolExecutor(len(paths)) as threads:
         answers = []
@@ -304,7 +308,7 @@ def test_an_order_that_fails_ends_nobody_elses_pause(server: Server, send: Send)
 
 
 def test_no_request_ends_for_an_order_that_is_in_vain(server: Server, send: Send) -> None:
-    going = send(max_tokens=500, cache_salt="in vain")
+    going = send(max_tokens=300, cache_salt="in vain")
     open_requests(server, 1)
     for path in ("/nowhere", "/%00", EMBEDDED_MODEL.parent / "embedded-draft", EMBEDDED_MODEL / "config.json"):
         answer = httpx.post(f"{server.url}/reload_weights?path={path}", headers=HEADERS, timeout=PATIENCE)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -17,15 +16,11 @@ from pydantic import TypeAdapter
 
 from benchmarks.api_fields import BODIES, TITLES
 from ridgeline import LLM
-from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
 from ridgeline.serving.http import answers
-from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
 from ridgeline.serving.requests import pooling
 from ridgeline.serving.requests.fields import APIS, state
-from ridgeline.transport.zmq import EngineSocket
 from tests import pooled_models
-from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer
+from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 from tests.serving.http.test_schemathesis import CHECKS, SCHEMATHESIS
 
 TEXTS = ["the quick brown fox", "paris", "what is the capital of france and then again"]
@@ -44,26 +39,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@contextmanager
-def engine_in_a_thread(folder: Path, socket: Path) -> Iterator[Path]:
-    """Run an engine for API servers in a thread of this process, which starts at once."""
-    options = {"model": str(folder), "device": "cpu", "dtype": DTYPE, "max_num_seqs": 8}
-    settings = EngineSettings(socket=str(socket), options=options, served_name=MODEL)
-    config = LLMConfig(**options)
-    host = EngineHost(assemble(config), config, EngineSocket(str(socket)), settings)
-    thread = Thread(target=host.run, daemon=True)
-    thread.start()
-    yield socket
-    host.stop()
-    thread.join(PATIENCE)
-
-
 @pytest.fixture(scope="module")
 def servers(folders: dict[str, Path], start_server: StartServer) -> Iterator[dict[str, Server]]:
     with ExitStack() as stack:
         found = {}
         for name, folder in folders.items():
-            socket = stack.enter_context(engine_in_a_thread(folder, folder.parent / f"{name}.socket"))
+            socket = folder.parent / f"{name}.socket"
+            stack.enter_context(engine_in_a_thread(socket, model=str(folder), max_num_seqs=8))
             found[name] = stack.enter_context(start_server(folder, socket))
         yield found
 

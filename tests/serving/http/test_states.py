@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.conftest import write_tokenizer
-from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
+from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 
 TURNS, TOKENS = 10, 6
 
@@ -29,12 +29,12 @@ def hybrid(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
     write_tokenizer(folder)
-    process = start_engine(home / "engine", model=str(folder), block_size=16, max_num_seqs=4, kv_cache_memory=1 << 24)
-    try:
-        with start_server(folder, home / "engine") as server:
-            yield server
-    finally:
-        stop_engine(process)
+    options = {"block_size": 16, "max_num_seqs": 4, "kv_cache_memory": 1 << 24}
+    with (
+        engine_in_a_thread(home / "engine", model=str(folder), **options),
+        start_server(folder, home / "engine") as server,
+    ):
+        yield server
 
 
 def counted(server: Server) -> dict[str, float]:

@@ -29,7 +29,15 @@ from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import ExpertFigures, Gpu, RankFigures, Stats, StepFigures
 from tests.api.conftest import write_tokenizer
 from tests.driving import ask
-from tests.serving.conftest import MODEL, PATIENCE, open_api_server, start_engine, stop_engine, until_idle
+from tests.serving.conftest import (
+    MODEL,
+    PATIENCE,
+    engine_in_a_thread,
+    open_api_server,
+    start_engine,
+    stop_engine,
+    until_idle,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 PAGE = 114_688  # bytes of a block of 16 tokens of the embedded model in float32; the first of all is never used
@@ -39,9 +47,8 @@ ENGINE = {"model_name": MODEL, "engine": "0"}
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
     """An engine that nobody else talks to, with a cache that few requests fill."""
-    process = start_engine(tmp_path / "engine", kv_cache_memory=25 * PAGE, max_num_seqs=8, max_model_len=350)
-    yield tmp_path / "engine"
-    stop_engine(process)
+    with engine_in_a_thread(tmp_path / "engine", kv_cache_memory=25 * PAGE, max_num_seqs=8, max_model_len=350):
+        yield tmp_path / "engine"
 
 
 async def run(api: ApiServer, tokens: list[int], **params: object) -> Run:
@@ -334,16 +341,13 @@ def test_of_a_mixture_every_layer_and_expert_is_told(tiny_model: Callable[[str],
     write_tokenizer(folder)
 
     async def main() -> tuple[str, dict[str, Any]]:
-        process = start_engine(tmp_path / "engine", model=str(folder))
-        try:
-            async with open_api_server(tmp_path / "engine") as api:
-                await asyncio.gather(*(run(api, [n + 5] * 20, max_tokens=5) for n in range(3)))
-                assert await until_idle(api, PATIENCE)
-                return (await page_of_metrics(api)).decode(), await dashboard_figures(api, 0.0, 0.0)
-        finally:
-            stop_engine(process)
+        async with open_api_server(tmp_path / "engine") as api:
+            await asyncio.gather(*(run(api, [n + 5] * 20, max_tokens=5) for n in range(3)))
+            assert await until_idle(api, PATIENCE)
+            return (await page_of_metrics(api)).decode(), await dashboard_figures(api, 0.0, 0.0)
 
-    text, shown = asyncio.run(main())
+    with engine_in_a_thread(tmp_path / "engine", model=str(folder)):
+        text, shown = asyncio.run(main())
     page, load = parsed(text), shown["figures"]["experts"]
     samples = page["ridgeline:expert_tokens"].samples
     assert [(s.labels["layer"], s.labels["expert"]) for s in samples] == [

@@ -123,7 +123,7 @@ def test_the_death_of_one_engine_is_its_own_requests_business(served: Served) ->
 
     async def kill() -> str:
         client = endurance.load(served.url)
-        bodies = [endurance.body(600, prompt=[number + 9] * 40) for number in range(12)]
+        bodies = [endurance.body(300, prompt=[number + 9] * 40) for number in range(12)]
         running = [asyncio.ensure_future(endurance.ask(client, content)) for content in bodies]
         await served.until_open(12)
         shares = await asyncio.to_thread(each, served, "vllm:num_requests_running")
