@@ -48,14 +48,14 @@ def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.dev
         return Cut(16, 16, warps=4 if padded < 512 else 8, stages=1, keys_first=False)
     if torch.version.hip is not None:
         return Cut(min(least, 32), 16 if padded > 256 else 32, warps=4, stages=1, keys_first=False)
-    if (
-        compute_capability(device)[0] != 9
-    ):  # single warps' products, whose queries stay in registers: 144 of 576 numbers
+    if compute_capability(device)[0] != 9:  # products of single warps, which have 16 rows
         keys = 32 if shared_memory(device) >= 2 * 2 * 32 * width + (32 << 10) else 16
         return Cut(min(least, 32), keys, warps=8, stages=2, keys_first=False)
-    # Scores of 64 rows are computed by both warpgroups alike, since Triton gives chained products to all warps by rows.
-    # With few queries reading the keys takes longer than that. The sums of 64 queries leave few registers: with tiles
-    # of 32 keys less is spilled, and shared memory leaves room for a first-level cache to spill to.
-    if least == 64:
-        return Cut(64, 32, warps=8, stages=2, keys_first=False)
-    return Cut(least, 64, warps=4 if least == 16 else 8, stages=2, keys_first=True)
+    if least == 16:
+        return Cut(16, 64, warps=4, stages=2, keys_first=True)
+    if least == 32:  # a warpgroup's products would spill
+        return Cut(32, 64, warps=8, stages=3, keys_first=False)
+    # The sums leave few registers: with tiles of 32 keys less is spilled, and shared memory leaves room for a
+    # first-level cache to spill to. (Both warpgroups compute all scores alike, however the product is turned: where one
+    # product follows another, Triton divides the first by rows of 16 a warp, and 64 are too few for eight.)
+    return Cut(64, 32, warps=8, stages=2, keys_first=False)

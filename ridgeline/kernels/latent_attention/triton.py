@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.attention.triton_common import LOG2E
@@ -152,19 +152,26 @@ def _aot(cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: boo
     constants |= {} if tree else dict.fromkeys(trees)
     return AotKernel(
         latent_kernel, signature, constants, num_warps=cut.warps, num_stages=cut.stages, archs=(arch,),
-        tensor_cores="HGMMA", hot=cut.queries == 16,
+        tensor_cores="MMA", hot=cut.queries < 64,
     )  # fmt: skip
 
 
-def _aot_combine() -> AotKernel:
+def _aot_combine(arch: str) -> AotKernel:
     signature = {"out_ptr": "*bf16", "start_ptr": "*i64", "whose_ptr": "*i32", "parts_ptr": "*fp32"}
     signature |= {"part_lse_ptr": "*fp32", "slices": "i32"}
     constants = {"HEADS": 128, "TOKENS": 1, "RANK": 512, "PARTS": 4, "COLUMNS": COMBINED // 4}
-    return AotKernel(combine_kernel, signature, constants, num_warps=4, archs=("sm_90",), hot=True)
+    return AotKernel(combine_kernel, signature, constants, num_warps=4, archs=(arch,), hot=True)
 
 
-AOT = (
+# Not in an `AOT` list: all of these together have as many entries as they may. tests/kernels/test_latent_attention.py
+# compiles them.
+ENTRIES = (
     _aot(Cut(16, 64, warps=4, stages=2, keys_first=True), 16, 1, "sm_90", items=True),
-    _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 16, 1, "gfx942", items=True, tree=True),
-    _aot_combine(),
+    _aot(Cut(32, 64, warps=8, stages=3, keys_first=False), 16, 2, "sm_90", items=True),
+    _aot(Cut(64, 32, warps=8, stages=2, keys_first=False), 128, 1, "sm_90", items=False),
+    _aot(Cut(64, 32, warps=8, stages=2, keys_first=False), 16, 4, "sm_90", items=True, tree=True),
+    _aot(Cut(16, 16, warps=4, stages=1, keys_first=False), 16, 1, "gfx942", items=True),
+    _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 128, 1, "gfx942", items=False),
+    _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 16, 4, "gfx942", items=True, tree=True),
+    *(_aot_combine(arch) for arch in ONE_OF_EACH),
 )

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.aot import AotKernel
+from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
 
 HEADS = 32  # of a program: 2,048 rotated numbers of DeepSeek's queries
@@ -156,4 +156,4 @@ def _aot(arch: str) -> AotKernel:
     )
 
 
-AOT = (_aot("sm_90"),)
+ENTRIES = tuple(_aot(arch) for arch in ONE_OF_EACH)  # compiled as those of triton.py are
