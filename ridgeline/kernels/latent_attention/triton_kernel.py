@@ -12,10 +12,10 @@ read the keys.
 
 Legend:
     M  queries of a program, padded
-    K  keys of a tile
+    J  keys of a tile
     L  width of a latent, padded
     Y  width of the rotated part, padded
-    P  parts of a row that are read at once
+    I  parts of a row that are read at once
     C  columns of them: numbers of one query's part, then of the next one's
 """
 
@@ -80,12 +80,12 @@ def latent_kernel(
     whose: int32 [T, 2], where (first item, items) are left of every row that has items, at its first token.
     scale: log2(e) times the op's.
     RANK, ROPE: L and Y without padding.
-    KEYS_FIRST: as in `choose.Cut`. Scores are then [K, M] and sums [L, M], and otherwise [M, K] and [M, L].
+    KEYS_FIRST: as in `choose.Cut`. Scores are then [J, M] and sums [L, M], and otherwise [M, J] and [M, L].
     TREE: queries see the keys of a tree, by bits and base, int64 [T].
     """
     CUTS: tl.constexpr = (TOKENS * HEADS + QUERIES - 1) // QUERIES
     entry, first_pair = tl.program_id(0) // CUTS, tl.program_id(0) % CUTS * QUERIES
-    m_M, l_L, y_Y, n_K = tl.arange(0, QUERIES), tl.arange(0, L), tl.arange(0, Y), tl.arange(0, TILE)
+    m_M, l_L, y_Y, n_J = tl.arange(0, QUERIES), tl.arange(0, L), tl.arange(0, Y), tl.arange(0, TILE)
     pair_M = first_pair + m_M
     token_M, head_M = pair_M // HEADS, pair_M % HEADS
     if PDL:
@@ -131,52 +131,52 @@ def latent_kernel(
     sum_M = tl.zeros((QUERIES,), tl.float32)
 
     table_ptr += slot.to(tl.int64) * stride_table
-    place_K1 = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None]
+    place_J1 = place_in_blocks(stride_token, TILE, BLOCK_SIZE)[:, None]
     blocks = load_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE)
     # All tiles are masked alike. The masks cost little beside products of such width, and a query's bits then do not
     # depend on the tokens beside it.
     for start in range(begin, end, TILE):
-        key_K = start + n_K
-        readable_K = key_K < end
+        key_J = start + n_J
+        readable_J = key_J < end
         if TREE:
             seen_M = seen_of_tile(bits_M, base_M, position_M, start, 0, False)
-            readable_K = readable_K & in_bits(tl.reduce(seen_M, 0, either), n_K)
+            readable_J = readable_J & in_bits(tl.reduce(seen_M, 0, either), n_J)
         if BLOCK_SIZE % TILE == 0:
             kept_ptr = cache_ptr + (blocks.to(tl.int64) * stride_block + start % BLOCK_SIZE * stride_token)
         else:
             kept_ptr = cache_ptr + (blocks.to(tl.int64) * stride_block)[:, None]
         # Unseen cells become 0 and no more: 0 · NaN is NaN
-        c_KL = _load(kept_ptr + (place_K1 + l_L[None, :]), readable_K[:, None], l_L[None, :], RANK, L)
-        r_KY = _load(kept_ptr + (place_K1 + RANK + y_Y[None, :]), readable_K[:, None], y_Y[None, :], ROPE, Y)
+        c_JL = _load(kept_ptr + (place_J1 + l_L[None, :]), readable_J[:, None], l_L[None, :], RANK, L)
+        r_JY = _load(kept_ptr + (place_J1 + RANK + y_Y[None, :]), readable_J[:, None], y_Y[None, :], ROPE, Y)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
         if KEYS_FIRST:
-            x = tl.dot(c_KL, q, input_precision="ieee")
-            x = tl.dot(r_KY, rotated, x, input_precision="ieee") * scale
-            visible = readable_K[:, None]
+            x = tl.dot(c_JL, q, input_precision="ieee")
+            x = tl.dot(r_JY, rotated, x, input_precision="ieee") * scale
+            visible = readable_J[:, None]
             if TREE:
-                visible = visible & in_bits(seen_M[None, :], n_K[:, None])
+                visible = visible & in_bits(seen_M[None, :], n_J[:, None])
             else:
-                visible = visible & (key_K[:, None] <= position_M[None, :])
+                visible = visible & (key_J[:, None] <= position_M[None, :])
             x = tl.where(visible, x, -float("inf"))
             new_max_M = tl.maximum(max_M, tl.max(x, 0))
             p = tl.exp2(x - new_max_M[None, :])
             shrink_M = tl.exp2(max_M - new_max_M)
             sum_M = sum_M * shrink_M + tl.sum(p, 0)
-            acc = tl.dot(tl.trans(c_KL), p.to(c_KL.dtype), acc * shrink_M[None, :], input_precision="ieee")
+            acc = tl.dot(tl.trans(c_JL), p.to(c_JL.dtype), acc * shrink_M[None, :], input_precision="ieee")
         else:
-            x = tl.dot(q, tl.trans(c_KL), input_precision="ieee")
-            x = tl.dot(rotated, tl.trans(r_KY), x, input_precision="ieee") * scale
-            visible = readable_K[None, :]
+            x = tl.dot(q, tl.trans(c_JL), input_precision="ieee")
+            x = tl.dot(rotated, tl.trans(r_JY), x, input_precision="ieee") * scale
+            visible = readable_J[None, :]
             if TREE:
-                visible = visible & in_bits(seen_M[:, None], n_K[None, :])
+                visible = visible & in_bits(seen_M[:, None], n_J[None, :])
             else:
-                visible = visible & (key_K[None, :] <= position_M[:, None])
+                visible = visible & (key_J[None, :] <= position_M[:, None])
             x = tl.where(visible, x, -float("inf"))
             new_max_M = tl.maximum(max_M, tl.max(x, 1))
             p = tl.exp2(x - new_max_M[:, None])
             shrink_M = tl.exp2(max_M - new_max_M)
             sum_M = sum_M * shrink_M + tl.sum(p, 1)
-            acc = tl.dot(p.to(c_KL.dtype), c_KL, acc * shrink_M[:, None], input_precision="ieee")
+            acc = tl.dot(p.to(c_JL.dtype), c_JL, acc * shrink_M[:, None], input_precision="ieee")
         max_M = new_max_M
 
     share_M = tl.where(sum_M > 0, 1 / sum_M, 0)  # a stopped row may have queries that see nothing
@@ -234,28 +234,28 @@ def combine_kernel(
     first_item, num_parts = tl.load(whose_ptr + first_token * 2), tl.load(whose_ptr + first_token * 2 + 1)
     if num_parts == 1:
         return
-    p_P1 = tl.arange(0, PARTS)[:, None]
+    p_I1 = tl.arange(0, PARTS)[:, None]
     columns = tokens * HEADS * RANK
     first_pair = first_item.to(tl.int64) * (TOKENS * HEADS)
     for first in range(slice * COLUMNS, columns, slices * COLUMNS):
         c_1C = first + tl.arange(0, COLUMNS)[None, :]
         real_1C = c_1C < columns
-        max_PC = tl.full((PARTS, COLUMNS), LOWEST, tl.float32)
-        sum_PC = tl.zeros((PARTS, COLUMNS), tl.float32)
-        acc_PC = tl.zeros((PARTS, COLUMNS), tl.float32)
+        max_IC = tl.full((PARTS, COLUMNS), LOWEST, tl.float32)
+        sum_IC = tl.zeros((PARTS, COLUMNS), tl.float32)
+        acc_IC = tl.zeros((PARTS, COLUMNS), tl.float32)
         for part in range(0, num_parts, PARTS):
-            real_PC = (part + p_P1 < num_parts) & real_1C
-            pair_P1 = first_pair + (part + p_P1) * (TOKENS * HEADS)
-            x_PC = tl.load(part_lse_ptr + pair_P1 + c_1C // RANK, mask=real_PC, other=-float("inf"))
-            out_PC = tl.load(parts_ptr + pair_P1 * RANK + c_1C, mask=real_PC, other=0)
-            new_max_PC = tl.maximum(max_PC, x_PC)
-            shrink_PC, weight_PC = tl.exp2(max_PC - new_max_PC), tl.exp2(x_PC - new_max_PC)
-            sum_PC = sum_PC * shrink_PC + weight_PC
-            acc_PC = acc_PC * shrink_PC + weight_PC * out_PC
-            max_PC = new_max_PC
-        weight_PC = tl.exp2(max_PC - tl.max(max_PC, 0)[None, :])
-        sum_C = tl.sum(sum_PC * weight_PC, 0)
-        out_C = tl.sum(acc_PC * weight_PC, 0) / tl.where(sum_C > 0, sum_C, 1)  # 0 where a stopped row sees nothing
+            real_IC = (part + p_I1 < num_parts) & real_1C
+            pair_I1 = first_pair + (part + p_I1) * (TOKENS * HEADS)
+            x_IC = tl.load(part_lse_ptr + pair_I1 + c_1C // RANK, mask=real_IC, other=-float("inf"))
+            out_IC = tl.load(parts_ptr + pair_I1 * RANK + c_1C, mask=real_IC, other=0)
+            new_max_IC = tl.maximum(max_IC, x_IC)
+            shrink_IC, weight_IC = tl.exp2(max_IC - new_max_IC), tl.exp2(x_IC - new_max_IC)
+            sum_IC = sum_IC * shrink_IC + weight_IC
+            acc_IC = acc_IC * shrink_IC + weight_IC * out_IC
+            max_IC = new_max_IC
+        weight_IC = tl.exp2(max_IC - tl.max(max_IC, 0)[None, :])
+        sum_C = tl.sum(sum_IC * weight_IC, 0)
+        out_C = tl.sum(acc_IC * weight_IC, 0) / tl.where(sum_C > 0, sum_C, 1)  # 0 where a stopped row sees nothing
         c_C = first + tl.arange(0, COLUMNS)
         out_ptr_C = out_ptr + first_token.to(tl.int64) * (HEADS * RANK) + c_C
         tl.store(out_ptr_C, out_C.to(out_ptr.dtype.element_ty), mask=c_C < columns)
