@@ -70,10 +70,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+gc.set_threshold(50_000)  # and once after each file: tests of engines take 4 to 8% less than with 700
+
+
 def pytest_collection_finish() -> None:
     """Let garbage be looked for among what tests make alone, and not among a million objects of modules each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # once the file's fixtures are gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
 
 
 def pytest_unconfigure() -> None:
