@@ -1,4 +1,4 @@
-"""How latent attention's kernel is cut, by the shapes of heads and the device.
+"""The cuts of latent attention's kernel, by the shapes of heads and the device.
 
 A program holds the queries of M (token, head) pairs, and their sums, M x L in float32: 64 x 512 take half of a
 multiprocessor's registers, so that is the most. Its tile of keys is its tile of values too.
