@@ -68,8 +68,15 @@ class DenseCausal:
     ) -> Tensor:
         """Attend as `layers.latent_attention.AttendsToLatents` does, without rounding."""
         spec = latents.spec
-        table, rows_T = latents.angles(positions_T)
-        kept_TW, q_THY = prepared(q_THX, latent_TW, latents.weight_L, spec.norm.eps, table, rows_T, spec.interleaved)
+        kept_TW, q_THY = prepared(
+            q_THX,
+            latent_TW,
+            latents.weight_L,
+            spec.norm.eps,
+            latents.cos_sin_ZY,
+            latents.angles(positions_T),
+            spec.interleaved,
+        )
         q_BHSW = torch.cat((q_THL, q_THY), dim=-1).unflatten(0, (self.batch, -1)).transpose(1, 2)
         kept_BGSW = kept_TW.unflatten(0, (self.batch, -1))[:, None]
         attended = F.scaled_dot_product_attention(

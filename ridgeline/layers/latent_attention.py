@@ -32,20 +32,17 @@ from ridgeline.layers.norm import Norm
 class Latents:
     """The treatment of a layer's latents and rotated parts before the attention itself.
 
-    weight_L: of the latents' norm. cos_sin_ZY: the table of angles; None: nothing rotates.
+    weight_L: of the latents' norm. cos_sin_ZY: the table of angles; where nothing rotates, one row of no angle.
     """
 
     spec: LatentAttentionSpec
     ops: Ops
     weight_L: Tensor
-    cos_sin_ZY: Tensor | None
+    cos_sin_ZY: Tensor
 
-    def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a table of angles, and the row of each token in it."""
-        if self.cos_sin_ZY is not None:
-            return self.cos_sin_ZY, positions_T
-        cos_y, sin_y = (torch.full((self.spec.rope_dim // 2,), each, device=positions_T.device) for each in (1.0, 0.0))
-        return torch.cat((cos_y, sin_y))[None], torch.zeros_like(positions_T)
+    def angles(self, positions_T: Tensor) -> Tensor:
+        """Return the row of each token in the table."""
+        return positions_T if self.spec.rope is not None else torch.zeros_like(positions_T)
 
 
 class AttendsToLatents(Protocol):
@@ -90,6 +87,8 @@ class Expand(nn.Module):
 class LatentAttention(nn.Module):
     """The mixer of a `LatentAttentionSpec`, with one product to queries, or what they are made of, c and r."""
 
+    still_1Y: Tensor
+
     def __init__(self, spec: LatentAttentionSpec, width: int, build: Build) -> None:
         super().__init__()
         self.spec, self.ops = spec, build.ops
@@ -101,6 +100,9 @@ class LatentAttention(nn.Module):
         self.latent_norm = Norm(spec.norm, spec.rank, build)
         self.expand = Expand(spec, build)
         self.rotary = None if spec.rope is None else build.rotary(spec.rope)
+        if self.rotary is None:
+            still_1Y = torch.tensor([[1.0, 0.0]], device=build.device).repeat_interleave(spec.rope_dim // 2, dim=1)
+            self.register_buffer("still_1Y", still_1Y, persistent=False)
         self.out = Linear(spec.num_heads * spec.value_dim, (width,), spec.bias, build.within("out"), over=build.sums)
 
     def forward(
@@ -113,9 +115,8 @@ class LatentAttention(nn.Module):
         if self.query is not None:
             q_TX, _ = self.query.normed(self.query_norm, q_TX, None)
         q_THX = q_TX.unflatten(-1, (spec.num_heads, -1))
-        latents = Latents(
-            spec, self.ops, self.latent_norm.weight, None if self.rotary is None else self.rotary.cos_sin_ZY
-        )
+        table_ZY = self.still_1Y if self.rotary is None else self.rotary.cos_sin_ZY
+        latents = Latents(spec, self.ops, self.latent_norm.weight, table_ZY)
         q_THL = self.expand.queries(q_THX[..., : spec.key_dim])
         attended_THL = state.attend_to_latents(q_THL, q_THX, latent_TW, positions_T, latents)
         return self.out(self.expand.values(attended_THL)), residual_TM

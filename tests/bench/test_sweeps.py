@@ -17,6 +17,7 @@ from benchmarks.sweep_fp8 import Fp8
 from benchmarks.sweep_grouped import Grouped
 from benchmarks.sweep_grouped_quantized import GroupedQuantized
 from benchmarks.sweep_kv import KV
+from benchmarks.sweep_latent import Latents
 from benchmarks.sweep_linear import Linear
 from benchmarks.sweep_scans import Scans
 from benchmarks.sweeping import Job, Sweep, short
@@ -30,7 +31,8 @@ TOY = Path(__file__).parent / "toy_sweep.py"
 @pytest.mark.parametrize(
     ("kind", "flags"),
     [(Fp8, ""), (Grouped, ""), (GroupedQuantized, ""), (CodedSweep, ""), (CodedSweep, "--cuts W4 Q4_K"),
-     (Experts, ""), (KV, "--cuts"), *(pytest.param(kind, "", marks=pytest.mark.thorough) for kind in (Linear, Scans))],
+     (Experts, ""), (KV, "--cuts"),
+     *(pytest.param(kind, "", marks=pytest.mark.thorough) for kind in (Linear, Scans, Latents))],
     ids=lambda x: getattr(x, "__name__", x),
 )  # fmt: skip
 def test_a_dry_run_walks_every_job(

@@ -107,7 +107,12 @@ def requests() -> list[Request]:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen3_moe", "nemotron_h_moe", "deepseek_v3", *(pytest.param(each, marks=pytest.mark.thorough) for each in HYBRIDS)],
+    [
+        "qwen3_moe",
+        "nemotron_h_moe",
+        "deepseek_v3",
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in HYBRIDS),
+    ],
 )
 def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
     family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

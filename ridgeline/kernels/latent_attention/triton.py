@@ -163,9 +163,7 @@ def _aot_combine(arch: str) -> AotKernel:
     return AotKernel(combine_kernel, signature, constants, num_warps=4, archs=(arch,), hot=True)
 
 
-# Not in an `AOT` list: all of these together have as many entries as they may. tests/kernels/test_latent_attention.py
-# compiles them.
-ENTRIES = (
+AOT = (
     _aot(Cut(16, 64, warps=4, stages=2, keys_first=True), 16, 1, "sm_90", items=True),
     _aot(Cut(32, 64, warps=8, stages=3, keys_first=False), 16, 2, "sm_90", items=True),
     _aot(Cut(64, 32, warps=8, stages=2, keys_first=False), 128, 1, "sm_90", items=False),

@@ -156,4 +156,4 @@ def _aot(arch: str) -> AotKernel:
     )
 
 
-ENTRIES = tuple(_aot(arch) for arch in ONE_OF_EACH)  # compiled as those of triton.py are
+AOT = tuple(_aot(arch) for arch in ONE_OF_EACH)

@@ -104,9 +104,8 @@ class LatentLayer:
     ) -> Tensor:
         """Return what was attended, [T, H, L]."""
         group, spec, ops = self._group, latents.spec, latents.ops
-        table, rows_T = latents.angles(positions_T)
         q_THY = ops.latent_kv(
-            q_THX, latent_TW, latents.weight_L, spec.norm.eps, table, rows_T, spec.interleaved, self._cache_NPW,
-            group.place_T,
+            q_THX, latent_TW, latents.weight_L, spec.norm.eps, latents.cos_sin_ZY, latents.angles(positions_T),
+            spec.interleaved, self._cache_NPW, group.place_T,
         )  # fmt: skip
         return ops.latent_attention(q_THL, q_THY, self._cache_NPW, group.batches[self._heads], scale=spec.scale)
