@@ -41,7 +41,13 @@ from tests.weights.quantized_files import SCHEMES, quantize
 
 # By four ranks: fewer key heads, groups and norms than ranks; one norm for all heads; channels; shared blocks
 BY_FOUR = ("qwen3_next", "nemotron_h", "granite_hybrid", "mamba", "rwkv", "zamba2", "kimi_linear")
-SLOW = [each for each in tiny_models.RECURRENT if each not in BY_FOUR]
+BY_TWO = ("falcon_h1", "lfm2", "jamba", "mamba2")  # whose kinds are not among those
+OTHERS = [
+    (family, ranks)
+    for family in tiny_models.RECURRENT
+    for ranks, own in ((2, BY_TWO), (4, BY_FOUR))
+    if family not in own
+]
 LINEAR: dict[str, ModelSpec] = {
     name: model_config({**CONFIGS[name], "num_attention_heads": 4}).spec for name in CONFIGS
 }
@@ -64,9 +70,9 @@ def one_device(tiny_model: Callable[[str], Path]) -> Callable[[str], dict[str, O
 @pytest.mark.parametrize(
     ("family", "ranks"),
     [
-        *((family, 2) for family in tiny_models.RECURRENT),
+        *((family, 2) for family in BY_TWO),
         *((family, 4) for family in BY_FOUR),
-        *(pytest.param(family, 4, marks=pytest.mark.thorough) for family in SLOW),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in OTHERS),
     ],
 )
 def test_ranks_that_divide_states_answer_as_one_device(
