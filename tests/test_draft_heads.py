@@ -410,6 +410,19 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, tmp
     assert record.check(head, texts_of(GREEDY, got)) > 100
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_layer_whose_norms_have_more_digits_drafts_in_the_model_s_dtype(dtype: str, tmp_path: Path) -> None:
+    folder, _ = hybrid_with_mtp(tmp_path / "model")
+    with rig(folder, dtype=dtype, enable_prefix_caching=False) as own:
+        want = own.run(*GREEDY)
+    asked = {"method": "mtp", "num_speculative_tokens": DRAFTS}
+    with rig(folder, dtype=dtype, enable_prefix_caching=False, speculative_config=asked) as own:
+        got = always(own).run(*GREEDY)
+        assert not own.errors
+        assert own.engine.scheduler.figures().drafts["draft_tokens"] > 100
+    assert {name: outcome.tokens for name, outcome in got.items()} == {n: outcome.tokens for n, outcome in want.items()}
+
+
 @pytest.mark.parametrize("made", [glm_with_mtp, hybrid_with_mtp, hybrid_with_experts_and_mtp])
 @pytest.mark.parametrize("scheme", ["fp8", "int8"])
 def test_a_quantized_folder_keeps_the_layer_for_multi_token_prediction(made: Any, scheme: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import read_model_config
+from ridgeline.worker.memory import activation_bytes
 from tests import tiny_models
 from tests.driving import rig
 from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH
@@ -52,6 +53,17 @@ def test_a_token_is_kept_as_one_vector_on_however_many_ranks(name: str) -> None:
     assert (whole.num_heads, whole.rank) == (4 * own.num_heads, own.rank)
 
 
+def test_parts_of_many_heads_and_drafts_are_planned_for() -> None:
+    """With all of DeepSeek-V3's heads on a rank, 1,024 rows of 4 tokens: 2,048 items of 512 sums of 512 numbers."""
+    model = model_config(DEEPSEEK_V3).spec
+    few, many = (
+        activation_bytes(model, dtype_bytes=2, max_tokens=1, max_seqs=1024, max_scored=n) for n in (1024, 4096)
+    )
+    logits = 3 * 4 * model.vocab_size * 3072
+    assert many - few - logits == 2048 * (512 - 128) * 513 * 4
+    assert many - 4 * logits / 3 > 2048 * 512 * 512 * 4
+
+
 @pytest.mark.parametrize("family", [each for each in tiny_models.LATENT if each not in tiny_models.RECURRENT])
 def test_right_tokens_in_any_branch_change_no_token(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path
@@ -70,25 +82,38 @@ def test_right_tokens_in_any_branch_change_no_token(
         assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
 
 
+@pytest.mark.parametrize("query_rank", [128, None])
 @pytest.mark.parametrize("name", ["fp8 blocks", "gptq", "awq"])
-def test_quantized_latents_are_divided_in_their_form(name: str, tmp_path: Path) -> None:
+def test_quantized_latents_are_divided_in_their_form(name: str, query_rank: int | None, tmp_path: Path) -> None:
     """Ranks hold the queries of their heads, and all of what latents are made of. The projections of latents to keys
     and values, which multiply queries and results, are plain numbers."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "q_lora_rank": 128}
-    heads = {"kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 128, "v_head_dim": 128}
-    folder, _ = quantize("deepseek_v3", SCHEMES[name], tmp_path / "model", **sizes, **heads, attention_bias=False)
-    whole = kept(folder, Mesh())
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
+    heads = {
+        "kv_lora_rank": 128,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }  # 192 rows of c, r
+    if not query_rank:
+        heads |= {"qk_nope_head_dim": 192}
+    options: dict[str, Any] = {**sizes, **heads, "q_lora_rank": query_rank, "attention_bias": False}
+    folder, _ = quantize("deepseek_v3", SCHEMES[name], tmp_path / "model", **options)
+    whole, numbers = kept(folder, Mesh()), loaded(tmp_path / "model-plain", Mesh())
+    for path, module in whole.named_modules():
+        if isinstance(module, Linear) and module.fillings:
+            plain = numbers.get_submodule(path).weight
+            torch.testing.assert_close(numbers_of(module), plain, rtol=1e-6, atol=0)
     parts = on_ranks(2, lambda axis: kept(folder, Mesh(tp=axis)))
     expand = whole.get_submodule("layers.0.mixer.expand").weight
     plain = loaded(tmp_path / "model-plain", Mesh()).get_submodule("layers.0.mixer.expand").weight
     torch.testing.assert_close(expand, plain, rtol=1e-6, atol=0)
-    for path in ("layers.0.mixer.latent_in", "layers.1.mixer.query"):
+    for path in ("layers.0.mixer.latent_in", *(["layers.1.mixer.query"] if query_rank else [])):
         module = whole.get_submodule(path)
         assert isinstance(module, Linear)
         assert any(filling.held for filling in module.fillings)
-        own = [numbers_of(each.get_submodule(path)) for each in parts]
-        joined = own[0] if path.endswith("latent_in") else torch.cat(own)
-        torch.testing.assert_close(joined, numbers_of(module))
+        own = [numbers_of(each.get_submodule(path)).split(each.get_submodule(path).parts) for each in parts]
+        queries = torch.cat([each[0] for each in own]) if not query_rank or path.endswith("query") else own[0][0]
+        torch.testing.assert_close(torch.cat([queries, *own[1][1:]]), numbers_of(module))
     expanded = [each.get_submodule("layers.0.mixer.expand").weight for each in parts]
     torch.testing.assert_close(torch.cat(expanded), expand)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -42,10 +43,11 @@ def deal(model: ModelSpec, stages: int, wanted: str | None = None) -> tuple[int,
     weights = {layer: _weight(layer, model.hidden_size) for layer in dict.fromkeys(model.layers)}
     ends = [0, *accumulate(weights[layer] for layer in model.layers)]
     ends[-1] += model.vocab_size * model.hidden_size
-    return _cut(ends, stages)
+    return _cut(tuple(ends), stages)
 
 
-def _cut(ends: Sequence[int], stages: int) -> tuple[int, ...]:
+@cache
+def _cut(ends: tuple[int, ...], stages: int) -> tuple[int, ...]:
     """Return how many layers each stage has, so that the heaviest is as light as can be, and then the others are alike.
     ends[n]: the weight of the first n layers."""
     layers = len(ends) - 1

@@ -169,8 +169,8 @@ class Decoder(nn.Module):
     expert_cache: of how many experts of a layer the device holds the matrices (default: of all).
 
     `whole` is the model's spec, and `spec` that of this rank's part, but with the whole vocabulary, all of which the
-    ranks together score. A stage of a pipeline lacks the modules that other stages have: the embedding, or the final
-    norm and the output layer.
+    ranks together score. `dtype` is that of activations, which some parameters have not. A stage of a pipeline lacks
+    the modules that other stages have: the embedding, or the final norm and the output layer.
 
     To change the dtype, build with another `dtype`. `.to(dtype)` would round the float32 rotary table.
     """
@@ -194,12 +194,12 @@ class Decoder(nn.Module):
         positions = max_positions or spec.max_position_embeddings
         build = Build(ops, dtype, device, scheme_of, positions, rotary_rows, mesh=mesh, expert_cache=expert_cache)
         width = spec.hidden_size
-        self.whole = spec
+        self.whole, self.dtype = spec, dtype
         self.spec = spec = replace(part, vocab_size=spec.vocab_size)
         self.ops, self.mesh, self.tp = ops, mesh, mesh.tp
         # The first layer's norm can make the table's sum
         waits = spec.embeds and not (
-            spec.embed_norm or spec.learned_positions or any(each.embedded for each in spec.layers)
+            spec.embed_norm or spec.learned_positions or any(each.embedded for each in self.whole.layers)
         )
         # Rounded to the dtype, as in training
         self._embedding_multiplier = torch.tensor(spec.embedding_multiplier).to(dtype).item()

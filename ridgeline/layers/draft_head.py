@@ -69,6 +69,7 @@ class DraftHead(nn.Module):
         device = next(target.parameters()).device
         build = Build(target.ops, dtype, device, everywhere(scheme(None)), positions, rotary_rows)
         width = spec.width
+        self.dtype = dtype  # of activations, which some parameters have not
         self.spec, self._target = spec, (target,)  # in a tuple, so that its parameters are not this module's
         self.join = Linear(len(spec.taps) * width, (width,), False, build.within("join")) if spec.taps else None
         layers = spec.layers

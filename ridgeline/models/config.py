@@ -110,7 +110,9 @@ class Config:
         return float(value)
 
     def boolean(self, name: str) -> bool:
-        value = self._values.get(name, False)
+        value = self._values.get(name)
+        if value is None:
+            return False
         if not isinstance(value, bool):
             raise self.wrong(name, value, "true or false")
         return value

@@ -43,6 +43,8 @@ class DeepseekV2:
         dense = latent_like("DeepseekV2ForCausalLM", values, mlp_bias=values.boolean("mlp_bias"))
         if values.raw("n_routed_experts") is None:
             return dense
+        if values.boolean("mlp_bias"):
+            raise wrong("mlp_bias", True, "false in a mixture of experts, whose matrices have no biases here")
         return with_experts(dense, dict.fromkeys(later_layers(values), experts(values, _v2_routing(values))))
 
     weights = staticmethod(latent_weights)
@@ -60,7 +62,9 @@ class DeepseekV3:
 def v3_like(architecture: str, config: Config) -> ModelSpec:
     """Return a spec of latent attention and of experts that are chosen by corrected scores."""
     dense = latent_like(architecture, config, interleaved=config.boolean("rope_interleave"))
-    dense = replace(dense, unused=drafting_layers(config, "num_nextn_predict_layers"))
+    drafting = drafting_layers(config, "num_nextn_predict_layers")
+    behind = f"model.layers.{config.integer('num_hidden_layers')}."  # files may hold one that the config does not count
+    dense = replace(dense, unused=drafting or (behind,))
     how = routing(
         config,
         score="sigmoid",

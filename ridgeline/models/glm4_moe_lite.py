@@ -39,10 +39,12 @@ class Glm4MoeLite:
 
 def _first_sparse(config: Mapping[str, Any]) -> dict[str, int]:
     """Return what `mlp_layer_types` says in DeepSeek's words. Raise ModelLoadError if it says what these cannot."""
-    types = config.get("mlp_layer_types")
+    types, layers = config.get("mlp_layer_types"), config.get("num_hidden_layers")
     if types is None:
         return {}
-    dense = types.count("dense") if isinstance(types, list) else -1
+    if not isinstance(types, list) or len(types) != layers:
+        raise wrong("mlp_layer_types", types, f"a list with an entry for each of the {layers} layers")
+    dense = types.count("dense")
     if types != ["dense"] * dense + ["sparse"] * (len(types) - dense):
         raise wrong("mlp_layer_types", types, "dense for the first layers and sparse for all others")
     return {"first_k_dense_replace": dense}

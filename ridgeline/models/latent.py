@@ -46,6 +46,12 @@ def latent_attention(config: Config, dense: ModelSpec, *, interleaved: bool) -> 
     bias = config.boolean("attention_bias")
     if bias and not query_rank:
         raise ModelLoadError("config.json sets attention_bias without q_lora_rank, which no known model does.")
+    rotation = rope(config, rope_dim)
+    if rotation.rotary_dim != rope_dim:
+        raise ModelLoadError(
+            f"config.json rotates {rotation.rotary_dim} of the {rope_dim} numbers of qk_rope_head_dim, all of which "
+            "rotate in models with latent attention; leave partial_rotary_factor out."
+        )
     return LatentAttentionSpec(
         num_heads=config.integer("num_attention_heads"),
         key_dim=key_dim,
@@ -55,7 +61,7 @@ def latent_attention(config: Config, dense: ModelSpec, *, interleaved: bool) -> 
         query_rank=query_rank,
         scale=(key_dim + rope_dim) ** -0.5 * score_scale(config),
         norm=replace(dense.final_norm, eps=1e-6),
-        rope=rope(config, rope_dim),
+        rope=rotation,
         bias=bias,
         interleaved=interleaved,
     )

@@ -25,6 +25,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, attention_of
 from ridgeline.core.sharding import check_experts, part_of, with_experts_of_a_rank
+from ridgeline.core.stages import deal, stage_of
 from ridgeline.perf.context import told_bytes
 from ridgeline.perf.experts import devices_of_token
 from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, state_bytes, weight_bytes
@@ -116,18 +117,12 @@ class Stage:
     last: bool
 
 
-def stages(part: ModelSpec, pp: int) -> list[Stage]:
-    """Return the stages, whose numbers of layers differ by one at most; the first ones have more, because the last one
-    also scores."""
-    each, more = divmod(len(part.layers), pp)
-    ends = np.cumsum([each + (stage < more) for stage in range(pp)])
+def stages(model: ModelSpec, part: ModelSpec, pp: int) -> list[Stage]:
+    """Return the stages of a device's part, with as many layers of the model as the engine deals out to each."""
+    counts = deal(model, pp)
     return [
-        Stage(
-            model=replace(part, layers=part.layers[end - each - (stage < more) : end]),
-            first=stage == 0,
-            last=stage == pp - 1,
-        )
-        for stage, end in enumerate(ends)
+        Stage(model=replace(part, layers=stage_of(part, stage, counts).layers), first=stage == 0, last=stage == pp - 1)
+        for stage in range(pp)
     ]
 
 
@@ -151,7 +146,7 @@ class Divided:
     ) -> None:
         self.division, self._links, self._precision, self._kv_dtype = division, links, p, kv_dtype
         self.part = division.part_of(model)
-        self.stages = stages(self.part, division.pp)
+        self.stages = stages(model, self.part, division.pp)
         costs = {
             layers: Roofline(replace(self.part, layers=layers), hardware, p, kv_dtype, division.groups)
             for layers in {stage.model.layers for stage in self.stages}
@@ -231,7 +226,8 @@ class Divided:
         """Return the time of the rows between two stages. With tp each device sends its part."""
         if self.division.pp == 1:
             return 0.0
-        return self._links.seconds("send", 2, self._rows(shape) / self.division.tp)
+        beside = any(layer.embedded for layer in self.part.layers)  # the tokens as embedded go along
+        return self._links.seconds("send", 2, self._rows(shape) * (1 + beside) / self.division.tp)
 
     def _rows(self, shape: StepShape) -> float:
         """Return the bytes of a row for each token."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -138,8 +138,11 @@ class Filling:
         or the last one of scales for each output."""
         tensor = self.tensors[field]
         dim = tensor.ndim - (1 if field == "scale_O" else 2)
-        total = sum(self.parts.values())
-        return list(tensor.split([rows * tensor.shape[dim] // total for rows in self.parts.values()], dim))
+        *ends, total = accumulate(self.parts.values())
+        how = None if self.held is None else self.held.format
+        if field == "scale_SC" and isinstance(how, Fp8Format) and how.block:  # the last part need not fill its blocks
+            return list(tensor.tensor_split([end // BLOCK for end in ends], dim))
+        return list(tensor.tensor_split([end * tensor.shape[dim] // total for end in ends], dim))
 
 
 def empty(

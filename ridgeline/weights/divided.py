@@ -99,7 +99,7 @@ def whole_decoder(decoder: Decoder) -> Decoder:
     return Decoder(
         mesh.with_own_experts(spec),
         decoder.ops,
-        dtype=next(decoder.parameters()).dtype,
+        dtype=decoder.dtype,
         device=torch.device("meta"),
         max_positions=1,
         scheme_of=lambda name: modules[name].scheme,
@@ -141,19 +141,20 @@ def check_divided(decoder: Decoder, whole: Decoder) -> None:
             block = (
                 filling.held is not None and isinstance(filling.held.format, Fp8Format) and filling.held.format.block
             )
-            if block and own.parts != each.parts and any(rows % BLOCK for rows in _rows(own, filling)):
+            if block and own.parts != each.parts and any(rows % BLOCK for rows in _divided_rows(own, each, filling)):
                 raise ModelLoadError(
                     f"{TP} {decoder.tp.size} divides blocks of {BLOCK} outputs of {name}; choose another number."
                 )
 
 
-def _rows(module: Linear | ExpertStack, filling: Filling) -> Iterable[int]:
-    """Return the rows of all that ranks divide one by one in a filling."""
-    if isinstance(module, ExpertStack):
+def _divided_rows(own: Linear | ExpertStack, whole: Linear | ExpertStack, filling: Filling) -> Iterable[int]:
+    """Return a rank's rows of all that ranks divide in a filling."""
+    if isinstance(own, ExpertStack) or isinstance(whole, ExpertStack):
         return filling.parts.values()
-    if sum(filling.parts.values()) == sum(module.parts):
-        return module.columns
-    return (rows for part in filling.parts for rows in module.columns_of(part))
+    everything = sum(filling.parts.values()) == sum(own.parts)
+    numbers = range(len(own.parts)) if everything else list(filling.parts)
+    columns = zip(*([rows for n in numbers for rows in each.columns_of(n)] for each in (own, whole)), strict=True)
+    return (rows for rows, all_of_them in columns if rows != all_of_them)
 
 
 def _check_inputs(name: str, filling: Filling, inputs: int, tp: int) -> None:

@@ -14,12 +14,14 @@ from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig
 from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.latent_spec import LatentAttentionSpec
 from ridgeline.core.model_spec import ModelSpec, with_draft
 from ridgeline.core.rebalancing import MOST
 from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING, Speculation
 from ridgeline.core.state_spec import DTYPE_BYTES, RecurrentSpec
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
+from ridgeline.kernels.latent_attention.cost import parts_bytes
 from ridgeline.parallel.scan import SHORT, TOLD_BYTES, TOLD_COPIES, piece_bytes
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
 from ridgeline.worker.speculation.lookahead import pool_bytes
@@ -94,13 +96,22 @@ def activation_bytes(
 
     max_scored: positions that are scored, if rows have several, since they verify drafts.
     """
-    scored = 0 if model.pooling is not None and not model.pooling.tokens else model.vocab_size
-    sampling_tables = max_seqs * (scored if model.pooling is None else 1) * 5
-    per_seq = scored * 4 * 3
+    entries = 0 if model.pooling is not None and not model.pooling.tokens else model.vocab_size
+    sampling_tables = max_seqs * (entries if model.pooling is None else 1) * 5
+    per_seq = entries * 4 * 3
     per_token = int(step_bytes_per_token(model, dtype_bytes))
     if model.stage is not None:
         per_token += 3 * model.handed_width * dtype_bytes
-    return max_tokens * per_token + (max_scored or max_seqs) * per_seq + sampling_tables + WORKSPACE_BYTES
+    scored = max_scored or max_seqs
+    workspace = max(WORKSPACE_BYTES, _parts_bytes(model, max_seqs, scored))
+    return max_tokens * per_token + scored * per_seq + sampling_tables + workspace
+
+
+def _parts_bytes(model: ModelSpec, max_seqs: int, scored: int) -> int:
+    """Return the bytes of what a layer of latent attention adds up, in a step whose rows verify drafts."""
+    mixers = {layer.mixer for layer in model.layers if isinstance(layer.mixer, LatentAttentionSpec)}
+    each = -(-scored // max(1, max_seqs))
+    return max((parts_bytes(max_seqs, each, num_heads=m.num_heads, rank=m.rank) for m in mixers), default=0)
 
 
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int, forms: Iterable[HeldMatrix] = ()) -> int:

@@ -162,7 +162,7 @@ class Segments:
         sleep: SleepMemory | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        parameter = next(decoder.parameters())
+        dtype, device = decoder.dtype, next(decoder.parameters()).device
         self.decoder = decoder
         self.slots = slots
         self._ops = ops
@@ -172,8 +172,8 @@ class Segments:
         self._recurs = any(group.spec.exact for group in layout.groups)
         layers = decoder.spec.layers + (() if proposer is None else proposer.layers)
         model = replace(decoder.spec, layers=layers)
-        self.states = States(layout, model, parameter.dtype, parameter.device, ops, self._ring, sleep)
-        self._before_TM = torch.zeros(0, decoder.spec.handed_width, dtype=parameter.dtype, device=parameter.device)
+        self.states = States(layout, model, dtype, device, ops, self._ring, sleep)
+        self._before_TM = torch.zeros(0, decoder.spec.handed_width, dtype=dtype, device=device)
         self._tallies = [module.tally_E for module in decoder.modules() if isinstance(module, Experts)]
         self.proposer, self._drafts_SD = proposer, None if proposer is None else proposer.drafts_SD
         self.widths: tuple[int, ...] = ()  # drafts of a row, where all rows of a step verify as many
@@ -181,7 +181,7 @@ class Segments:
             self.widths = verified_widths(proposer.drafts_SD.shape[1], whole=proposer.tree_SN is not None)
         self.each = 1 + max(self.widths, default=0)  # tokens of a row that verifies drafts, at most
         self.columns = 1 if proposer is None else 1 + proposer.depth  # tokens that a row emits, at most
-        self.mailbox = Mailbox(Outcome.size(slots.dummy, self.columns), ops, parameter.device)
+        self.mailbox = Mailbox(Outcome.size(slots.dummy, self.columns), ops, device)
 
     def inputs(
         self,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
+from ridgeline.kernels.latent_attention import torch_ops
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.latent_attention.op import (
     CASES,
@@ -249,6 +250,49 @@ def test_a_chain_is_a_causal_row(device: str) -> None:
     tree = Tree((2 << torch.arange(8, device=device).repeat(2)) - 1, base_T)
     out = latent_attention(q_THL, q_THY, cache_NPW, replace(batch, tree=tree), scale=scale_of(case))
     assert worst(out, expected) <= EXACT
+
+
+# Plain torch
+
+
+SMALL = {"QUERIES": 24, "SCORES": 600, "GATHERED_BYTES": 1 << 12}  # so that short rows have tiles and stretches
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_torch_form_equals_the_reference(case: Case, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SMALL.items() if small else ():
+        monkeypatch.setattr(torch_ops, name, value)
+    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device("cpu"))
+    expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
+    for _ in range(2):  # the second layer finds what the first one has made
+        found = torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
+        assert worst(found, expected) <= EXACT
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("rows", STEPS, ids=str)
+def test_the_torch_form_knows_trees(
+    rows: tuple[tuple[int, int, int], ...], small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SMALL.items() if small else ():
+        monkeypatch.setattr(torch_ops, name, value)
+    case = Case(rows=tuple((queries, before + nodes) for nodes, queries, before in rows))
+    q_THL, q_THY, cache_NPW, batch = trees_of(rows, case, "cpu")
+    expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
+    found = torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
+    assert worst(found, expected) <= EXACT
+
+
+def test_the_torch_form_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many keys, heads and queries there are: what it gathers and scores at once is bounded."""
+    made, product = list[int](), Tensor.__matmul__
+    monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: (made.append(len(a) * b.shape[-1]), product(a, b))[1])
+    case = Case(rows=((64, 30_000),), num_heads=128, rank=32, rope_dim=16, block_size=64)
+    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device("cpu"))
+    torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=1.0)
+    assert max(made) <= torch_ops.SCORES
+    assert sum(made) > 64 * 128 * 30_000
 
 
 # Deterministic results

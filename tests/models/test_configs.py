@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from ridgeline.core.delta_spec import GatedDeltaSpec
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.latent_spec import LatentAttentionSpec
 from ridgeline.core.model_spec import RopeSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
@@ -1302,10 +1303,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob to True; it must be false"),
     ("deepseek_v2", {"attention_bias": True}, "attention_bias without q_lora_rank"),
     ("deepseek_v3", {"qk_rope_head_dim": 63}, "qk_rope_head_dim to 63; it must be an even number"),
+    ("deepseek_v2", {"mlp_bias": True}, "mlp_bias to True; it must be false in a mixture of experts"),
+    ("deepseek_v3", {"partial_rotary_factor": 0.5}, "rotates 32 of the 64 numbers of qk_rope_head_dim"),
+    (
+        "glm4_moe_lite",
+        {"mlp_layer_types": 1},
+        "mlp_layer_types to 1; it must be a list with an entry for each of the 47",
+    ),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types to .*each of the 47 layers"),
     ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank to 0; it must be a whole number of at least 1"),
     ("deepseek_v3", {"q_lora_rank": "wide"}, "q_lora_rank to 'wide'; it must be a whole number"),
     ("deepseek_v3", {"n_group": 7}, "n_group to 7; it must be a divisor of the 256 of n_routed_experts"),
-    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types to .*dense for the first layers"),
+    (
+        "glm4_moe_lite",
+        {"mlp_layer_types": ["sparse", *["dense"] * 46]},
+        "mlp_layer_types to .*dense for the first layers",
+    ),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv to 8.0.*are not clipped"),
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func to 'softmax'; it must be sigmoid"),
     ("minimax_m2", {"attn_type_list": [0, 1] * 31}, "attn_type_list to .*; it must be 1 .* for each layer"),
@@ -1454,6 +1467,23 @@ def test_absent_entries_of_gated_delta_rules_take_transformers_defaults(kind: st
         assert mixture.intermediate_size == oracle.moe_intermediate_size
         assert mixture.shared is not None
         assert mixture.shared.intermediate_size == oracle.shared_expert_intermediate_size
+
+
+def test_what_files_hold_behind_the_last_layer_of_latents_is_passed_over() -> None:
+    """Though the config counts no layer that drafts."""
+    for config in (LATENT["deepseek_v3"], LATENT["glm4_moe_lite"]):
+        for count in (0, 1):
+            spec = model_config({**config, "num_nextn_predict_layers": count}).spec
+            assert spec.unused == (f"model.layers.{config['num_hidden_layers']}.",)
+
+
+def test_null_is_false_where_transformers_says_so() -> None:
+    config = {**LATENT["deepseek_v3"], "norm_topk_prob": None, "rope_interleave": None}
+    layer = model_config(config).spec.layers[-1]
+    assert isinstance(layer.feed_forward, ExpertsSpec)
+    assert not layer.feed_forward.routing.renormalize
+    assert isinstance(layer.mixer, LatentAttentionSpec)
+    assert not layer.mixer.interleaved
 
 
 def test_minimax_rotates_as_many_dimensions_as_it_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from ridgeline.cli import app
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.stages import deal, stage_of
 from ridgeline.kernels.attention.cost import visible
 from ridgeline.perf.division import Divided, Division, _prompt, stages
 from ridgeline.perf.divisions import compare, divisions, quickest
@@ -24,6 +27,8 @@ from ridgeline.perf.parts import Reach
 from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.precision import precision
 from ridgeline.perf.roofline import Roofline
+from ridgeline.weights.loader import read_model_config
+from tests import tiny_models
 from tests.perf.models import CONFIGS, spec
 
 H200 = find("H200").attained()
@@ -52,12 +57,18 @@ def divided(model: str = "llama-8b", between: Links | None = None, **axes: int) 
 def test_stages_hold_the_model_once(model: str, pp: int) -> None:
     whole, whose = spec(model), divided(model, pp=pp)
     assert [layer for stage in whose.stages for layer in stage.model.layers] == list(whole.layers)
-    sizes = [len(stage.model.layers) for stage in whose.stages]
-    assert max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True), "the last one scores too"
+    assert [len(stage.model.layers) for stage in whose.stages] == list(deal(whole, pp)), "as the engine deals them out"
+    bytes_of = [weights - 2 * whole.hidden_size for weights in whose.weights]
+    layer = (whose.weights[1] if pp > 2 else bytes_of[0]) / len(whose.stages[1].model.layers)
+    assert max(bytes_of) - min(bytes_of) <= 2 * layer + twice_of(whole)
     norms = 2 * whole.hidden_size * (pp - 1)  # every stage's count has the final norm
     twice = 2 * whole.vocab_size * whole.hidden_size if whole.tie_word_embeddings else 0
     assert sum(whose.weights) == weight_bytes(whole, BF16) + norms + twice
+
+
+def twice_of(model: ModelSpec) -> int:
+    """Bytes of the table of tokens, which the first stage has besides."""
+    return 2 * model.vocab_size * model.hidden_size
 
 
 def test_ranks_of_every_axis_hold_their_share() -> None:
@@ -65,9 +76,11 @@ def test_ranks_of_every_axis_hold_their_share() -> None:
     layers = parameters(LLAMA).products
     assert divided(tp=4).weights[0] == pytest.approx(whole.weights[0] / 4, rel=1e-3)
     assert divided(cp=4).weights == whole.weights
-    assert divided(tp=2, pp=2).weights[1] == pytest.approx(layers / 2 + LLAMA.vocab_size * 4096, rel=1e-3)
+    assert divided(tp=2, pp=2).weights[1] == pytest.approx(layers * 15 / 32 + LLAMA.vocab_size * 4096, rel=1e-3)
     kv = {"block_size": 16, "max_chunk": 64}
-    for axes in ({"tp": 4}, {"cp": 4}, {"pp": 4}):
+    staged = divided(pp=4)
+    assert [staged.kv_per_token(stage) * 32 / whole.kv_per_token(0) for stage in range(4)] == list(deal(LLAMA, 4))
+    for axes in ({"tp": 4}, {"cp": 4}):
         own = divided(**axes)
         assert own.kv_per_token(0) == whole.kv_per_token(0) / 4
         assert own.kv_per_request(0, 8192, **kv) == whole.kv_per_request(0, 8192, **kv) / 4
@@ -252,4 +265,20 @@ def test_the_verbs_compare_and_explain(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_stages_of_a_part() -> None:
-    assert [(stage.first, stage.last) for stage in stages(LLAMA, 3)] == [(True, False), (False, False), (False, True)]
+    assert [(stage.first, stage.last) for stage in stages(LLAMA, LLAMA, 3)] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+
+
+def test_stages_hold_and_hand_on_what_zamba_needs(tmp_path: Path) -> None:
+    """Each stage that uses a block of shared weights has it, and the tokens as embedded go along."""
+    tiny_models.save("zamba2", tmp_path)
+    model, between = read_model_config(tmp_path).spec, links(0.0, 1e9)
+    staged = Divided(model, Division(pp=2), H200, between, BF16, "bfloat16")
+    held = [stage.model.layers for stage in staged.stages]
+    counts = deal(model, 2)
+    assert held == [stage_of(model, stage, counts).layers for stage in range(2)]
+    assert sum(staged.weights) > weight_bytes(model, BF16) * 1.05
+    assert staged.decode(1, 10).pp == pytest.approx(2 * model.hidden_size * 2 / 1e9)

@@ -60,6 +60,31 @@ def test_requests_get_the_tokens_of_one_device(family: str, tiny_model: Callable
     assert_same(got, want)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma2"])
+def test_later_stages_compute_in_the_model_s_dtype(family: str, dtype: str, tiny_model: Callable[[str], Path]) -> None:
+    """Their first parameter may be a norm's weight, which is float32 where it has an offset."""
+    folder = tiny_model(family)
+    with rig(folder, dtype=dtype, **ROOM) as one:
+        want = one.run(*asked())
+    with staged(folder, 2, dtype=dtype, **ROOM) as own:
+        got = own.run(*asked())
+        assert own.errors == []
+    assert {name: outcome.tokens for name, outcome in got.items()} == {n: outcome.tokens for n, outcome in want.items()}
+
+
+def test_a_stage_without_shared_blocks_hands_on_whole_embeddings(tmp_path: Path) -> None:
+    """Its ranks must not leave the table's sum to somebody else."""
+    kinds = ["mamba", "hybrid", "mamba", "hybrid"]
+    tiny_models.save("zamba2", tmp_path, layers_block_type=kinds, num_mem_blocks=1)
+    with rig(tmp_path, **ROOM) as one:
+        want = one.run(*asked())
+    with staged(tmp_path, 2, tensor_parallel_size=2, pipeline_layer_partition="1,3", **ROOM) as own:
+        got = own.run(*asked())
+        assert own.errors == []
+    assert_same(got, want)
+
+
 @pytest.mark.parametrize("stages", [3, 4])
 @pytest.mark.parametrize("family", [pytest.param(family, marks=pytest.mark.thorough) for family in DEEPER])
 def test_more_stages_give_the_same(family: str, stages: int, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike
 
 from ridgeline.core.cost import Cost
 
+ITEM_PAIRS = 512  # tokens times heads of an item, at most, where a program takes only some of its queries
+
 
 def write_kv_cost(tokens: int, num_kv_heads: int, head_dim: int, *, itemsize: float, kv_itemsize: float) -> Cost:
     """Count each token's key and value as read once and written once, and an int32 place as read."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.cascade import make_cascade, pieces_of
+from ridgeline.kernels.attention.cost import ITEM_PAIRS
 from ridgeline.kernels.attention.op import Schedule
 from ridgeline.kernels.launch import compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.tree import NODES
@@ -38,7 +39,6 @@ DOT_ROWS = 16  # rows of the smallest matrix product: heads of a group times tok
 # heads fewer: these fit the registers of an item (sm_90, 16 bits: 250 of heads of 128, 214 of heads of 512).
 EQUAL_ROWS, EQUAL_WIDE_ROWS, NARROW_BYTES = 64, 32, 256
 HOPPER_TOKENS = 256  # in smaller steps a tile of 128 queries of one head is mostly empty
-ITEM_PAIRS = 512  # the same where a program takes only some of an item's queries: as many tokens times heads
 TILE_ROWS = 128  # queries of a tile, tokens times heads of a group
 TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of 512 in 16 bits their sums spill
 # Steps of fewer tokens take smaller tiles, so that there are more of them: 128 tokens of Qwen3-0.6B went from 7.5 to

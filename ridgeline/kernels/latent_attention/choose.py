@@ -44,6 +44,8 @@ def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.dev
     deterministic results would depend on what runs beside a request."""
     least = min(MOST_QUERIES, max(16, triton.next_power_of_2(queries)))
     padded = triton.next_power_of_2(rank)
+    if padded > 512:  # which no known model has: as little as can be
+        return Cut(16, 16, warps=8, stages=1, keys_first=False)
     if itemsize > 2:  # no tensor cores; queries of 32 bits fill the shared memory
         return Cut(16, 16, warps=4 if padded < 512 else 8, stages=1, keys_first=False)
     if torch.version.hip is not None:

@@ -13,13 +13,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.attention.cost import visible
+from ridgeline.kernels.attention.cost import ITEM_PAIRS, visible
+
+MOST_PROGRAMS = 512  # of two for each multiprocessor, of which large GPUs have 132 to 304
 
 
 def latent_kv_cost(tokens: int, *, num_heads: int, rank: int, rope_dim: int, itemsize: float) -> Cost:
     """Count each token's latent, its rotated part and those of its queries as read once and written once, and an int32
     place as read. Weights and angles are left out."""
     return Cost(tokens * (2 * (rank + rope_dim + num_heads * rope_dim) * itemsize + 4), 0.0)
+
+
+def parts_bytes(rows: int, tokens_each: int, *, num_heads: int, rank: int) -> int:
+    """Return the most memory that the parts of short rows take until they are added up on a GPU (`attention_schedule`):
+    there are as many items as rows, and as many more as rows or as its multiprocessors want."""
+    pairs = max(16, num_heads, min(ITEM_PAIRS, tokens_each * num_heads))
+    return (rows + max(rows, MOST_PROGRAMS)) * pairs * (rank + 1) * 4
 
 
 def latent_attention_cost(

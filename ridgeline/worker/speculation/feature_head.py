@@ -49,7 +49,7 @@ class FeatureHead:
         self.head, self.layers, self.taps = head, head.spec.layers, head.spec.taps
         self._slots, self._draws, self.passes = slots, draws, Passes(slots, block_size, ops)
         self.drafts_SD, self.tree_SN, self.depth = draws.drafts_SD, draws.tree_SN, draws.depth
-        num_slots, device, dtype = slots.dummy + 1, slots.device, next(head.parameters()).dtype
+        num_slots, device, dtype = slots.dummy + 1, slots.device, head.dtype
         self.feature_SM = torch.zeros(num_slots, head.spec.width, dtype=dtype, device=device)
         self.known_S = torch.zeros(num_slots, dtype=torch.bool, device=device)
         self.backlog = Backlog.of(slots, self.layers, self.feature_SM)
