@@ -69,7 +69,7 @@ def divisions(gpus: int, *, experts: bool) -> Iterator[tuple[Division, int]]:
         for groups in factors if experts else (1,):
             for whole in {1, tp} if experts and groups == 1 else {tp * groups}:
                 for pp in factors:
-                    for cp in factors if groups == 1 else (1,):
+                    for cp in factors if groups == pp == 1 else (1,):  # stages divide no tokens
                         if gpus % (tp * groups * pp * cp) == 0:
                             division = Division(tp=tp, pp=pp, ep=whole if experts else 1, cp=cp)
                             yield division, gpus // division.devices

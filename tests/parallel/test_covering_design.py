@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from ridgeline.core.request import Request
 from ridgeline.ranks import member
 from ridgeline.worker.state import context
 from tests import tiny_models
-from tests.driving import Outcome, ask, rig
+from tests.driving import Outcome, ask
 from tests.ranks.stages import Stages, meshed
 from tests.ranks.test_pipeline import assert_same
 
@@ -112,16 +111,6 @@ def asked() -> list[Request]:
         ask("found", [*LONG[:20], 7], max_tokens=5, seed=1, temperature=1.0, logprobs=0),
         ask("penalties", [9] * 9, max_tokens=6, repetition_penalty=1.3, presence_penalty=0.5, logprobs=1),
     ]
-
-
-@pytest.fixture(scope="module")
-def one_device(tiny_model: Callable[[str], Path]) -> Callable[[str], dict[str, Outcome]]:
-    @cache
-    def outcomes(family: str) -> dict[str, Outcome]:
-        with rig(tiny_model(family)) as one:
-            return one.run(*asked())
-
-    return outcomes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.weights.loader import load_weights, read_model_config
 from tests import tiny_models
-from tests.driving import Outcome, rig
+from tests.driving import Outcome
 from tests.models.test_linear import CONFIGS, KIMI, NORM, filled
 from tests.parallel.test_covering_design import asked
 from tests.parallel.test_divided_models import CPU, OPS, TOKENS, kept, numbers_of
@@ -55,16 +54,6 @@ LINEAR["kimi"] = replace(
     LINEAR["gla"],
     layers=(LayerSpec(mixer=replace(KIMI, heads=4), feed_forward=MLPSpec(intermediate_size=40), norm=NORM),) * 2,
 )
-
-
-@pytest.fixture(scope="module")
-def one_device(tiny_model: Callable[[str], Path]) -> Callable[[str], dict[str, Outcome]]:
-    @cache
-    def outcomes(family: str) -> dict[str, Outcome]:
-        with rig(tiny_model(family)) as one:
-            return one.run(*asked())
-
-    return outcomes
 
 
 @pytest.mark.parametrize(

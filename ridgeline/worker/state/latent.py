@@ -60,28 +60,19 @@ class PagedLatents:
         )  # fmt: skip
 
     def _batch(self, heads: int, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
-        return RaggedBatch(
-            slots_R=rows.slots_R,
-            block_table_SC=block_table_SC,
-            start_R1=rows.start_R1,
-            kv_len_R=rows.kv_len_R,
+        schedule = self.ops.attention_schedule(
+            rows.start_R1,
+            rows.kv_len_R,
+            rows.slots_R,
+            num_tokens=rows.num_tokens,
             tokens_each=rows.tokens_each,
-            num_tokens_R=rows.num_tokens_R,
-            kv_bound_R=rows.kv_bound_R,
-            schedule=self.ops.attention_schedule(
-                rows.start_R1,
-                rows.kv_len_R,
-                rows.slots_R,
-                num_tokens=rows.num_tokens,
-                tokens_each=rows.tokens_each,
-                num_heads=heads,
-                num_kv_heads=1,
-                head_bytes=self._spec.width * self._itemsize,
-                item_queries=ITEM_QUERIES,
-                trees=rows.tree is not None,
-            ),
-            tree=rows.tree,
+            num_heads=heads,
+            num_kv_heads=1,
+            head_bytes=self._spec.width * self._itemsize,
+            item_queries=ITEM_QUERIES,
+            trees=rows.tree is not None,
         )
+        return rows.batch(block_table_SC, schedule)
 
     def layer(self, index: int) -> LatentLayer:
         return LatentLayer(self, self._heads[index], self.views[index])

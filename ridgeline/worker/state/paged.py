@@ -113,33 +113,23 @@ class PagedKV:
             )  # fmt: skip
 
     def _batch(self, way: Scheduled, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
-        return RaggedBatch(
-            slots_R=rows.slots_R,
-            block_table_SC=block_table_SC,
-            start_R1=rows.start_R1,
-            kv_len_R=rows.kv_len_R,
+        schedule = self.ops.attention_schedule(
+            rows.start_R1,
+            rows.kv_len_R,
+            rows.slots_R,
+            num_tokens=rows.num_tokens,
             tokens_each=rows.tokens_each,
-            num_tokens_R=rows.num_tokens_R,
-            kv_bound_R=rows.kv_bound_R,
-            schedule=self.ops.attention_schedule(
-                rows.start_R1,
-                rows.kv_len_R,
-                rows.slots_R,
-                num_tokens=rows.num_tokens,
-                tokens_each=rows.tokens_each,
-                num_heads=way.num_heads,
-                num_kv_heads=self._spec.num_kv_heads,
-                window=self._spec.window,
-                cache_NGPD=None if way.capped or way.alibi else self._for_hopper,
-                prefix_4R=rows.prefix_4R,
-                alibi=way.alibi,
-                head_bytes=self._spec.head_dim * self._dtype.itemsize,
-                widened=self._wide is not None,
-                trees=rows.tree is not None,
-            ),
-            wide=self._wide,
-            tree=rows.tree,
+            num_heads=way.num_heads,
+            num_kv_heads=self._spec.num_kv_heads,
+            window=self._spec.window,
+            cache_NGPD=None if way.capped or way.alibi else self._for_hopper,
+            prefix_4R=rows.prefix_4R,
+            alibi=way.alibi,
+            head_bytes=self._spec.head_dim * self._dtype.itemsize,
+            widened=self._wide is not None,
+            trees=rows.tree is not None,
         )
+        return rows.batch(block_table_SC, schedule, self._wide)
 
     def layer(self, index: int) -> PagedLayer:
         return PagedLayer(self, self._ways[index], *self.views[index], self.scales[index])

@@ -22,6 +22,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.model_spec import ModelSpec
 from ridgeline.core.plan import CopyBlocks
 from ridgeline.core.registry import Registry
+from ridgeline.kernels.attention.op import RaggedBatch, Schedule
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.tree import Tree
 from ridgeline.parallel.ring import SOLO, Ring
@@ -83,6 +84,23 @@ class DeviceRows:
     verify_R: np.ndarray | None = None
     share: Stripes | Stretches | None = None
     tree: Tree | None = None
+
+    def batch(
+        self, block_table_SC: Tensor, schedule: Schedule | None, wide: tuple[Tensor, Tensor] | None = None
+    ) -> RaggedBatch:
+        """Return the rows as attention takes them. wide: as in `RaggedBatch`."""
+        return RaggedBatch(
+            slots_R=self.slots_R,
+            block_table_SC=block_table_SC,
+            start_R1=self.start_R1,
+            kv_len_R=self.kv_len_R,
+            tokens_each=self.tokens_each,
+            num_tokens_R=self.num_tokens_R,
+            kv_bound_R=self.kv_bound_R,
+            schedule=schedule,
+            wide=wide,
+            tree=self.tree,
+        )
 
 
 class Verified(NamedTuple):
