@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import attention_of
 from ridgeline.core.request import Preemption
-from ridgeline.core.sharding import part_of
-from ridgeline.core.stages import deal
 from ridgeline.layers.linear import Linear
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters
@@ -78,19 +75,6 @@ def test_published_sizes_are_those_that_their_makers_give() -> None:
     billions = {family: parameters(model_config(PUBLISHED[family]).spec).total / 1e9 for family in HYBRIDS}
     given = {"lfm2": 1.17, "lfm2_moe": 8.34, "jamba": 51.6, "falcon_h1": 7.59, "zamba2": 2.66}
     assert billions == pytest.approx(given, rel=5e-3)
-
-
-@pytest.mark.parametrize("family", HYBRIDS)
-def test_divisions_are_refused_in_one_sentence(family: str, tiny_model: TinyModel) -> None:
-    spec = read_model_config(tiny_model(family)).spec
-    kind = next(layer.mixer.kind for layer in spec.layers if layer.mixer.kind != "attention")
-    for asked in ({"tp": 2}, {"tp": 1, "sources": 2}):
-        with pytest.raises(
-            InvalidConfig, match=rf"does not divide layers with a mixer of the kind '{kind}' yet; leave"
-        ):
-            part_of(spec, **asked)
-    with pytest.raises(InvalidConfig, match=r"leave pipeline_parallel_size out\.$"):
-        deal(spec, 2)
 
 
 def test_layers_with_two_states_have_keys_and_values_first(tiny_model: TinyModel) -> None:

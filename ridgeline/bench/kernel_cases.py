@@ -29,6 +29,9 @@ from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gated_norm import op as gated_norm
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
+from ridgeline.kernels.head_linear import op as head_linear
+from ridgeline.kernels.latent_attention import op as latent
+from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.kernels.output_gate import op as output_gate
@@ -108,6 +111,16 @@ REAL: Mapping[str, Sequence[Any]] = {
             (16, 64, 1024),
         )
     ],
+    "latent_attention": [  # DeepSeek-V3 on eight devices, and all of its heads on one
+        latent.Case(rows=((new, cached),) * rows, num_heads=h, rank=512, rope_dim=64, key_dim=128, block_size=64)
+        for h in (16, 128)
+        for rows, new, cached in ((1, 1, 8192), (64, 1, 8192), (256, 1, 1088), (1, 2048, 2048))
+    ],
+    "head_linear": [
+        head_linear.Case(tokens, 16, *sizes, backwards=sizes[0] == 128)
+        for tokens in (1, 64, 8192)
+        for sizes in ((128, 512), (512, 128))
+    ],
     "sample": [SampleCase(rows, 128_256) for rows in (1, 64, 256)],
 }
 
@@ -144,6 +157,11 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield _attention(c)
     for c in cases("decode_attention", decode.CASES):
         yield _decode_attention(c)
+    for c in cases("latent_attention", latent.CASES):
+        yield from _latent_attention(c)
+    for c in cases("head_linear", head_linear.CASES):
+        label = f"{c.tokens}x{c.heads}x{c.outputs}x{c.inputs}"
+        yield Subject(head_linear.HEAD_LINEAR, label, c.inputs_of, _head_linear(c), slack=c.inputs)
     for c in cases("sample", SAMPLE_CASES):
         yield Subject(sampling.SAMPLE, f"{c.rows}x{c.vocab_size}", c.inputs, _sample(c))
         yield Subject(NOISED, f"{c.rows}x{c.vocab_size}", c.inputs, _noised(c))
@@ -227,6 +245,34 @@ def _attention(c: attention.Case) -> Subject:
         epsilons=8,  # two products and the output; the weights sum to one, so the length does not matter
         options={"scale": c.head_dim**-0.5, "window": c.window},
     )
+
+
+def _latent_attention(c: latent.Case) -> Iterator[Subject]:
+    """Yield the subjects of one latent attention, and of the launch that fills its cache."""
+    new_R, kv_R = zip(*c.rows, strict=True)
+    sizes: Any = {"num_heads": c.num_heads, "rank": c.rank, "rope_dim": c.rope_dim}
+    rows = f"{len(new_R)}x {new_R[0]}/{kv_R[0]}" if len(set(c.rows)) == 1 else str(c.rows).replace(" ", "")
+    label = f"{rows} heads {c.num_heads}x({c.rank}+{c.rope_dim})"
+    yield Subject(
+        latent.LATENT_KV,
+        label,
+        partial(latent.make_kv_case, c),
+        lambda item: latent_kv_cost(sum(new_R), **sizes, itemsize=item),
+    )
+    yield Subject(
+        latent.LATENT_ATTENTION,
+        label,
+        partial(latent.make_case, c),
+        lambda item: latent_attention_cost(new_R, kv_R, **sizes, itemsize=item),
+        slack=max(kv_R),
+        epsilons=8,
+        options={"scale": (c.key_dim + c.rope_dim) ** -0.5},
+    )
+
+
+def _head_linear(c: head_linear.Case) -> Callable[[int], Cost]:
+    numbers = c.heads * (c.tokens * (c.inputs + c.outputs) + c.inputs * c.outputs)
+    return lambda item: Cost(numbers * item, 2.0 * c.tokens * c.heads * c.inputs * c.outputs)
 
 
 def _decode_attention(c: decode.DecodeCase) -> Subject:

@@ -23,6 +23,7 @@ from ridgeline.kernels.latent_attention.op import (
     latent_attention_reference,
     latent_kv_reference,
     make_case,
+    make_kv_case,
 )
 from ridgeline.kernels.tree import Tree
 from tests.kernels.trees import bits_of, drawn_parents, signed
@@ -357,23 +358,7 @@ def test_a_cut_depends_on_shapes_alone_and_fits() -> None:
 
 
 def kv_inputs(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
-    """Inputs as views of wider rows, with a cache whose blocks lie apart."""
-    tokens = sum(new for new, _ in case.rows)
-    generator = torch.Generator().manual_seed(1)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    q_THX = normal(tokens, case.num_heads, case.key_dim + case.rope_dim + 8).to(device, dtype)[..., 8:]
-    latent_TW = normal(tokens, case.rank + case.rope_dim + 24).to(device, dtype)[:, 8:-16]
-    angles = normal(64, case.rope_dim // 2)
-    cos_sin_ZY = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-    positions_T = torch.randint(64, (tokens,), generator=generator).to(device)
-    blocks = -(-tokens // case.block_size) + 2
-    place_T = torch.randperm(blocks * case.block_size, generator=generator)[:tokens].to(device)
-    weight_L = (1 + 0.1 * normal(case.rank)).to(device, dtype)
-    cache = torch.full((blocks, 2, case.block_size, case.rank + case.rope_dim), torch.nan, dtype=dtype, device=device)
-    return q_THX, latent_TW, weight_L, 1e-6, cos_sin_ZY, positions_T, case.interleaved, cache[:, 1], place_T
+    return make_kv_case(case, dtype, torch.device(device))
 
 
 def both(inputs: tuple[Any, ...]) -> list[list[Tensor]]:

@@ -64,6 +64,7 @@ class Tapped(head_oracle.Eagle3):
         hook = self.target.model.model.layers[-1].register_forward_hook(
             lambda _module, _inputs, output: found.append(output[0] if isinstance(output, tuple) else output)
         )
+        self.target._known.clear()  # so that the model runs under the hook
         states = self.target.states(tokens)
         hook.remove()
         return [*states[:-1], found[0].reshape(states[-1].shape)]

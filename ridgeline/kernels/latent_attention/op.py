@@ -21,6 +21,7 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,6 +180,25 @@ def make_case(
     )
     q_THL, q_THY = (part.contiguous() for part in q_THW.split((case.rank, case.rope_dim), dim=-1))
     return q_THL, q_THY, cache_NPW.to(device, dtype), batch
+
+
+def make_kv_case(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    """Return random arguments of `latent_kv` for a case: views of wider rows, and a cache whose blocks lie apart."""
+    tokens, generator = sum(new for new, _ in case.rows), torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    q_THX = normal(tokens, case.num_heads, case.key_dim + case.rope_dim + 8).to(device, dtype)[..., 8:]
+    latent_TW = normal(tokens, case.rank + case.rope_dim + 24).to(device, dtype)[:, 8:-16]
+    angles = normal(64, case.rope_dim // 2)
+    cos_sin_ZY = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    positions_T = torch.randint(64, (tokens,), generator=generator).to(device)
+    blocks = -(-tokens // case.block_size) + 2
+    place_T = torch.randperm(blocks * case.block_size, generator=generator)[:tokens].to(device)
+    weight_L = (1 + 0.1 * normal(case.rank)).to(device, dtype)
+    cache = torch.full((blocks, 2, case.block_size, case.rank + case.rope_dim), torch.nan, dtype=dtype, device=device)
+    return q_THX, latent_TW, weight_L, 1e-6, cos_sin_ZY, positions_T, case.interleaved, cache[:, 1], place_T
 
 
 LATENT_KV = Op(
