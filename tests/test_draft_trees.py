@@ -37,6 +37,7 @@ Draft = tuple[int, ...]  # the tokens from a row's last one on
 STATIC = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 1), (0, 0, 0), (0, 0, 2), (1, 0, 0), (0, 0, 0, 0)]"
 PATHS = static_tree_of(STATIC, 16).paths
 NODES, DEPTH = len(PATHS), 4
+LATENT = tuple(family for family in tiny_models.LATENT if family not in tiny_models.RECURRENT)
 DYNAMIC = {"num_speculative_tokens": 3, "eagle_topk": 3, "num_draft_tokens": 10}
 GREEDY = [
     ask("long", prompt(45, 1), max_tokens=20),  # its prompt runs in chunks
@@ -139,7 +140,7 @@ def texts_of(asked: Sequence[Any], answers: dict[str, Outcome]) -> list[list[int
     return [[*request.prompt_token_ids, *answers[request.id].tokens] for request in asked]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *LATENT])
 def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model(family)
     want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")

@@ -21,12 +21,9 @@ from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import read_model_config
 from ridgeline.worker.memory import activation_bytes
 from tests import tiny_models
-from tests.driving import rig
 from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH
 from tests.parallel.test_divided_models import kept, loaded, numbers_of
 from tests.parallel.threads import on_ranks
-from tests.test_draft_trees import DEPTH, Told, medusa_of, texts_of, trees
-from tests.test_speculation import Always, Fickle, check_same, plain, requests
 from tests.weights.quantized_files import SCHEMES, quantize
 
 # Names → billions of parameters, and bytes of a token in 16 bits: layers times (512 + 64) numbers
@@ -62,24 +59,6 @@ def test_parts_of_many_heads_and_drafts_are_planned_for() -> None:
     logits = 3 * 4 * model.vocab_size * 3072
     assert many - few - logits == 2048 * (512 - 128) * 513 * 4
     assert many - 4 * logits / 3 > 2048 * 512 * 512 * 4
-
-
-@pytest.mark.parametrize("family", [each for each in tiny_models.LATENT if each not in tiny_models.RECURRENT])
-def test_right_tokens_in_any_branch_change_no_token(
-    family: str, tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The vectors of nodes that stay move behind each other."""
-    folder = tiny_model(family)
-    want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
-    for how in (Always, Fickle):
-        with rig(folder, max_num_batched_tokens=64, **settings) as own:
-            Told(trees(own, how), texts_of(requests(0), want))
-            check_same(own.run(*requests(own.runner.decoder.spec.vocab_size)), want)
-            counts = own.engine.scheduler.figures().drafts
-            assert not own.errors
-        assert counts is not None
-        assert counts["accepted_tokens"] > 30
-        assert counts[f"accepted_tokens_per_pos: {DEPTH - 1}"] > 0
 
 
 @pytest.mark.parametrize("query_rank", [128, None])

@@ -629,7 +629,7 @@ RECURRENT = (
     *("mamba", "falcon_mamba", "mamba2", "bamba", "granite_hybrid", "granite_hybrid_moe"),
     *("nemotron_h", "nemotron_h_moe", "rwkv", "kimi_linear"),
 )
-DIVISIBLE = tuple(family for family in FAMILIES if family not in RECURRENT)
+ATTENDING = tuple(family for family in FAMILIES if family not in RECURRENT)
 
 # The plain feed-forwards of Kimi Linear, which transformers saves under the name of its mixtures, and the hub does not
 _PLAIN = re.compile(r"\.block_sparse_moe\.((?:gate|up|down)_proj\.)")

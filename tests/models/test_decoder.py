@@ -245,7 +245,7 @@ def test_greedy_continuations_are_varied_and_equal(family: str, tiny_model: Tiny
     assert len(set(theirs)) >= 8
 
 
-@pytest.mark.parametrize("family", tiny_models.DIVISIBLE)
+@pytest.mark.parametrize("family", tiny_models.ATTENDING)
 def test_gradients_equal_transformers(family: str, tiny_model: TinyModel) -> None:
     """For the trainer: every parameter gets transformers' gradient, through the fused weights. A correction of scores,
     which is a buffer there, gets none. The gated delta rule has no gradients."""

@@ -31,7 +31,7 @@ from tests.weights.test_kv_scales import scales_of, with_scales
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
 ACT_ORDER = [name for name in SCHEMES if "order" in name] + ["gptq 8 zeros", "gptq 3"]  # quantized with act order
-MIXTURES = [family for family in tiny_models.DIVISIBLE if "moe" in family or family in ("mixtral", "olmoe", "gpt_oss")]
+MIXTURES = [family for family in tiny_models.ATTENDING if "moe" in family or family in ("mixtral", "olmoe", "gpt_oss")]
 TOKENS = torch.arange(5, 29)
 
 
@@ -58,7 +58,7 @@ def divides(folder: Path, tp: int, *, whole_experts: bool = False) -> bool:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("family", tiny_models.DIVISIBLE)
+@pytest.mark.parametrize("family", tiny_models.ATTENDING)
 def test_ranks_together_score_as_one_device(family: str, tp: int, tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model(family)
     if not divides(folder, tp):

@@ -18,6 +18,7 @@ Legend:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,20 +283,27 @@ def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 
     """Return random (q_THD, k_cache, v_cache, batch) for a case. Rows have shuffled slots, and blocks are scattered
     over the cache."""
     generator = torch.Generator().manual_seed(seed)
-    num_rows, size = len(case.rows), case.block_size
-    columns = max(-(-kv // size) for _, kv in case.rows)
-    num_blocks = 1 + num_rows * columns
+    batch, num_blocks = scattered(case.rows, case.block_size, device, generator)
+    shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
+    tokens = sum(new for new, _ in case.rows)
+    q_THD = torch.randn(tokens, case.num_heads, case.head_dim, generator=generator)
+    k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
+
+
+def scattered(
+    rows: Sequence[tuple[int, int]], block_size: int, device: torch.device, generator: torch.Generator
+) -> tuple[RaggedBatch, int]:
+    """Return a batch of rows of (new tokens, tokens in the cache after them) with shuffled slots, whose blocks are
+    scattered over a cache, and the blocks of this cache."""
+    num_rows, columns = len(rows), max(-(-kv // block_size) for _, kv in rows)
     table_SC = torch.zeros(num_rows, columns, dtype=torch.int32)
     order = 1 + torch.randperm(num_rows * columns, generator=generator).to(torch.int32)
     slots = torch.randperm(num_rows, generator=generator)
-    for row, (_, kv) in enumerate(case.rows):
-        used = -(-kv // size)
+    for row, (_, kv) in enumerate(rows):
+        used = -(-kv // block_size)
         table_SC[slots[row], :used] = order[row * columns : row * columns + used]
-    shape = (num_blocks, case.num_kv_heads, size, case.head_dim)
-    counts = [new for new, _ in case.rows]
-    q_THD = torch.randn(sum(counts), case.num_heads, case.head_dim, generator=generator)
-    k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-    lengths = [kv for _, kv in case.rows]
+    counts, lengths = [new for new, _ in rows], [kv for _, kv in rows]
     batch = RaggedBatch(
         slots_R=slots.to(device),
         block_table_SC=table_SC.to(device),
@@ -305,7 +313,7 @@ def make_case(case: Case, dtype: torch.dtype, device: torch.device, seed: int = 
         num_tokens_R=np.array(counts, np.int32),
         kv_bound_R=np.array(lengths, np.int32),
     )
-    return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
+    return batch, 1 + num_rows * columns
 
 
 def no_schedule(

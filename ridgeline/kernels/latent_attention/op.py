@@ -23,11 +23,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.op import RaggedBatch, softmax_with_sinks
+from ridgeline.kernels.attention.op import RaggedBatch, scattered, softmax_with_sinks
 from ridgeline.kernels.op import Implementation, Op, on_cpu, on_gpu
 from ridgeline.kernels.tree import sight
 
@@ -153,31 +152,15 @@ def make_case(
 ) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
     """Return random (q_THL, q_THY, cache, batch). Rows have shuffled slots, and blocks are scattered over the cache,
     whose other cells are NaN."""
-    generator = torch.Generator().manual_seed(seed)
-    num_rows, size, width = len(case.rows), case.block_size, case.rank + case.rope_dim
-    columns = max(-(-kv // size) for _, kv in case.rows)
-    table_SC = torch.zeros(num_rows, columns, dtype=torch.int32)
-    order = 1 + torch.randperm(num_rows * columns, generator=generator).to(torch.int32)
-    slots = torch.randperm(num_rows, generator=generator)
-    cache_NPW = torch.full((1 + num_rows * columns, size, width), torch.nan)
-    for row, (_, kv) in enumerate(case.rows):
-        used = -(-kv // size)
-        blocks = order[row * columns : row * columns + used]
-        table_SC[slots[row], :used] = blocks
-        for index, block in enumerate(blocks.tolist()):
-            count = min(size, kv - index * size)
+    generator, width = torch.Generator().manual_seed(seed), case.rank + case.rope_dim
+    batch, num_blocks = scattered(case.rows, case.block_size, device, generator)
+    cache_NPW = torch.full((num_blocks, case.block_size, width), torch.nan)
+    for slot, (_, kv) in zip(batch.slots_R.tolist(), case.rows, strict=True):
+        for index, block in enumerate(batch.block_table_SC[slot, : -(-kv // case.block_size)].tolist()):
+            count = min(case.block_size, kv - index * case.block_size)
             cache_NPW[block, :count] = torch.randn(count, width, generator=generator)
-    counts, lengths = [new for new, _ in case.rows], [kv for _, kv in case.rows]
-    q_THW = torch.randn(sum(counts), case.num_heads, width, generator=generator).to(device, dtype)
-    batch = RaggedBatch(
-        slots_R=slots.to(device),
-        block_table_SC=table_SC.to(device),
-        start_R1=torch.tensor([0, *np.cumsum(counts).tolist()], device=device),
-        kv_len_R=torch.tensor(lengths, device=device),
-        tokens_each=counts[0] if len(set(counts)) == 1 else 0,
-        num_tokens_R=np.array(counts, np.int32),
-        kv_bound_R=np.array(lengths, np.int32),
-    )
+    tokens = sum(new for new, _ in case.rows)
+    q_THW = torch.randn(tokens, case.num_heads, width, generator=generator).to(device, dtype)
     q_THL, q_THY = (part.contiguous() for part in q_THW.split((case.rank, case.rope_dim), dim=-1))
     return q_THL, q_THY, cache_NPW.to(device, dtype), batch
 
