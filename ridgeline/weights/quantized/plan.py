@@ -165,8 +165,8 @@ def targets(
 
 
 def fused_parts(owner: nn.Module, sources: Sequence[Source], source: Source) -> Sequence[int] | None:
-    """Return the sizes of the projections that one of a module's tensors in the files holds, in our
-    order of rows below one another, if there are several."""
+    """Return the sizes of the projections that one of a module's tensors in the files holds, in our order of rows below
+    one another, if there are several."""
     if source.alternating:
         return None
     found: Sequence[int] = ()
