@@ -15,6 +15,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
+from ridgeline.worker.state import expanding, latent
 from tests import tiny_models
 
 TOLERANCE = 1e-4
@@ -125,6 +126,40 @@ def test_bfloat16_on_a_gpu_stays_near_the_oracle(family: str, open_llm) -> None:
     assert sorted(errors)[len(errors) // 2] < 0.05
     far = [error for error in errors if error >= 0.5]
     assert len(far) <= (len(errors) // 20 if hasattr(oracle(family).config, "num_experts_per_tok") else 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "minicpm3", "kimi_linear"])
+def test_logprobs_are_transformers_where_latents_of_long_rows_are_expanded(
+    family: str, device: str, open_llm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of three tokens count as long here, and two heads' keys and values of some 40 tokens as much memory, so that
+    steps mix both kinds of rows and long ones take turns."""
+    steps: list[tuple[int, bool]] = []
+    work = latent.PagedLatents._work
+
+    def seen(self: latent.PagedLatents, *given: object) -> latent.Work:
+        found = work(self, *given)  # type: ignore[arg-type]
+        steps.append((len(found.long), found.batch is not None))
+        return found
+
+    monkeypatch.setattr(latent.PagedLatents, "_work", seen)
+    monkeypatch.setattr(expanding, "worth_expanding", lambda tokens_R, kv_len_R, **_: tokens_R >= 3)
+    monkeypatch.setattr(expanding, "EXPANDED_BYTES", 4096)
+    llm = open_llm(family, **TIGHT, device=device)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3, prompt_logprobs=1)
+    for result in run(llm, PROMPTS, params):
+        check_prompt(family, result)
+        check_output(family, result.prompt_token_ids, result.outputs[0])
+    cached = 0
+    for result in run(llm, PROMPTS, params.replace(prompt_logprobs=None)):
+        cached += result.outputs[0].metrics.cached_tokens
+        check_output(family, result.prompt_token_ids, result.outputs[0])
+    assert cached > 0, "no prefix was found"
+    [alone] = run(llm, [list(range(80, 120))], params)
+    check_prompt(family, alone)
+    assert {(0, True), (1, True), (1, False)} <= set(steps)
+    assert max(long for long, _ in steps) > 1
 
 
 # ---- nothing else matters -------------------------------------------------------------------------------------------

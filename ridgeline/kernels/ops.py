@@ -14,6 +14,7 @@ from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.delta_attention.op import DELTA_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
+from ridgeline.kernels.expanded_attention.op import EXPANDED_ATTENTION
 from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
 from ridgeline.kernels.gated_delta.op import GATED_DELTA
 from ridgeline.kernels.gated_norm.op import GATED_NORM
@@ -53,6 +54,7 @@ class Ops:
 
     overrides: op name → implementation name ("reference" always exists).
     chosen: op name → the name of the implementation in use.
+    deterministic: no result for a token depends on the tokens beside it, so neither may the ops that compute it.
     """
 
     embedding = EMBEDDING
@@ -84,6 +86,7 @@ class Ops:
     latent_kv = LATENT_KV
     head_linear = HEAD_LINEAR
     latent_attention = LATENT_ATTENTION
+    expanded_attention = EXPANDED_ATTENTION
     output_gate = OUTPUT_GATE
     token_gate = TOKEN_GATE
     causal_conv = CAUSAL_CONV
@@ -119,6 +122,7 @@ class Ops:
         if unknown := sorted(set(wanted) - OPS.keys()):
             raise InvalidConfig(f"there is no op {unknown[0]!r}; known: {', '.join(OPS)}.")
         self.platform = platform
+        self.deterministic = DETERMINISTIC.items() <= wanted.items()
         if on_gpu(platform):
             settle_cache_keys()
         self.chosen = {name: op.chosen(platform, wanted.get(name)) for name, op in OPS.items()}

@@ -63,10 +63,9 @@ class DenseCausal:
         )
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
 
-    def attend_to_latents(
-        self, q_THL: Tensor, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents
-    ) -> Tensor:
-        """Attend as `layers.latent_attention.AttendsToLatents` does, without rounding."""
+    def attend_to_latents(self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents) -> Tensor:
+        """Attend as `layers.latent_attention.AttendsToLatents` does, without rounding, over keys and values that are
+        made of the latents."""
         spec = latents.spec
         kept_TW, q_THY = prepared(
             q_THX,
@@ -77,12 +76,13 @@ class DenseCausal:
             latents.angles(positions_T),
             spec.interleaved,
         )
-        q_BHSW = torch.cat((q_THL, q_THY), dim=-1).unflatten(0, (self.batch, -1)).transpose(1, 2)
-        kept_BGSW = kept_TW.unflatten(0, (self.batch, -1))[:, None]
-        attended = F.scaled_dot_product_attention(
-            q_BHSW, kept_BGSW, kept_BGSW[..., : spec.rank], is_causal=True, scale=spec.scale, enable_gqa=True
-        )
-        return attended.transpose(1, 2).flatten(0, 1)
+        latent_TL, r_TY = kept_TW.split((spec.rank, spec.rope_dim), dim=-1)
+        k_THK, v_THV = latents.expand.keys_and_values(latent_TL, slice(None))
+        q_THX = torch.cat((q_THX[..., : spec.key_dim], q_THY), dim=-1)
+        k_THX = torch.cat((k_THK, r_TY[:, None].expand(-1, spec.num_heads, -1)), dim=-1)
+        q_BHSX, k_BHSX, v_BHSV = (x.unflatten(0, (self.batch, -1)).transpose(1, 2) for x in (q_THX, k_THX, v_THV))
+        attended_BHSV = F.scaled_dot_product_attention(q_BHSX, k_BHSX, v_BHSV, is_causal=True, scale=spec.scale)
+        return attended_BHSV.transpose(1, 2).flatten(0, 1).flatten(1)
 
     def cached(self, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values as a cache would give them back: unchanged here."""

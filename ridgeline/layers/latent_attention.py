@@ -7,6 +7,7 @@ Legend:
     K  width of a query's part that is not rotated
     Y  width of the rotated part
     V  width of a value
+    J  cached tokens
     L  width of a latent
     W  L + Y, the numbers that are kept of a token
     X  columns of queries, or what they are made of
@@ -30,15 +31,17 @@ from ridgeline.layers.norm import Norm
 
 @dataclass(frozen=True)
 class Latents:
-    """The treatment of a layer's latents and rotated parts before the attention itself.
+    """What a layer does with latents and rotated parts.
 
     weight_L: of the latents' norm. cos_sin_ZY: the table of angles; where nothing rotates, one row of no angle.
+    expand: the projections of the heads.
     """
 
     spec: LatentAttentionSpec
     ops: Ops
     weight_L: Tensor
     cos_sin_ZY: Tensor
+    expand: Expand
 
     def angles(self, positions_T: Tensor) -> Tensor:
         """Return the row of each token in the table."""
@@ -48,19 +51,18 @@ class Latents:
 class AttendsToLatents(Protocol):
     """The state of one layer of latent attention: what it keeps of earlier tokens."""
 
-    def attend_to_latents(
-        self, q_THL: Tensor, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents
-    ) -> Tensor:
-        """Normalise and rotate the step's latents, keep them, and attend to all that is kept. Returns [T, H, L].
+    def attend_to_latents(self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents) -> Tensor:
+        """Normalise and rotate the step's latents, keep them, and attend to all that is kept. Returns the heads'
+        values, [T, H V].
 
-        q_THL: queries against the latents. q_THX: the same queries as they were projected, the rotated part last.
+        q_THX: queries as they were projected, the rotated part last.
         """
 
 
 class Expand(nn.Module):
     """The projections of latents to the heads' keys and values. The weight is [H (K + V), L], head by head, in plain
-    numbers whatever the files hold: queries and results are multiplied by it, one head at a time, and latents never
-    are."""
+    numbers whatever the files hold, since either side is multiplied by it: queries and results, one head at a time, or
+    the latents themselves."""
 
     fillings: ClassVar[tuple[()]] = ()
 
@@ -79,6 +81,14 @@ class Expand(nn.Module):
         """Return the heads' values of what was attended: [T, H V]."""
         _, values_HVL = self._parts()
         return self.ops.head_linear(attended_THL, values_HVL).flatten(1)
+
+    def keys_and_values(self, latent_JL: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """Return some heads' keys, without the rotated part, and values of latents: [J, H, K] and [J, H, V], parts of
+        one tensor."""
+        weight = self.weight.unflatten(0, (self._heads, -1))[heads].flatten(0, 1)
+        kv_JHX = self.ops.linear(latent_JL, weight, None).unflatten(1, (-1, sum(self._sizes)))
+        k_JHK, v_JHV = kv_JHX.split(self._sizes, dim=-1)
+        return k_JHK, v_JHV
 
     def _parts(self) -> tuple[Tensor, ...]:
         return self.weight.unflatten(0, (self._heads, -1)).split(self._sizes, dim=1)
@@ -116,7 +126,5 @@ class LatentAttention(nn.Module):
             q_TX, _ = self.query.normed(self.query_norm, q_TX, None)
         q_THX = q_TX.unflatten(-1, (spec.num_heads, -1))
         table_ZY = self.still_1Y if self.rotary is None else self.rotary.cos_sin_ZY
-        latents = Latents(spec, self.ops, self.latent_norm.weight, table_ZY)
-        q_THL = self.expand.queries(q_THX[..., : spec.key_dim])
-        attended_THL = state.attend_to_latents(q_THL, q_THX, latent_TW, positions_T, latents)
-        return self.out(self.expand.values(attended_THL)), residual_TM
+        latents = Latents(spec, self.ops, self.latent_norm.weight, table_ZY, self.expand)
+        return self.out(state.attend_to_latents(q_THX, latent_TW, positions_T, latents)), residual_TM

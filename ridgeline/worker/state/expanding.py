@@ -1,0 +1,145 @@
+"""Rows of latent attention that bring many tokens: which these are, and attention over keys and values made for them.
+
+Latents are gathered from the cache, whoever wrote them, and expanded for as many heads at once as fit a fixed amount of
+memory. So a prompt's first chunk, its later ones and what follows a hit in the prefix cache are treated alike.
+
+Legend:
+    R  rows
+    T  tokens of the step
+    J  cached tokens of the long rows
+    N  block ids
+    P  tokens per block
+    W  numbers that are kept of a token
+    H  heads
+    Y  width of the rotated part
+    V  width of a value
+    X  columns of a head's query
+    S  slots
+    C  columns of a block table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.latent_spec import LatentAttentionSpec
+from ridgeline.kernels.expanded_attention.cost import EXPANDED_BYTES, worth_expanding
+from ridgeline.kernels.expanded_attention.op import LongRows
+from ridgeline.layers.latent_attention import Latents
+from ridgeline.worker.state.states import DeviceRows
+from ridgeline.worker.upload import upload
+
+
+@dataclass(frozen=True)
+class Expanding:
+    """Long rows whose latents are expanded together. block_J, offset_J: where these lie in the cache."""
+
+    rows: LongRows
+    block_J: Tensor
+    offset_J: Tensor
+
+    def attend(self, out_THV: Tensor, q_THX: Tensor, q_THY: Tensor, cache_NPW: Tensor, latents: Latents) -> None:
+        """Store what the rows' tokens attend to. q_THX: queries as projected. q_THY: their rotated parts."""
+        spec, heads = latents.spec, out_THV.shape[1]
+        kept_JW = cache_NPW[self.block_J, self.offset_J]
+        latent_JL, r_JY = kept_JW.split((spec.rank, spec.rope_dim), dim=1)
+        each = _heads_at_once(spec, len(kept_JW), kept_JW.element_size())
+        for first in range(0, heads, each):
+            some = slice(first, min(first + each, heads))
+            k_JHK, v_JHV = latents.expand.keys_and_values(latent_JL, some)
+            q_THK = q_THX[:, some, : spec.key_dim]
+            latents.ops.expanded_attention(
+                out_THV[:, some], q_THK, q_THY[:, some], k_JHK, v_JHV, r_JY, self.rows, scale=spec.scale
+            )
+
+
+def long_rows(rows: DeviceRows, mixer: LatentAttentionSpec) -> np.ndarray:
+    """Return which rows had better be expanded: bool [R]. Rows of captured graphs, whose lengths the host does not
+    know, are not, and neither are trees."""
+    if rows.num_tokens_R is None or rows.kv_bound_R is None or rows.tree is not None:
+        return np.zeros(len(rows.slots_R), bool)
+    return worth_expanding(
+        rows.num_tokens_R, rows.kv_bound_R, key_dim=mixer.key_dim, rope_dim=mixer.rope_dim, value_dim=mixer.value_dim,
+        rank=mixer.rank,
+    )  # fmt: skip
+
+
+def without(rows: DeviceRows, long_R: np.ndarray) -> tuple[DeviceRows, Tensor]:
+    """Return the other rows, as if the step had no more, and which of its tokens are theirs."""
+    assert rows.num_tokens_R is not None
+    assert rows.kv_bound_R is not None
+    other_R = np.flatnonzero(~long_R)
+    counts_R = rows.num_tokens_R[other_R].astype(np.int64)
+    begin_R = (np.cumsum(rows.num_tokens_R, dtype=np.int64) - rows.num_tokens_R)[other_R]
+    start_R1 = np.concatenate([[0], np.cumsum(counts_R)])
+    token_T = np.arange(start_R1[-1]) + np.repeat(begin_R - start_R1[:-1], counts_R)
+    device, rows_R = rows.slots_R.device, len(other_R)
+    sent = upload(np.concatenate([other_R, start_R1, token_T]), device)
+    at_R, start, token = sent.split((rows_R, rows_R + 1, len(token_T)))
+    found = replace(
+        rows,
+        slots_R=rows.slots_R[at_R],
+        start_R1=start.to(rows.start_R1.dtype),
+        kv_len_R=rows.kv_len_R[at_R],
+        num_tokens=len(token_T),
+        tokens_each=int(counts_R[0]) if len(set(counts_R.tolist())) == 1 else 0,
+        num_tokens_R=rows.num_tokens_R[other_R],
+        kv_bound_R=rows.kv_bound_R[other_R],
+    )
+    return found, token
+
+
+def expanding(
+    rows: DeviceRows, long_R: np.ndarray, block_table_SC: Tensor, block_size: int, token_bytes: int
+) -> Iterator[Expanding]:
+    """Yield the long rows, as many at once as have vectors of EXPANDED_BYTES, or one."""
+    assert rows.num_tokens_R is not None
+    assert rows.kv_bound_R is not None
+    first_R = np.cumsum(rows.num_tokens_R, dtype=np.int64) - rows.num_tokens_R
+    together: list[int] = []
+    keys = 0
+    for row in np.flatnonzero(long_R).tolist():
+        bound = int(rows.kv_bound_R[row])
+        if together and (keys + bound) * token_bytes > EXPANDED_BYTES:
+            yield _expanding(rows, np.array(together), first_R, block_table_SC, block_size)
+            together, keys = [], 0
+        together.append(row)
+        keys += bound
+    if together:
+        yield _expanding(rows, np.array(together), first_R, block_table_SC, block_size)
+
+
+def _expanding(
+    rows: DeviceRows, at_R: np.ndarray, first_R: np.ndarray, block_table_SC: Tensor, block_size: int
+) -> Expanding:
+    assert rows.num_tokens_R is not None
+    assert rows.kv_bound_R is not None
+    device, bound_R = rows.slots_R.device, rows.kv_bound_R[at_R].astype(np.int64)
+    begin_R = np.cumsum(bound_R) - bound_R
+    sent_at_R, sent_bound_R, sent_begin_R = upload(np.stack([at_R, bound_R, begin_R]), device)
+    kv_len_R = rows.kv_len_R[sent_at_R]
+    row_J = torch.repeat_interleave(sent_bound_R, output_size=int(bound_R.sum()))
+    # A row that was stopped has fewer keys than the host knows of: its last stands for those that are not there
+    key_J = torch.arange(len(row_J), device=device) - sent_begin_R[row_J]
+    key_J = torch.minimum(key_J, kv_len_R.long()[row_J] - 1).clamp_(min=0)
+    slot_J = rows.slots_R[sent_at_R].long()[row_J]
+    return Expanding(
+        LongRows(
+            first_R=first_R[at_R],
+            tokens_R=rows.num_tokens_R[at_R].astype(np.int64),
+            begin_R=begin_R,
+            bound_R=bound_R,
+            kv_len_R=kv_len_R.int(),
+        ),
+        block_table_SC[slot_J, key_J // block_size].long(),
+        key_J % block_size,
+    )
+
+
+def _heads_at_once(spec: LatentAttentionSpec, keys: int, itemsize: int) -> int:
+    return max(1, EXPANDED_BYTES // (keys * (spec.key_dim + spec.value_dim) * itemsize))
