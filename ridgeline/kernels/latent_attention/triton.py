@@ -164,10 +164,10 @@ def _aot_combine(arch: str) -> AotKernel:
 
 
 AOT = (
-    _aot(Cut(16, 64, warps=4, stages=2, keys_first=True), 16, 1, "sm_90", items=True),
+    _aot(Cut(16, 64, warps=8, stages=3, keys_first=False), 16, 1, "sm_90", items=True),
     _aot(Cut(32, 64, warps=8, stages=3, keys_first=False), 16, 2, "sm_90", items=True),
-    _aot(Cut(64, 32, warps=8, stages=2, keys_first=False), 128, 1, "sm_90", items=False),
-    _aot(Cut(64, 32, warps=8, stages=2, keys_first=False), 16, 4, "sm_90", items=True, tree=True),
+    _aot(Cut(64, 64, warps=8, stages=2, keys_first=False), 128, 1, "sm_90", items=False),
+    _aot(Cut(64, 64, warps=8, stages=2, keys_first=False), 16, 4, "sm_90", items=True, tree=True),
     _aot(Cut(16, 16, warps=4, stages=1, keys_first=False), 16, 1, "gfx942", items=True),
     _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 128, 1, "gfx942", items=False),
     _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 16, 4, "gfx942", items=True, tree=True),
