@@ -69,6 +69,8 @@ def with_context(folder: Path, copy: Path, tokens: int) -> Path:
     config = json.loads((copy / "config.json").read_text())
     for part in (config, config.get("text_config", {})):
         part |= dict.fromkeys({"max_position_embeddings", "context_length"} & part.keys(), tokens)
+        if (rope := part.get("rope_parameters") or {}).get("original_max_position_embeddings"):
+            rope["original_max_position_embeddings"] = int(tokens / rope["factor"])
     (copy / "config.json").write_text(json.dumps(config))
     return copy
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention import schedule as schedules
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
 from ridgeline.kernels.latent_attention import torch_ops
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
@@ -76,7 +77,8 @@ def scale_of(case: Case) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    return max(8 * torch.finfo(dtype).eps, EXACT)
+    """A score is a sum of up to 576 products, added in any order."""
+    return max(8 * torch.finfo(dtype).eps, 2 * EXACT)
 
 
 def worst(a: Tensor, b: Tensor) -> float:
@@ -107,6 +109,25 @@ def check(case: Case, dtype: torch.dtype, device: str, cut: Cut | None = None) -
     assert out.is_contiguous()
     assert out.dtype == dtype
     assert worst(out[:tokens], expected) <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("lengths", "items"), [([8192] * 64, 128), ([32768] * 8, 128), ([1024] * 64, 128), ([8192], 128)], ids=str
+)
+def test_rows_of_one_length_have_items_that_run_at_once(
+    lengths: list[int], items: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 132 multiprocessors. (A row of 8,192 keys would have 128 of one tile; with a little more each, half of them.)"""
+    monkeypatch.setattr(schedules, "num_multiprocessors", lambda device: 132)
+    rows = len(lengths)
+    made = make_schedule(
+        torch.arange(rows + 1, device=device), torch.tensor(lengths, device=device), torch.arange(rows, device=device),
+        num_tokens=rows, tokens_each=1, num_heads=16, num_kv_heads=1, head_bytes=1152, item_queries=64,
+    )  # fmt: skip
+    count = int(made.counts_2[0])
+    assert items / 2 <= count <= items
+    assert (made.items_I8[:count, 5] - made.items_I8[:count, 4]).sum() == sum(lengths)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -157,7 +178,8 @@ def test_layers_share_a_schedule_however_it_was_cut(case: Case, known: bool, dev
 
 
 def test_items_of_many_queries_are_cut_for_several_programs() -> None:
-    """128 heads are two programs of an item, so there are half as many items; and rows that verify drafts are items."""
+    """Programs of latents fill a multiprocessor each, and 128 heads are two programs of an item; and rows that verify
+    drafts are items."""
 
     def made(heads: int, each: int, **options: Any) -> Schedule:
         start = each * torch.arange(3)
@@ -169,7 +191,8 @@ def test_items_of_many_queries_are_cut_for_several_programs() -> None:
     whole = made(128, 1)
     assert (whole.few, len(whole.items_I8), whole.tile_tokens) == (1, 8 + 2, 1)
     halves = made(128, 1, item_queries=64)
-    assert (halves.few, len(halves.items_I8), len(halves.tiles_J4)) == (1, 4 + 2, 0)
+    assert (halves.few, len(halves.items_I8), len(halves.tiles_J4)) == (1, 2 + 2, 0)
+    assert len(made(16, 1, item_queries=64).items_I8) == 4 + 2
     drafts = made(128, 4, item_queries=64)
     assert (drafts.few, len(drafts.items_I8), len(drafts.tiles_J4)) == (4, 2 + 2, 0)
     assert made(128, 4).few == 1

@@ -87,7 +87,7 @@ def make_schedule(
     rows = FEW_ROWS if num_tokens < FEW_TOKENS and not fixed else TILE_ROWS
     tile_tokens = max(1, (item_queries or min(rows, TILE_BYTES // max(1, head_bytes))) // group)
     programs = num_kv_heads * (triton.cdiv(max(1, few) * group, item_queries) if item_queries else 1)  # of an item
-    target = item_target(num_rows, programs, device)
+    target = item_target(num_rows, programs, device, waves=1 if item_queries else 2)
     max_items = target + num_rows
     hopper = None
     if (
@@ -168,6 +168,7 @@ def make_schedule(
         WINDOW=window is not None,
         NODES=NODES if trees else 0,
         CASCADE=cascade is not None,
+        ONE_WAVE=item_queries > 0,
         **launch_options(device),
     )
     return schedule
@@ -186,10 +187,10 @@ def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
     return supports("sm_90", cache_NGPD.dtype, cache_NGPD.shape[3], cache_NGPD.shape[2])
 
 
-def item_target(num_rows: int, programs: int, device: torch.device) -> int:
+def item_target(num_rows: int, programs: int, device: torch.device, waves: int = 2) -> int:
     """Return how many items the short rows' keys should give if they were one row. Each item is so many programs: one
-    per key head, or more."""
-    return max(2 * num_multiprocessors(device) // programs, num_rows)
+    per key head, or more. waves: how many programs a multiprocessor should get."""
+    return max(waves * num_multiprocessors(device) // programs, num_rows)
 
 
 # Not specialized, so that one compilation serves uncaptured steps, whose sizes all differ
@@ -221,9 +222,13 @@ def _schedule_kernel(
     WINDOW: tl.constexpr,
     NODES: tl.constexpr,
     CASCADE: tl.constexpr,
+    ONE_WAVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write ITEMS entries of one table: the first programs write items, the rest tiles.
+
+    ONE_WAVE: a multiprocessor holds one program, so items are a little longer, lest those of rows of the same length be
+        just too many to run at once.
 
     Every program counts all rows' pieces for itself. An entry's row is the number of rows whose pieces all come before
     the entry.
@@ -243,6 +248,8 @@ def _schedule_kernel(
         span_R -= tl.load(shared_rows_ptr + row_R * 4, mask=real_R, other=0)
     short_R = (tokens_R > 0) & (tokens_R <= FEW)
     total = tl.sum(tl.where(short_R, span_R, 0))
+    if ONE_WAVE:
+        total += total // 16
     chunk = tl.maximum(tl.cdiv(tl.cdiv(total, target), KEY_TILE), 1) * KEY_TILE
     items_R = tl.where(short_R, pieces_of(span_R, chunk, WHOLE), 0)
     tiles_R = tl.where(tokens_R > FEW, tl.cdiv(tokens_R, TILE_TOKENS), 0)

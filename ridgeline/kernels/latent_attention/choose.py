@@ -53,6 +53,6 @@ def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.dev
     if compute_capability(device)[0] != 9:  # products of single warps, which have 16 rows
         keys = 32 if shared_memory(device) >= 2 * 2 * 32 * width + (32 << 10) else 16
         return Cut(min(least, 32), keys, warps=8, stages=2, keys_first=False)
-    # Measured on an H100. Of many queries the sums leave few registers, and some are spilled; smaller tiles of keys, which
-    # would spare these, take a third longer.
+    # Measured on an H100. The sums of many queries leave few registers, and some are spilled; smaller tiles of keys,
+    # which would spare these, take a third longer.
     return Cut(least, 64, warps=8, stages=2 if least == 64 else 3, keys_first=False)

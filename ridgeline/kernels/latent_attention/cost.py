@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.attention.cost import ITEM_PAIRS, visible
 
-MOST_PROGRAMS = 512  # of two for each multiprocessor, of which large GPUs have 132 to 304
+MOST_PROGRAMS = 304  # the multiprocessors of the largest GPU: each gets one
 
 
 def latent_kv_cost(tokens: int, *, num_heads: int, rank: int, rope_dim: int, itemsize: float) -> Cost:
@@ -26,7 +26,7 @@ def latent_kv_cost(tokens: int, *, num_heads: int, rank: int, rope_dim: int, ite
 
 def parts_bytes(rows: int, tokens_each: int, *, num_heads: int, rank: int) -> int:
     """Return the most memory that the parts of short rows take until they are added up on a GPU (`attention_schedule`):
-    there are as many items as rows, and as many more as rows or as its multiprocessors want."""
+    there are as many items as rows, and as many more as rows or multiprocessors."""
     pairs = max(16, num_heads, min(ITEM_PAIRS, tokens_each * num_heads))
     return (rows + max(rows, MOST_PROGRAMS)) * pairs * (rank + 1) * 4
 

@@ -21,7 +21,8 @@ from ridgeline.kernels.launch import launch_options
 
 COMBINED = 2048  # numbers of parts that a program of the second launch reads at once
 COMBINERS = 4096  # its programs; more, of which many have nothing to do, take longer to start than they save
-MOST_PARTS = 64  # of a row that it reads at once
+FEW_PARTS, MOST_PARTS = 8, 64  # of a row that it reads at once
+FEWEST_COMBINERS = 64  # for fewer programs, each reads more parts of fewer columns
 
 
 def latent_attention(
@@ -77,7 +78,8 @@ def _items(schedule: Schedule, tensors: tuple[Tensor, ...], batch: RaggedBatch, 
     whose_T2 = torch.empty(num_tokens, 2, dtype=torch.int32, device=device)
     work = schedule.items_I8, schedule.counts_2, parts, part_lse, whose_T2
     _launch(schedule.few, work, tensors, batch, scale, cut)
-    together = min(MOST_PARTS, triton.next_power_of_2(max(2, max_items // num_rows)))
+    together = max(FEW_PARTS, FEWEST_COMBINERS * COMBINED // (num_rows * schedule.few * heads * rank))
+    together = triton.next_power_of_2(min(MOST_PARTS, together, max(2, max_items // num_rows)))
     columns = COMBINED // together
     slices = min(triton.cdiv(schedule.few * heads * rank, columns), max(1, COMBINERS // num_rows))
     combine_kernel[(num_rows * slices,)](
