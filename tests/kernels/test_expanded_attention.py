@@ -16,6 +16,7 @@ from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, w
 from ridgeline.kernels.expanded_attention.op import (
     CASES,
     EXPANDED_ATTENTION,
+    Case,
     LongRows,
     expanded_attention,
     make_case,

@@ -118,7 +118,7 @@ def check(case: Case, dtype: torch.dtype, device: str, cut: Cut | None = None) -
 def test_rows_of_one_length_have_items_that_run_at_once(
     lengths: list[int], items: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On 132 multiprocessors. (A row of 8,192 keys would have 128 of one tile; with a little more each, half of them.)"""
+    """On 132 multiprocessors. (A row of 8,192 keys would have 128 of one tile each; a little longer, it has half.)"""
     monkeypatch.setattr(schedules, "num_multiprocessors", lambda device: 132)
     rows = len(lengths)
     made = make_schedule(
