@@ -30,7 +30,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def written(folder: Path, **sizes: Any) -> list[Any]:
-    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 128}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_batched_tokens": 128,
+        "kv_cache_memory": 1 << 26,
+    }
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     with LLM(folder, device="cuda", skip_tokenizer_init=True, max_num_seqs=4, **options, **sizes) as llm:
         results = llm.generate(PROMPTS, params, use_tqdm=False)

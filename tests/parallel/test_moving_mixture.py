@@ -33,6 +33,7 @@ def test_the_load_becomes_even_while_tokens_stay(device: str, size: dict[str, in
         "dtype": "float32",
         "max_num_batched_tokens": 128,
         "max_num_seqs": 4,
+        "kv_cache_memory": 1 << 28,
         "enable_prefix_caching": False,  # so that each time the same tokens run
     }
     with LLM(MIXTURE, **options) as one:
