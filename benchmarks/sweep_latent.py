@@ -3,16 +3,17 @@
     python benchmarks/sweep_latent.py --json results.jsonl [--case 128-heads] [--op decode] [--form 8k]
 
 "check" are the op's cases. "decode" is one layer of a step of one token for so many requests, all with the context that
-the format column names, "prompt" a row of so many tokens, and "kv" the launch before either, which fills the cache and
-rotates queries. The layers have DeepSeek's widths, 512 and 64, and the 16 heads of a small model or of one of eight
-GPUs, or all 128. Schedules are made before, since layers share them. What is timed is compared with the reference, of a
-prompt its first and its last 64 tokens.
+the format column names, "prompt" a row of so many tokens, "expanded" such a row whose keys and values were made of the
+latents, and "kv" the launch before all of these, which fills the cache and rotates queries. The layers have DeepSeek's
+widths, latents of 512 and 64, keys of 128 and 64 and values of 128, and the 16 heads of a small model or of one of
+eight GPUs, or all 128. Schedules are made before, since layers share them. What is timed is compared with the
+reference, of a prompt its first and its last 64 tokens.
 
-A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s, by kernels/latent_attention/cost.py; of an H100 say
+A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s, by the ops' cost.py; of an H100 say
 `--bandwidth 3.35`. Errors are relative to |result| + the root mean square of all results. sweeping_runs.py says how it
 is done.
 
-Legend: see kernels/latent_attention/op.py
+Legend: see kernels/latent_attention/op.py, and for "expanded" kernels/expanded_attention/op.py
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from benchmarks.sweeping import UNCACHED, Job, Limit, Sweep, moved
 from benchmarks.sweeping_runs import run
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import make_schedule
+from ridgeline.kernels.expanded_attention import op as expanded
+from ridgeline.kernels.expanded_attention import triton as expanded_kernel
+from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
 from ridgeline.kernels.latent_attention.choose import MOST_QUERIES, Cut
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.latent_attention.op import (
@@ -47,7 +51,7 @@ from ridgeline.kernels.latent_attention.triton_kv import latent_kv
 HEADS = {"16-heads": 16, "128-heads": 128}
 CONTEXTS = {"8k": 8192, "1k": 1024, "32k": 32_768}
 BATCHES, PROMPTS, KEPT = (64, 8, 1, 256), (8192, 1024), (64, 8192, 1)
-RANK, ROPE, KEY, BLOCK, SCALE = 512, 64, 128, 64, 192**-0.5
+RANK, ROPE, KEY, VALUE, BLOCK, SCALE = 512, 64, 128, 128, 64, 192**-0.5
 SAMPLED = 64  # tokens at both ends of a prompt that are compared
 
 FEW_QUERIES = (
@@ -66,6 +70,14 @@ MANY_QUERIES = (
     Cut(32, 64, warps=4, stages=2, keys_first=True),
     Cut(32, 64, warps=8, stages=2, keys_first=True),
     Cut(32, 32, warps=8, stages=3, keys_first=False),
+)
+EXPANDED = (
+    expanded_kernel.Cut(128, 64, warps=8, stages=3),
+    expanded_kernel.Cut(128, 64, warps=8, stages=2),
+    expanded_kernel.Cut(128, 128, warps=8, stages=2),
+    expanded_kernel.Cut(64, 64, warps=4, stages=3),
+    expanded_kernel.Cut(128, 32, warps=8, stages=4),
+    expanded_kernel.Cut(128, 64, warps=4, stages=2),
 )
 
 
@@ -92,6 +104,9 @@ class Latents(Sweep):
             found += [
                 Job(case, "prompt", tokens, "", cut, cut is None) for tokens in PROMPTS for cut in (None, *MANY_QUERIES)
             ]
+            found += [
+                Job(case, "expanded", tokens, "", cut, cut is None) for tokens in PROMPTS for cut in (None, *EXPANDED)
+            ]
             found += [Job(case, "kv", tokens, "", None, chosen=True) for tokens in KEPT]
         return sorted(found, key=lambda job: (job.timed, job.op == "kv"))
 
@@ -103,6 +118,8 @@ class Latents(Sweep):
             return [moved((*tensors, batch, (case.key_dim + case.rope_dim) ** -0.5), self.device)]
         if job.op == "kv":
             return self._kept_tokens(job)
+        if job.op == "expanded":
+            return self._long_row(job)
         rows, new, length = self._shape(job)
         heads, rank, rope = self._widths(job)
         columns = -(-length // BLOCK)
@@ -156,17 +173,52 @@ class Latents(Sweep):
             found.append((q_THX, latent_TW, weight_L, 1e-6, table_ZY, positions_T, True, cache_NPW, place_T))
         return found
 
+    def _long_row(self, job: Job) -> list[Any]:
+        _, tokens, _ = self._shape(job)
+        heads, _, rope = self._widths(job)
+        key, value = self.small(KEY, 32), self.small(VALUE, 32)
+        rows = self._long(0, tokens)  # which layers share
+        found = []
+        for _ in range(self.turns(tokens * heads * (2 * key + rope + value) * 2)):
+            kv_JHX, q_THX = self.normal(tokens, heads, key + value), self.normal(tokens, heads, key + rope)
+            r_JY, q_THY = self.normal(tokens, RANK + rope)[:, RANK:], self.normal(tokens, heads, rope)
+            k_JHK, v_JHV = kv_JHX.split((key, value), dim=-1)
+            found.append((q_THX[..., :key], q_THY, k_JHK, v_JHV, r_JY, rows))
+        return found
+
+    def _long(self, first: int, last: int) -> expanded.LongRows:
+        """Return the tokens from `first` on of a prompt that begins the step, as one row."""
+        ends = np.array([last])
+        return expanded.LongRows(
+            first_R=np.array([first]), tokens_R=ends - first, begin_R=np.array([0]), bound_R=ends,
+            kv_len_R=self._ints([last]),
+        )  # fmt: skip
+
     def launch(self, job: Job, arguments: Any) -> Any:
         if job.op == "kv":
             return latent_kv(*arguments)
+        if job.op == "expanded":
+            out_THV = self._out(arguments)
+            expanded_kernel.expanded_attention(out_THV, *arguments, scale=SCALE, cut=job.cut)
+            return out_THV
         *tensors, scale = arguments
         return latent_attention(*tensors, scale=scale, cut=job.cut)
+
+    def _out(self, arguments: Any) -> Tensor:
+        q_THK, _, _, v_JHV, *_ = arguments
+        return torch.empty(*q_THK.shape[:2], v_JHV.shape[2], dtype=self.dtype, device=self.device)
 
     def reference(self, job: Job, arguments: Any) -> Any:
         if job.op == "kv":
             *others, cache_NPW, place_T = arguments
             given: Any = (*others, cache_NPW.clone(), place_T)
             return latent_kv_reference(*given), given[-2].flatten(0, 1)[place_T]
+        if job.op == "expanded":
+            out_THV = self._out(arguments)
+            for first, last in self._ends(job):
+                part: Any = (*arguments[:-1], self._long(first, last))
+                expanded.expanded_attention(out_THV, *part, scale=SCALE)
+            return tuple(out_THV[first:last] for first, last in self._ends(job))
         q_THL, q_THY, cache_NPW, batch, scale = arguments
         if job.op != "prompt":
             return (latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale),)
@@ -188,7 +240,8 @@ class Latents(Sweep):
         if job.op == "kv":
             cache_NPW, place_T = arguments[-2:]
             return result, cache_NPW.flatten(0, 1)[place_T]
-        return tuple(result[first:last] for first, last in self._ends(job)) if job.op == "prompt" else (result,)
+        sampled = job.op in ("prompt", "expanded")
+        return tuple(result[first:last] for first, last in self._ends(job)) if sampled else (result,)
 
     def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
         return self.error_of_sums(got, want)
@@ -198,7 +251,10 @@ class Latents(Sweep):
 
     def limit(self, job: Job, calls: list[Any]) -> Limit:
         heads, widths = HEADS[job.case], {"rank": RANK, "rope_dim": ROPE, "itemsize": 2}
-        if job.op == "kv":
+        if job.op == "expanded":
+            sizes = {"key_dim": KEY, "rope_dim": ROPE, "value_dim": VALUE, "itemsize": 2}
+            cost = expanded_attention_cost([job.tokens], [job.tokens], num_heads=heads, **sizes)
+        elif job.op == "kv":
             cost = latent_kv_cost(job.tokens, num_heads=heads, **widths)
         elif job.op == "decode":
             each = [1] * job.tokens, [CONTEXTS[job.form]] * job.tokens

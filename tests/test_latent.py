@@ -14,6 +14,8 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.latent_spec import LatentAttentionSpec, LatentSpec
 from ridgeline.core.sharding import part_of
+from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
+from ridgeline.kernels.expanded_attention.cost import EXPANDED_BYTES, LEAST_TOKENS
 from ridgeline.layers.linear import Linear
 from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
@@ -59,6 +61,22 @@ def test_parts_of_many_heads_and_drafts_are_planned_for() -> None:
     logits = 3 * 4 * model.vocab_size * 3072
     assert many - few - logits == 2048 * (512 - 128) * 513 * 4
     assert many - 4 * logits / 3 > 2048 * 512 * 512 * 4
+
+
+def test_keys_and_values_of_long_rows_are_planned_for() -> None:
+    """Of 64 long rows, or of one that is longer than all that are gathered at once."""
+    model = model_config(DEEPSEEK_V3).spec
+
+    def planned(max_tokens: int, longest: int) -> int:
+        return activation_bytes(model, dtype_bytes=2, max_tokens=max_tokens, max_seqs=1, longest=longest)
+
+    assert planned(LEAST_TOKENS - 1, 1_000_000) == planned(LEAST_TOKENS - 1, 0)
+    vectors = EXPANDED_BYTES // (576 * 2)
+    short = 8 * (2 * 64 * 8192 + 3 * vectors) + vectors * 576 * 2 + EXPANDED_BYTES
+    long = 8 * (2 * 64 + 3) * 1_000_000 + 1_000_000 * 2 * (576 + 256)
+    assert planned(8192, 8192) == planned(8192, 0)
+    assert planned(8192, 1_000_000) - planned(8192, 8192) == long - short
+    assert short > WORKSPACE_BYTES
 
 
 @pytest.mark.parametrize("query_rank", [128, None])

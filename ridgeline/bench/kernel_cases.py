@@ -27,6 +27,8 @@ from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
 from ridgeline.kernels.decode_attention import op as decode
 from ridgeline.kernels.embedding import op as embedding
 from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.expanded_attention import op as expanded
+from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
 from ridgeline.kernels.gated_norm import op as gated_norm
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.head_linear import op as head_linear
@@ -116,6 +118,16 @@ REAL: Mapping[str, Sequence[Any]] = {
         for h in (16, 128)
         for rows, new, cached in ((1, 1, 8192), (64, 1, 8192), (256, 1, 1088), (1, 2048, 2048))
     ],
+    "expanded_attention": [  # DeepSeek-V2-Lite, and all heads of DeepSeek-V3
+        expanded.Case(rows=((new, cached),) * rows, num_heads=h, key_dim=128, rope_dim=64, value_dim=128)
+        for h, rows, new, cached in (
+            (16, 1, 8192, 8192),
+            (16, 1, 1024, 1024),
+            (16, 8, 1024, 1024),
+            (16, 1, 2048, 32_768),
+            (128, 1, 2048, 2048),
+        )
+    ],
     "head_linear": [
         head_linear.Case(tokens, 16, *sizes, backwards=sizes[0] == 128)
         for tokens in (1, 64, 8192)
@@ -159,6 +171,8 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
         yield _decode_attention(c)
     for c in cases("latent_attention", latent.CASES):
         yield from _latent_attention(c)
+    for c in cases("expanded_attention", expanded.CASES):
+        yield _expanded_attention(c)
     for c in cases("head_linear", head_linear.CASES):
         label = f"{c.tokens}x{c.heads}x{c.outputs}x{c.inputs}"
         yield Subject(head_linear.HEAD_LINEAR, label, c.inputs_of, _head_linear(c), slack=c.inputs)
@@ -234,11 +248,10 @@ def _activation(c: activation.Case) -> Callable[[int], Cost]:
 def _attention(c: attention.Case) -> Subject:
     new_R, kv_R = zip(*c.rows, strict=True)
     shape: Any = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "window": c.window}
-    rows = f"{len(new_R)}x {new_R[0]}/{kv_R[0]}" if len(set(c.rows)) == 1 else str(c.rows).replace(" ", "")
     window = f" window {c.window}" if c.window else ""
     return Subject(
         attention.PAGED_ATTENTION,
-        f"{rows} heads {c.num_heads}/{c.num_kv_heads}x{c.head_dim}{window}",
+        f"{_rows_label(c.rows)} heads {c.num_heads}/{c.num_kv_heads}x{c.head_dim}{window}",
         lambda dtype, device: attention.make_case(c, dtype, device),
         lambda item: attention_cost(new_R, kv_R, itemsize=item, kv_itemsize=item, **shape),
         slack=max(kv_R),
@@ -247,12 +260,17 @@ def _attention(c: attention.Case) -> Subject:
     )
 
 
+def _rows_label(rows: Sequence[tuple[int, int]]) -> str:
+    """Return the new tokens and all tokens of each row."""
+    new, kv = rows[0]
+    return f"{len(rows)}x {new}/{kv}" if len(set(rows)) == 1 else str(rows).replace(" ", "")
+
+
 def _latent_attention(c: latent.Case) -> Iterator[Subject]:
     """Yield the subjects of one latent attention, and of the launch that fills its cache."""
     new_R, kv_R = zip(*c.rows, strict=True)
     sizes: Any = {"num_heads": c.num_heads, "rank": c.rank, "rope_dim": c.rope_dim}
-    rows = f"{len(new_R)}x {new_R[0]}/{kv_R[0]}" if len(set(c.rows)) == 1 else str(c.rows).replace(" ", "")
-    label = f"{rows} heads {c.num_heads}x({c.rank}+{c.rope_dim})"
+    label = f"{_rows_label(c.rows)} heads {c.num_heads}x({c.rank}+{c.rope_dim})"
     yield Subject(
         latent.LATENT_KV,
         label,
@@ -267,6 +285,21 @@ def _latent_attention(c: latent.Case) -> Iterator[Subject]:
         slack=max(kv_R),
         epsilons=8,
         options={"scale": (c.key_dim + c.rope_dim) ** -0.5},
+    )
+
+
+def _expanded_attention(c: expanded.Case) -> Subject:
+    new_R, kv_R = zip(*c.rows, strict=True)
+    sizes: Any = {name: getattr(c, name) for name in ("num_heads", "key_dim", "rope_dim", "value_dim")}
+    return Subject(
+        expanded.EXPANDED_ATTENTION,
+        f"{_rows_label(c.rows)} heads {c.num_heads}x({c.key_dim}+{c.rope_dim})/{c.value_dim}",
+        partial(expanded.make_case, c),
+        lambda item: expanded_attention_cost(new_R, kv_R, **sizes, itemsize=item),
+        slack=max(kv_R),
+        epsilons=8,
+        options={"scale": (c.key_dim + c.rope_dim) ** -0.5},
+        stores=True,
     )
 
 

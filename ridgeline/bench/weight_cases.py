@@ -41,6 +41,8 @@ MATRIX_OPS = (
     "grouped_down",
     "paged_attention",
     "decode_attention",
+    "latent_attention",
+    "expanded_attention",
     "gated_delta",
     "delta_attention",
     "linear_attention",
@@ -82,7 +84,7 @@ REAL: Mapping[str, Sequence[Any]] = {
 @dataclass(frozen=True)
 class Subject:
     """One op on one case. `slack` is the absolute error that float32 sums may leave, in units of 2**-24 (see
-    tests/kernels)."""
+    tests/kernels). `stores`: the op returns nothing, and stores its result in its first argument."""
 
     op: Op
     label: str
@@ -91,6 +93,7 @@ class Subject:
     slack: int = 16
     epsilons: int = 4  # in units of the dtype's: an implementation may round an intermediate besides its result
     options: Mapping[str, Any] = field(default_factory=dict)
+    stores: bool = False
 
 
 def chosen(more: Mapping[str, Sequence[Any]], name: str, own: Sequence[Any]) -> list[Any]:

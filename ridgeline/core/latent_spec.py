@@ -34,7 +34,7 @@ class LatentAttentionSpec:
 
     kept is norm(c) beside the rotated r. A query's first part, multiplied by the projection of the keys, can be
     compared with norm(c) itself, and what is attended is multiplied by the projection of the values afterwards, so keys
-    and values are never made.
+    and values need not be made. Rows of many tokens are cheaper with them.
 
     key_dim: the width of the part of a head's queries and keys that is not rotated.
     rope_dim: the width of the rotated part.

@@ -1,11 +1,18 @@
-"""The ops between latent attention's first product and its last, with their costs."""
+"""The ops between latent attention's first product and its last, with their costs.
+
+Legend:
+    R  rows
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ridgeline.core.cost import StepShape
 from ridgeline.core.latent_spec import LatentAttentionSpec
+from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, expansion_cost, worth_expanding
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
@@ -16,12 +23,19 @@ def latent_attention(
     mixer: LatentAttentionSpec, shape: StepShape, tokens: int, p: Precision, kv_dtype: str | None
 ) -> Iterator[Priced]:
     """Yield the ops between latent attention's products. The products with the heads' projections of keys and values
-    count as the one of latents, which has as many FLOPs."""
+    count as the one of latents, which has as many FLOPs. Rows that are worth expanding attend to keys and values, and
+    those of tokens that were cached before are made again, which counts with their attention."""
     sizes = {"num_heads": mixer.num_heads, "rank": mixer.rank, "rope_dim": mixer.rope_dim}
     if mixer.query_rank:
         yield "query_norm", norm_cost(tokens, mixer.query_rank, itemsize=p.item, kind="rms")
     yield "latent_kv", latent_kv_cost(tokens, **sizes, itemsize=p.item)
-    yield (
-        "latent_attention",
-        latent_attention_cost(shape.num_tokens_R, shape.kv_len_R, **sizes, itemsize=p.item),
-    )
+    new_R, length_R = np.asarray(shape.num_tokens_R), np.asarray(shape.kv_len_R)
+    parts = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim}
+    long_R = worth_expanding(new_R, length_R, **parts, rope_dim=mixer.rope_dim, rank=mixer.rank)
+    if long_R.any():
+        heads, rows = {"num_heads": mixer.num_heads, **parts}, (new_R[long_R], length_R[long_R])
+        before = float((rows[1] - rows[0]).sum())
+        attended = expanded_attention_cost(*rows, **heads, rope_dim=mixer.rope_dim, itemsize=p.item)
+        yield "expanded_attention", attended + expansion_cost(before, **heads, rank=mixer.rank, itemsize=p.item)
+    if not long_R.all():
+        yield "latent_attention", latent_attention_cost(new_R[~long_R], length_R[~long_R], **sizes, itemsize=p.item)

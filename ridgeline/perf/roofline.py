@@ -58,7 +58,8 @@ PRODUCTS = (
     *EXPERTS,
 )
 VECTOR = ("selective_scan",)  # ops that are no matrix products, however they are cut
-BY_ROW = ("gated_delta", "packed_attention")  # ops whose FLOPs depend on the length of each row
+# Ops whose FLOPs depend on the length of each row
+BY_ROW = ("gated_delta", "packed_attention", "latent_attention", "expanded_attention")
 SAMPLED = ("unembed", "sample")  # these ops run for sampled rows only, the others for every token
 
 

@@ -21,6 +21,7 @@ from ridgeline.core.speculation import MOST_VERIFIED, MOST_WAITING, Speculation
 from ridgeline.core.state_spec import DTYPE_BYTES, RecurrentSpec
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
+from ridgeline.kernels.expanded_attention.cost import expanded_bytes
 from ridgeline.kernels.latent_attention.cost import parts_bytes
 from ridgeline.parallel.scan import SHORT, TOLD_BYTES, TOLD_COPIES, piece_bytes
 from ridgeline.perf.footprint import parameters, step_bytes_per_token
@@ -86,7 +87,13 @@ class MemoryReport:
 
 
 def activation_bytes(
-    model: ModelSpec, *, dtype_bytes: int, max_tokens: int, max_seqs: int, max_scored: int | None = None
+    model: ModelSpec,
+    *,
+    dtype_bytes: int,
+    max_tokens: int,
+    max_seqs: int,
+    max_scored: int | None = None,
+    longest: int = 0,
 ) -> int:
     """Return an upper estimate, from shapes, of the memory that one step's intermediate tensors take.
 
@@ -95,6 +102,7 @@ def activation_bytes(
     go.
 
     max_scored: positions that are scored, if rows have several, since they verify drafts.
+    longest: the most tokens that a request has in the cache, if they may be more than those of a step.
     """
     entries = 0 if model.pooling is not None and not model.pooling.tokens else model.vocab_size
     sampling_tables = max_seqs * (entries if model.pooling is None else 1) * 5
@@ -103,15 +111,38 @@ def activation_bytes(
     if model.stage is not None:
         per_token += 3 * model.handed_width * dtype_bytes
     scored = max_scored or max_seqs
-    workspace = max(WORKSPACE_BYTES, _parts_bytes(model, max_seqs, scored))
+    expanded = _expanded_bytes(model, dtype_bytes, max_tokens, max(longest, max_tokens))
+    workspace = max(WORKSPACE_BYTES, _parts_bytes(model, max_seqs, scored), expanded)
     return max_tokens * per_token + scored * per_seq + sampling_tables + workspace
 
 
 def _parts_bytes(model: ModelSpec, max_seqs: int, scored: int) -> int:
     """Return the bytes of what a layer of latent attention adds up, in a step whose rows verify drafts."""
-    mixers = {layer.mixer for layer in model.layers if isinstance(layer.mixer, LatentAttentionSpec)}
     each = -(-scored // max(1, max_seqs))
-    return max((parts_bytes(max_seqs, each, num_heads=m.num_heads, rank=m.rank) for m in mixers), default=0)
+    latent = _latent_mixers(model)
+    return max((parts_bytes(max_seqs, each, num_heads=m.num_heads, rank=m.rank) for m in latent), default=0)
+
+
+def _expanded_bytes(model: ModelSpec, dtype_bytes: int, max_tokens: int, longest: int) -> int:
+    """Return the bytes that a layer of latent attention takes for rows that bring many tokens."""
+    found = (
+        expanded_bytes(
+            max_tokens,
+            longest,
+            num_heads=m.num_heads,
+            key_dim=m.key_dim,
+            rope_dim=m.rope_dim,
+            value_dim=m.value_dim,
+            rank=m.rank,
+            itemsize=dtype_bytes,
+        )
+        for m in _latent_mixers(model)
+    )
+    return max(found, default=0)
+
+
+def _latent_mixers(model: ModelSpec) -> set[LatentAttentionSpec]:
+    return {layer.mixer for layer in model.layers if isinstance(layer.mixer, LatentAttentionSpec)}
 
 
 def weight_bytes(model: ModelSpec, *, dtype_bytes: int, positions: int, forms: Iterable[HeldMatrix] = ()) -> int:
@@ -232,6 +263,7 @@ def plan_memory(
     tree = None if config.speculation is None else config.speculation.tree
     drawn = max_seqs * (1 if tree is None else tree.scored)  # of a pass that drafts
     sizes = {"dtype_bytes": DTYPE_BYTES[dtype], "max_seqs": max_seqs, "max_scored": max(scored, drawn)}
+    sizes |= {"longest": longest}
     activations = activation_bytes(model, max_tokens=max_chunk, **sizes)
     if draft is not None:  # it may run over the tokens of many steps at once, which wait for it until then
         passed = max(max_chunk, drawn, MOST_WAITING)

@@ -41,6 +41,10 @@ def raising(*_: object) -> torch.Tensor:
     raise RuntimeError("no such instruction\nat line 3")
 
 
+def idle(*_: object, scale: float) -> None:
+    """Store nothing."""
+
+
 def small() -> list[Subject]:
     return [s for s in subjects() if s.cost(4).bytes < SMALL]
 
@@ -86,6 +90,17 @@ def test_an_implementation_that_is_wrong_or_fails_has_no_speed() -> None:
     assert timings[1].error == "RuntimeError: no such instruction"
     base = Record(engine="x", version="", workload="", metric="", value=0, unit="", dtype="float32")
     assert timings[0].record(base, 4, None).value == 0
+
+
+def test_an_op_that_stores_its_result_is_checked_by_what_each_implementation_stores() -> None:
+    """Nothing that the reference or another implementation has stored is left for it."""
+    subject = next(s for s in small() if s.op.name == "expanded_attention")
+    both = (*(i for i in subject.op.implementations if i.name == "torch"), Implementation("idle", f"{__name__}:idle"))
+    for order in (both, both[::-1]):
+        timings = time_kernels(
+            iter([replace(subject, op=replace(subject.op, implementations=order))]), torch.float32, BENCH
+        )
+        assert {t.implementation: t.seconds > 0 for t in timings} == {"torch": True, "idle": False}
 
 
 def test_not_a_number_and_other_shapes_are_differences() -> None:

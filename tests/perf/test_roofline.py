@@ -19,7 +19,7 @@ from ridgeline.models import model_config
 from ridgeline.perf.footprint import expert_parameters, kv_bytes_per_token, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import EXPERTS, PRODUCTS, Roofline, bound, seconds, step_limit, step_ops
-from tests.models import pooled_configs
+from tests.models import latent_configs, pooled_configs
 from tests.perf.coarse import attention_cost, coarse_limit
 from tests.perf.models import NAMES, spec
 
@@ -65,6 +65,7 @@ MODELS |= {
     "bert": model_config(pooled_configs.BGE_LARGE).spec,
     "bert classifier": model_config(pooled_configs.MINILM_RERANKER).spec,
     "modernbert": model_config(pooled_configs.MODERNBERT).spec,
+    "deepseek-v2-lite": model_config(latent_configs.DEEPSEEK_V2_LITE).spec,
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,10 +17,12 @@ from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
+from ridgeline.core.latent_spec import LatentAttentionSpec
 from ridgeline.core.model_spec import AttentionSpec, MLPSpec
 from ridgeline.core.speculation import speculation_of
 from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
+from ridgeline.kernels.expanded_attention import cost
 from ridgeline.models import model_config
 from ridgeline.parallel.scan import TOLD_COPIES
 from ridgeline.serving.processes.loaded import facts_of
@@ -27,6 +30,8 @@ from ridgeline.weights.loader import empty_decoder
 from ridgeline.worker import memory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.lookahead import Lookahead
+from ridgeline.worker.state import expanding
+from ridgeline.worker.state.states import DeviceRows
 from tests.damaged_files import config_of
 
 GB = 10**9
@@ -150,6 +155,39 @@ def test_what_ranks_tell_of_recurrent_states_is_counted(max_seqs: int, max_chunk
     each = 2 * 4 * (4 * 4 * 8)  # of a delta rule's state, which is larger than a convolution's: float32, twice
     assert activations(2) - activations(1) == TOLD_COPIES * pieces * each
     assert activations(300) - activations(2) == TOLD_COPIES * 298 * each
+
+
+@pytest.mark.parametrize("limit", [1, 3000, 20_000, 1 << 20])
+@pytest.mark.parametrize("rows", [[(128, 128)], [(128, 500), (128, 200), (128, 140), (128, 500)], [(300, 301)] * 3])
+def test_what_long_rows_take_at_once_is_planned_for(
+    rows: list[tuple[int, int]], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (expanding, cost):
+        monkeypatch.setattr(module, "EXPANDED_BYTES", limit)
+    mixer = LatentAttentionSpec(
+        num_heads=3, key_dim=5, rope_dim=2, value_dim=6, rank=9, query_rank=0, scale=1.0, norm=SPEC.final_norm
+    )
+    tokens_R, length_R = np.array(rows, np.int32).T
+    on_device = DeviceRows(
+        slots_R=torch.arange(len(rows)), start_R1=torch.empty(0), kv_len_R=torch.from_numpy(length_R),
+        last_R=torch.empty(0), num_tokens=int(tokens_R.sum()), tokens_each=0, num_tokens_R=tokens_R,
+        kv_bound_R=length_R,
+    )  # fmt: skip
+    long_R, table_SC = expanding.long_rows(on_device, mixer), torch.arange(len(rows) * 40).view(-1, 40)
+    parts = list(expanding.expanding(on_device, long_R, table_SC, 16, mixer.width * 2))
+    assert sum(len(part.rows.first_R) for part in parts) == len(rows)
+    kept = sum(part.block_J.nbytes + part.offset_J.nbytes for part in parts)
+    most = 0
+    for keys in (len(part.block_J) for part in parts):
+        heads = min(mixer.num_heads, expanding._heads_at_once(mixer, keys, 2))
+        most = max(most, 2 * keys * (mixer.width + heads * (mixer.key_dim + mixer.value_dim)))
+    planned = cost.expanded_bytes(
+        int(tokens_R.sum()), int(length_R.max()), num_heads=3, key_dim=5, rope_dim=2, value_dim=6, rank=9, itemsize=2
+    )
+    assert kept + most <= planned
+    if len(rows) == 1:  # but for tables that are needed before, and a part of a head
+        head, tables = (2 * size * int(length_R[0]) for size in (mixer.key_dim + mixer.value_dim, 3 * 4))
+        assert planned - tables - head < kept + most
 
 
 @pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])

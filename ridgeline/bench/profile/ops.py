@@ -108,9 +108,9 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
 
 def _caches_of(call: Recorded) -> tuple[Tensor, ...]:
     """Return the keys and values that a call attends to."""
-    if not call.name.endswith("attention"):
-        return ()
-    return call.arguments[1:3] if call.name == "attention" else call.arguments[6:8]
+    if call.name == "attention":
+        return call.arguments[1:3]
+    return call.arguments[6:8] if call.name.endswith(f"{JOINT}attention") else ()  # of a fused op
 
 
 def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:

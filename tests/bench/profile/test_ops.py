@@ -97,6 +97,16 @@ def test_a_fresh_copy_writes_elsewhere(spec: Callable[[str], ModelSpec]) -> None
         assert cache.any()
 
 
+def test_a_long_row_of_latents_attends_to_keys_and_values(spec: Callable[[str], ModelSpec]) -> None:
+    model = spec("deepseek_v2")
+    wide = {layer.mixer: replace(layer.mixer, rank=64) for layer in model.layers}  # so that rows are worth expanding
+    model = replace(model, layers=tuple(replace(layer, mixer=wide[layer.mixer]) for layer in model.layers))
+    shape = StepShape([1, 200], [30, 200], 2)
+    calls = record_step(model, shape, CPU, "float32")
+    priced = {op.name for op in step_ops(model, shape, dtype="float32")}
+    assert {"latent_attention", "expanded_attention"} <= priced & {call.name for call in calls}
+
+
 def test_more_tokens_take_more_time(spec: Callable[[str], ModelSpec]) -> None:
     with cpu_threads(1):  # threads that wait for each other on a busy machine would hide the difference
         few = measure_step_ops(spec("llama"), StepShape([2], [8], 1), CPU, "float32")
