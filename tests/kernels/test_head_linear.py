@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ridgeline.kernels.head_linear import torch_ops
 from ridgeline.kernels.head_linear.op import CASES, Case, head_linear
 
 pytest.importorskip("triton")
@@ -20,7 +21,9 @@ def test_heads_are_multiplied_by_their_own_matrices(case: Case, dtype: torch.dty
     x_THI, weight_HOI = case.inputs_of(dtype, torch.device(device))
     exact = torch.einsum("thi,hoi->tho", x_THI.double(), weight_HOI.double())
     atol = 1e-5 if dtype == torch.float32 else 2e-2
-    for found in (head_linear(x_THI, weight_HOI), invariant(x_THI, weight_HOI)):
+    rows = torch_ops.head_linear(x_THI, weight_HOI)
+    assert rows.is_contiguous()
+    for found in (head_linear(x_THI, weight_HOI), rows, invariant(x_THI, weight_HOI)):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=atol)
 
@@ -33,3 +36,11 @@ def test_bits_do_not_depend_on_the_tokens_beside(device: str) -> None:
     together = invariant(x_THI, weight_HOI)
     for token in (0, 63, 64, 69):
         assert torch.equal(invariant(x_THI[token : token + 1], weight_HOI)[0], together[token])
+
+
+def test_gradients_go_through() -> None:
+    x_THI, weight_HOI = CASES[3].inputs_of(torch.float32, torch.device("cpu"))
+    x_THI.requires_grad_()
+    torch_ops.head_linear(x_THI, weight_HOI).sum().backward()
+    assert x_THI.grad is not None
+    torch.testing.assert_close(x_THI.grad, weight_HOI.sum(1).expand_as(x_THI))

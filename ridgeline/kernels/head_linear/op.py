@@ -57,7 +57,7 @@ HEAD_LINEAR = Op(
     "head_linear",
     head_linear,
     (
-        Implementation("torch", "ridgeline.kernels.head_linear.op:head_linear"),
+        Implementation("torch", "ridgeline.kernels.head_linear.torch_ops:head_linear"),
         Implementation("batch_invariant", "ridgeline.kernels.head_linear.batch_invariant:head_linear", on_gpu),
     ),
 )
