@@ -31,7 +31,7 @@ from ridgeline.layers.norm import Norm
 
 @dataclass(frozen=True)
 class Latents:
-    """What a layer does with latents and rotated parts.
+    """A layer's ways with latents and rotated parts.
 
     weight_L: of the latents' norm. cos_sin_ZY: the table of angles; where nothing rotates, one row of no angle.
     expand: the projections of the heads.

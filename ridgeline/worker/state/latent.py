@@ -101,7 +101,7 @@ def _mixer(model: ModelSpec, layer: int) -> LatentAttentionSpec:
 
 
 class Work(NamedTuple):
-    """How a step's rows attend.
+    """The ways in which a step's rows attend.
 
     batch: those that attend to the latents themselves; None: none do. tokens_T: their tokens; None: all of the step's.
     long: those for which keys and values are made.
