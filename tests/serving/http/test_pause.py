@@ -157,6 +157,23 @@ def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: 
     assert text_of(later.result())
 
 
+def test_who_waits_behind_a_pause_that_is_overtaken_goes_on(server: Server, send: Send) -> None:
+    """A resume that comes while requests still drain: those that were held back for the pause run now."""
+    going = send(max_tokens=600, cache_salt="overtaken")
+    open_requests(server, 1)
+    with ThreadPoolExecutor(1) as threads:
+        pause = threads.submit(httpx.post, f"{server.url}/pause?mode=wait", headers=HEADERS, timeout=PATIENCE)
+        orders_under_way(server, 1)
+        later = send(max_tokens=2)
+        open_requests(server, 2)
+        assert not later.done()
+        assert not post(server, "/resume")["is_paused"]
+        overtaken = pause.result()
+    assert (overtaken.status_code, "before it had paused" in overtaken.json()["error"]["message"]) == (409, True)
+    assert text_of(later.result(timeout=20))
+    assert text_of(going.result())
+
+
 @pytest.mark.parametrize("query", ["mode=never", "clear_cache=true"])
 def test_a_wrong_order_changes_nothing(server: Server, query: str) -> None:
     answer = httpx.post(f"{server.url}/pause?{query}", headers=HEADERS, timeout=PATIENCE)
