@@ -77,6 +77,26 @@ def test_a_stopped_row_disturbs_no_other(function: Any, device: str) -> None:
     assert torch.equal(found[end:], expected[end:])
 
 
+@pytest.mark.parametrize(
+    "case", [*CASES, Case(rows=((90, 100), (40, 40)), key_dim=24, rope_dim=8, value_dim=48)], ids=str
+)
+def test_tiles_of_queries_see_what_all_at_once_see(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 32 queries of one head, and of 8 where rows have 130 keys."""
+    monkeypatch.setattr(torch_ops, "QUERIES", 32)
+    monkeypatch.setattr(torch_ops, "SCORES", 1040)
+    args = make_case(case, torch.float32, torch.device("cpu"))
+    expected, found = computed(expanded_attention, args), computed(torch_ops.expanded_attention, args)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_scores_of_whole_rows_are_kept() -> None:
+    """2 heads' scores of 4,096 tokens would be 134 MB. Values are narrower than keys, as those of all models are."""
+    *given, rows = make_case(Case(rows=((4096, 4096),), num_heads=2), torch.float32, torch.device("cpu"))
+    with torch.profiler.profile(profile_memory=True) as seen:
+        computed(torch_ops.expanded_attention, (*given, rows))
+    assert max(event.self_cpu_memory_usage for event in seen.events()) <= 4 * torch_ops.SCORES
+
+
 def test_it_is_attention_to_the_latents_themselves() -> None:
     """Queries against latents, whose attended sum is projected, give what made keys and values give."""
     generator = torch.Generator().manual_seed(3)
