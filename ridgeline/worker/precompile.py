@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ridgeline.core.cache_layout import CacheLayout
@@ -31,6 +32,7 @@ from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
 from ridgeline.worker.memory import scratch_states
 from ridgeline.worker.runner import Runner
+from ridgeline.worker.segments import HostLengths
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.methods import network_of
 
@@ -148,6 +150,10 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             for features in CAPTURED_FEATURES:
                 runner.segments.sample(inputs, scores, features, drafts=verified)
             runner.segments.mask(scores, Masks.none(scores.logits_RU))
+        # Where the host knows the rows' lengths, as it does outside of graphs, ops may choose by them
+        shape = buckets.uncaptured(1, kernels.max_tokens)
+        tokens_R = np.array([shape.tokens])
+        runner.segments.forward(runner.segments.inputs(shape, meta), HostLengths(tokens_R, tokens_R))
         runner.segments.rehearse()
     return done
 

@@ -32,7 +32,7 @@ from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.precompile import KernelSet
 
 pytest.importorskip("triton")
-
+from tests.models.latent_configs import DEEPSEEK_V2_LITE
 
 FALCON_MAMBA = Path(__file__).parents[1] / "perf/configs/falcon-mamba-7b.json"
 HELD = HeldMatrix(helds=(Held(format=Fp8Format()),) * 3, rows=(128, 64, 64), inputs=128)
@@ -98,9 +98,17 @@ def names_of(tmp_path_factory: pytest.TempPathFactory) -> NamesOf:
 
 def cases() -> dict[str, KernelSet]:
     falcon_mamba = model_config(json.loads(FALCON_MAMBA.read_text())).spec
+    latents = model_config(DEEPSEEK_V2_LITE).spec
     found = {
         "no feed-forwards": replace(
             KERNELS, spec=replace(falcon_mamba, layers=falcon_mamba.layers[:2]), speculation=None
+        ),
+        "latents": replace(
+            KERNELS,
+            spec=replace(latents, layers=latents.layers[:2]),
+            speculation=None,
+            max_tokens=256,
+            max_model_len=512,
         ),
         **{name: replace(KERNELS, **changes) for name, (changes, _) in QUANTIZED.items()},
     }
@@ -165,6 +173,12 @@ def test_a_model_without_feed_forwards_survives_the_way_into_another_process() -
 
 def test_kernels_of_a_model_without_feed_forwards_are_known_beforehand(names_of: NamesOf) -> None:
     assert "scan" in names_of("no feed-forwards")
+
+
+def test_kernels_that_steps_with_prompts_choose_by_their_lengths_are_known_beforehand(names_of: NamesOf) -> None:
+    names = names_of("latents")
+    assert "latent_attention.triton_kernel.latent_kernel" in names
+    assert "expanded_attention.triton._expanded_attention" in names
 
 
 def test_every_package_that_a_step_runs_through_is_looked_at() -> None:

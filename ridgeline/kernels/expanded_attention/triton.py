@@ -71,7 +71,7 @@ def _load(ptr, real, WIDTH: tl.constexpr, PADDED: tl.constexpr):
         return tl.load(ptr, mask=inside if real is None else real & inside, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _expanded_attention(
     out_ptr, q_ptr, rotated_ptr, k_ptr, v_ptr, r_ptr, tiles_ptr, kv_len_ptr, num_tiles, scale, stride_out, head_out,
     stride_q, head_q, stride_rotated, head_rotated, stride_kv, head_kv, stride_r,
