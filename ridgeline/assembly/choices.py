@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -184,9 +185,21 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     least = weight_bytes(weighed, dtype_bytes=item, positions=1, forms=forms.values()) // ranks
     if draft is not None:
         least += draft.weight_bytes(item)
-    longest = choices.memory(weights=least, loaded=False, longest=wanted_len).max_model_len
+    longest = _longest(choices, least, wanted_len)
     check_weights_fit(weighed, device, dtype=dtype, positions=longest, forms=forms.values(), ranks=ranks)
     return replace(choices, longest=longest)
+
+
+def _longest(choices: Choices, weights: int, planned: int) -> int:
+    """Return the context that memory has room for beside the weights, if steps are planned for a context of `planned`
+    tokens. Steps of shorter contexts take less (rows of latent attention), so these are tried if there is no room."""
+    try:
+        return choices.memory(weights=weights, loaded=False, longest=planned).max_model_len
+    except InvalidConfig:
+        if choices.config.max_model_len is None and planned > choices.max_tokens:
+            with suppress(InvalidConfig):
+                return _longest(choices, weights, planned // 2)
+        raise
 
 
 def _scheme(wanted: str | None, folder: Path) -> Scheme:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.assembly import Assembly
+from ridgeline.assembly import Assembly, choices
 from ridgeline.core.cache_layout import CacheLayout, group_layers
 from ridgeline.core.config import EngineConfig, LLMConfig
 from ridgeline.core.draft_tree import LookaheadTree
@@ -188,6 +189,23 @@ def test_what_long_rows_take_at_once_is_planned_for(
     if len(rows) == 1:  # but for tables that are needed before, and a part of a head
         head, tables = (2 * size * int(length_R[0]) for size in (mixer.key_dim + mixer.value_dim, 3 * 4))
         assert planned - tables - head < kept + most
+
+
+def test_a_context_whose_steps_leave_no_room_is_shortened(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token of the context takes 8 MB of a step here, and there is 1 GB: the model's 256 would leave nothing."""
+    monkeypatch.setattr(memory, "host_memory", lambda: 2 * GB)
+    monkeypatch.setattr(memory, "_expanded_bytes", lambda model, dtype_bytes, max_tokens, longest: 8_000_000 * longest)
+    config = LLMConfig(
+        model=tiny_model("deepseek_v2"), dtype="float32", device="cpu", max_num_batched_tokens=32, max_num_seqs=2
+    )
+    assert choices.choose(config, torch.device("cpu")).longest == 64
+    with pytest.raises(InvalidConfig, match="one request of 256 tokens"):
+        choices.choose(replace(config, max_model_len=256), torch.device("cpu"))
+    monkeypatch.setattr(memory, "host_memory", lambda: GB // 10)
+    with pytest.raises(InvalidConfig, match="one request of 256 tokens"):
+        choices.choose(config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("windows", [(8, 8), (8, None), (None, None)])
