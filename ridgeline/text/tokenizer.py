@@ -14,14 +14,17 @@ from tokenizers import AddedToken
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.text.arguments import short
+from ridgeline.text.byte_level import byte_level_alphabet
 from ridgeline.text.components import check_text
 from ridgeline.text.gguf_tokenizer import gguf_tokenizer
 from ridgeline.text.sentencepiece_tokenizer import sentencepiece_backend
+from ridgeline.text.tiktoken_tokenizer import add_reserved_tokens, tiktoken_backend
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
 from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model")  # a folder's tokenizer is the first that is there
 PROBE = "The 1st\t<s>\n é 🎃"  # every tokenizer is tried on this when it is loaded
 # From this many characters or tokens on the library gets a batch of one, because only during batches does it let other
 # threads have the interpreter.
@@ -31,8 +34,8 @@ MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
 class Tokenizer:
-    """The tokenizer of a model folder: `tokenizer.json` or `tokenizer.model`, and the special tokens of its config
-    files.
+    """The tokenizer of a model folder: `tokenizer.json`, `tokenizer.model` or `tiktoken.model`, and the special tokens
+    of its config files.
 
     It equals transformers' `AutoTokenizer` on the same folder. As there, the post-processor in tokenizer.json alone
     decides if a prompt begins with BOS; `add_bos_token` in tokenizer_config.json does not count beside it.
@@ -58,7 +61,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         kinds = _decoder_kinds(backend)
         self.uses_byte_fallback = "ByteFallback" in kinds
-        self._byte_alphabet = _byte_level_alphabet() if "ByteLevel" in kinds else None
+        self._byte_alphabet = byte_level_alphabet() if "ByteLevel" in kinds else None
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -82,16 +85,21 @@ class Tokenizer:
         if is_gguf(folder):
             return cls(*gguf_tokenizer(read_gguf(folder)))
         config = read_json(folder / "tokenizer_config.json")
-        if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
-            model = read_sentencepiece(folder / "tokenizer.model")
+        kind = next((name for name in FILES if (folder / name).is_file()), FILES[0])
+        if kind == "tokenizer.model":
+            model = read_sentencepiece(folder / kind)
             backend = sentencepiece_backend(model, **_framing(config))
             config = {f"{name}_token": model.pieces[i].text for name, i in model.ids.items()} | config
+        elif kind == "tiktoken.model":
+            backend = tiktoken_backend(folder, config)
         else:
-            backend = _load_backend(folder / "tokenizer.json")
+            backend = _load_backend(folder / kind)
         if "added_tokens_decoder" not in config:  # older folders keep the names in a file of their own
             config |= read_json(folder / "special_tokens_map.json")
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         try:
+            if kind == "tiktoken.model":
+                add_reserved_tokens(backend, folder, config)
             named = _named_special_tokens(config)
             backend.add_tokens(_missing_tokens(backend, config, named))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -290,14 +298,6 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
         return set()
     spec = json.loads(backend.decoder.__getstate__())
     return {step["type"] for step in spec.get("decoders", [spec])}
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return the byte that each character of byte-level BPE stands for. A printable byte is spelled as itself, and the
-    others as characters from 256 upwards."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
 def reraise_unless_failed(error: BaseException) -> None:

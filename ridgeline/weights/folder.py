@@ -19,7 +19,7 @@ EMBEDDED_DRAFTS = {"draft_model": EMBEDDED_DRAFT, "eagle3": EMBEDDED_EAGLE}  # b
 GENERATION_FILE = "generation_config.json"
 NO_DEFAULTS = ("none", "vllm")  # the second is vLLM's name for "the engine's own"
 _READ = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "tiktoken.model", "merges.txt"]
 _HUB_DUPLICATES = ["original/*", "consolidated*", "onnx/*"]  # the same weights again in other layouts
 
 

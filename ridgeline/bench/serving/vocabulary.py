@@ -37,7 +37,7 @@ def vocab_size(folder: Path) -> int:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
+    return any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model"))
 
 
 def complete(folder: Path, target: Path) -> Path:

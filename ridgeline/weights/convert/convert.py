@@ -30,7 +30,16 @@ WriteTexts = Callable[[Path, Path], None]  # of a GGUF file, to a folder
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES[MXFP4] = torch.bfloat16
-_BESIDE = ("*.json", "*.jinja", "*.txt", "*.md", "tokenizer*", "LICENSE*", "additional_chat_templates/*.jinja")
+_BESIDE = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.md",
+    "tokenizer*",
+    "tiktoken.model",
+    "LICENSE*",
+    "additional_chat_templates/*.jinja",
+)
 _OURS = ("config.json", "model.safetensors.index.json", *SIDE_FILES)
 
 
