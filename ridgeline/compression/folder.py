@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ridgeline.compression.quantize import QuantizedModel
 from ridgeline.compression.writers import WRITERS, Written
-from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.models.draft_heads import mtp_head
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.checkpoint import open_checkpoint
 from ridgeline.weights.convert.convert import copy_beside
 from ridgeline.weights.convert.shards import DTYPES, Planned, split, write_shards
 from ridgeline.weights.formats.json_file import read_json
+from ridgeline.weights.head_files import drafting_layer
 from ridgeline.weights.loader import as_stored, export_checkpoint
 
 Progress = Callable[[str, float], None]
@@ -91,13 +91,7 @@ def _plain(model: QuantizedModel) -> dict[str, Tensor]:
 def _drafting(model: QuantizedModel) -> dict[str, Tensor]:
     """Return the tensors of the layer for multi-token prediction, which stay as they are, if the files hold one."""
     with open_checkpoint(model.folder) as stored:
-        try:
-            head = mtp_head(model.config.spec, stored)
-        except ModelLoadError:
-            return {}
-        read = [source.name for sources in head.weights.values() for source in sources]
-        begun = tuple(each for each in model.config.spec.unused if any(name.startswith(each) for name in read))
-        return {name: tensor.read() for name, tensor in stored.items() if name.startswith(begun)}
+        return {name: tensor.read() for name, tensor in drafting_layer(model.config.spec, stored).items()}
 
 
 def _planned(name: str, tensor: Tensor) -> Planned:

@@ -37,6 +37,17 @@ def head_config(method: str, folder: Path, target: ModelSpec, *, files: bool) ->
     return HeadConfig(spec=head.spec, weights=weights, unused=head.unused)
 
 
+def drafting_layer(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return those of a checkpoint's tensors that are its layer for multi-token prediction, and {} if it holds none."""
+    try:
+        head = mtp_head(spec, stored)
+    except ModelLoadError:
+        return {}
+    read = [source.name for sources in head.weights.values() for source in sources]
+    begun = tuple(each for each in spec.unused if any(name.startswith(each) for name in read))
+    return {name: tensor for name, tensor in stored.items() if name.startswith(begun)}
+
+
 @contextmanager
 def _opened(folder: Path, files: bool) -> Iterator[Mapping[str, StoredTensor]]:
     if not files:

@@ -20,7 +20,10 @@ from ridgeline.core.errors import InvalidConfig, ModelLoadError, RidgelineError
 from ridgeline.text.gguf_export import write_texts
 from ridgeline.weights.convert.convert import check, convert
 from ridgeline.weights.convert.shards import parse_size
+from ridgeline.weights.head_files import head_config
+from ridgeline.weights.loader import read_model_config
 from tests import gguf_files, tiny_models
+from tests.test_draft_heads import glm_with_mtp
 from tests.text.sample_tokenizers import byte_level, write_folder
 from tests.weights.loading import dense_logits, load
 
@@ -135,6 +138,37 @@ def test_a_quantized_file_keeps_its_tokenizer_and_template(tmp_path: Path) -> No
     weight = model.model.layers[0].mlp.up_proj.weight.detach()
     stored = tensors_of(target)["model.layers.0.mlp.up_proj.weight"]
     assert torch.equal(stored, gguf_files.dequantized(weight, "Q8_0").bfloat16())
+
+
+def test_the_layer_for_multi_token_prediction_comes_along(tmp_path: Path) -> None:
+    source, _ = glm_with_mtp(tmp_path / "model", "deepseek_v3")
+    target = converted(source, tmp_path / "out", dtype="bfloat16", shard_size=10**6)
+    theirs = tensors_of(source)
+    assert any(name.startswith("model.layers.3.") for name in theirs)
+    assert_same_bits(tensors_of(target), {name: each.bfloat16() for name, each in theirs.items()})
+    assert json.loads((target / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    head_config("mtp", target, read_model_config(target).spec, files=True)  # which refuses files without the layer
+    assert check(target, silent).tensors == len(theirs)
+
+
+def test_a_layer_that_is_not_written_is_not_counted(tmp_path: Path) -> None:
+    """One that is stored in codes is left out, and so is one that the files never held."""
+    source, _ = glm_with_mtp(tmp_path / "model", "deepseek_v3")
+    for number, edit in enumerate((to_codes, without_layer)):
+        change(source, edit)
+        target = converted(source, tmp_path / f"out{number}")
+        assert json.loads((target / "config.json").read_text())["num_nextn_predict_layers"] == 0
+        assert not [name for name in tensors_of(target) if name.startswith("model.layers.3.")]
+        check(target, silent)
+
+
+def to_codes(tensors: dict[str, Tensor]) -> None:
+    tensors["model.layers.3.eh_proj.weight"] = tensors["model.layers.3.eh_proj.weight"].to(torch.float8_e4m3fn)
+
+
+def without_layer(tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith("model.layers.3.")]:
+        del tensors[name]
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.model_spec import Source
 from ridgeline.models.config import ModelConfig
-from ridgeline.weights.checkpoint import StoredTensor
+from ridgeline.weights.checkpoint import PLAIN, StoredTensor
+from ridgeline.weights.head_files import drafting_layer
 from ridgeline.weights.loader import (
     checkpoint_views,
     empty_decoder,
@@ -45,11 +46,13 @@ class OpenTensor:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model whose files are open. `copies` are tensors that nothing needs, such as a tied weight stored again."""
+    """A model whose files are open. `drafting` are the tensors of its layer for multi-token prediction, if they are
+    plain numbers. `copies` are tensors that nothing needs, such as a tied weight stored again."""
 
     path: Path
     config: ModelConfig
     tensors: list[OpenTensor]
+    drafting: dict[str, StoredTensor]
     copies: dict[str, StoredTensor]
 
 
@@ -114,7 +117,11 @@ def open_model(path: Path) -> Iterator[OpenModel]:
             for ours, theirs, tensor in _pairs(sources, weights[name], stored, read)
         ]
         copies = {name: each for name, each in stored.items() if name not in views}
-        yield OpenModel(path, config, tensors, copies)
+        drafting = drafting_layer(config.spec, copies)
+        if any(each.dtype not in PLAIN for each in drafting.values()):
+            drafting = {}
+        copies = {name: each for name, each in copies.items() if name not in drafting}
+        yield OpenModel(path, config, tensors, drafting, copies)
 
 
 def _pairs(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.convert.check import OpenModel, OpenTensor, Report, check_copies, count_not_finite, open_model
 from ridgeline.weights.convert.shards import Planned, split, write_shards
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
@@ -40,6 +42,7 @@ _BESIDE = (
     "LICENSE*",
     "additional_chat_templates/*.jinja",
 )
+DRAFTING_COUNTS = ("num_nextn_predict_layers", "num_mtp_modules")  # in config.json
 _OURS = ("config.json", "model.safetensors.index.json", *SIDE_FILES)
 
 
@@ -51,6 +54,8 @@ def check(path: Path, progress: Progress) -> Report:
         for number, tensor in enumerate(model.tensors, 1):
             report.note(tensor.theirs.name, tensor.stored, tensor.stored.read())
             progress("checking", number / len(model.tensors))
+        for name, stored in model.drafting.items():
+            report.note(name, stored, stored.read())
     report.verdict(path)
     return report
 
@@ -83,11 +88,12 @@ def convert(
             dtype = model.config.dtype
         others = getattr(torch, dtype or model.config.dtype)
         planned = [_planned(tensor, dtype, others, report) for tensor in model.tensors]
+        planned += [_as_it_is(name, stored, dtype, others, report) for name, stored in model.drafting.items()]
         partial_folder.mkdir()
         try:
-            write_shards(partial_folder, split(planned, shard_size), _counter(model, progress))
+            write_shards(partial_folder, split(planned, shard_size), _counter(planned, progress))
             report.verdict(source)
-            _write_beside(source, partial_folder, dtype, write_texts)
+            _write_beside(model, partial_folder, dtype, write_texts)
             partial_folder.rename(target)
         except BaseException:
             shutil.rmtree(partial_folder, ignore_errors=True)
@@ -95,8 +101,8 @@ def convert(
     return report
 
 
-def _counter(model: OpenModel, progress: Progress) -> Callable[[Planned], None]:
-    done, total = 0, sum(tensor.part.numel() for tensor in model.tensors)
+def _counter(planned: Sequence[Planned], progress: Progress) -> Callable[[Planned], None]:
+    done, total = 0, sum(prod(each.shape) for each in planned)
 
     def count(written: Planned) -> None:
         nonlocal done
@@ -111,6 +117,18 @@ def _planned(tensor: OpenTensor, dtype: str | None, others: torch.dtype, report:
     kind = _DTYPES.get(tensor.stored.dtype, others) if dtype is None else others
     shape = stored_shape(tensor.part, tensor.ours)
     return Planned(tensor.ours.name, shape, kind, partial(_made, tensor, kind, shape, report))
+
+
+def _as_it_is(name: str, stored: StoredTensor, dtype: str | None, others: torch.dtype, report: Report) -> Planned:
+    """Return a tensor that keeps its name and order."""
+    kind = _DTYPES[stored.dtype] if dtype is None else others
+
+    def make() -> Tensor:
+        values = stored.read()
+        report.note(name, stored, values)
+        return _cast(values, kind, name)
+
+    return Planned(name, stored.shape, kind, make)
 
 
 def _made(tensor: OpenTensor, dtype: torch.dtype, shape: list[int], report: Report) -> Tensor:
@@ -141,8 +159,9 @@ def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return made
 
 
-def _write_beside(source: Path, folder: Path, dtype: str | None, write_texts: WriteTexts) -> None:
+def _write_beside(model: OpenModel, folder: Path, dtype: str | None, write_texts: WriteTexts) -> None:
     """Write config.json, the tokenizer's files and the chat templates."""
+    source = model.path
     if is_gguf(source):
         gguf = read_gguf(source)
         config = gguf_config(gguf)
@@ -155,6 +174,9 @@ def _write_beside(source: Path, folder: Path, dtype: str | None, write_texts: Wr
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
+    for count in DRAFTING_COUNTS:  # layers that are not written are not to be looked for
+        if isinstance(config.get(count), int):
+            config[count] = min(config[count], 1 if model.drafting else 0)
     _write_json(folder / "config.json", config)
 
 
