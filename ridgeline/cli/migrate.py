@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
 
 import typer
 
@@ -37,6 +38,7 @@ def migrate(
     found = translate(rest, own_flags())
     port = variables.pop("", None)
     _complete(found, port)
+    _note_what_models_refuse(found)
     started = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     model = found.models
     print(" ".join([*started, shlex.join(["ridgeline", "serve", *model, *found.words])]))
@@ -61,6 +63,17 @@ def _complete(found: Translation, port: str | None) -> None:
             found.words[found.words.index("--port") + 1] = port
         else:
             found.words += ["--port", port]
+
+
+def _note_what_models_refuse(found: Translation) -> None:
+    """Add a line for a flag that some models refuse, since no model is read here."""
+    value = dict(pairwise(found.words)).get("--kv-cache-dtype", "auto")
+    if value != "auto":
+        text = (
+            "models of latent attention (DeepSeek-V2 and V3, Kimi K2, …) keep their cache in the activations' type and "
+            "refuse it; leave it out for them."
+        )
+        found.lines.append(Line(f"--kv-cache-dtype {value}", None, text))
 
 
 def _server_words(words: list[str]) -> tuple[dict[str, str], list[Line], list[str]]:

@@ -204,6 +204,20 @@ def test_migrate_prints_a_command_that_parses_and_every_difference(
     verb.make_context("serve", ours[ours.index("serve") + 1 :])
 
 
+@pytest.mark.parametrize(("value", "told"), [("fp8", True), ("fp8_e5m2", True), ("auto", False), (None, False)])
+def test_migrate_says_which_models_refuse_a_cache_of_8_bits(
+    value: str | None, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No model is read, so the flag stays, and the line leaves the choice to who knows the model."""
+    flag = f" --kv-cache-dtype {value}" if value else ""
+    assert run(monkeypatch, "migrate", f"vllm serve m --host h{flag}") == 0
+    printed, *rest = capsys.readouterr().out.splitlines()
+    assert printed == f"ridgeline serve m --host h{flag}"
+    lines = [line for line in rest if line.startswith("--kv-cache-dtype")]
+    assert len(lines) == told
+    assert all("latent attention" in line and "refuse it" in line for line in lines)
+
+
 @pytest.mark.parametrize("command", ["vllm bench serve", "docker run redis", "ls -l", "docker run"])
 def test_migrate_says_what_it_reads(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
