@@ -72,8 +72,8 @@ def test_keys_and_values_of_long_rows_are_planned_for() -> None:
 
     assert planned(LEAST_TOKENS - 1, 1_000_000) == planned(LEAST_TOKENS - 1, 0)
     vectors = EXPANDED_BYTES // (576 * 2)
-    short = 8 * (2 * 64 * 8192 + 3 * vectors) + vectors * 576 * 2 + EXPANDED_BYTES
-    long = 8 * (2 * 64 + 3) * 1_000_000 + 1_000_000 * 2 * (576 + 256)
+    short = 4 * 2 * 64 * 8192 + 8 * 3 * vectors + vectors * 576 * 2 + EXPANDED_BYTES
+    long = (4 * 2 * 64 + 8 * 3) * 1_000_000 + 1_000_000 * 2 * (576 + 256)
     assert planned(8192, 8192) == planned(8192, 0)
     assert planned(8192, 1_000_000) - planned(8192, 8192) == long - short
     assert short > WORKSPACE_BYTES

@@ -15,7 +15,7 @@ from ridgeline.kernels.attention.cost import visible
 
 LEAST_TOKENS = 128  # of a row: fewer would leave most of a tile of queries idle
 EXPANDED_BYTES = 128 << 20  # of the keys and values that are made at once, and of the vectors gathered for them
-INDEX_BYTES = 8  # of torch's indices
+INDEX_BYTES, PLACE_BYTES = 8, 4  # of an index of torch, and of a place as it is kept
 
 
 def worth_expanding(
@@ -83,4 +83,4 @@ def expanded_bytes(
     gathered, made = (rank + rope_dim) * itemsize, (key_dim + value_dim) * itemsize
     together = min(rows * longest, max(longest, EXPANDED_BYTES // gathered))
     expanded = min(together * num_heads * made, max(EXPANDED_BYTES, together * made))
-    return 2 * INDEX_BYTES * rows * longest + together * (3 * INDEX_BYTES + gathered) + expanded
+    return 2 * PLACE_BYTES * rows * longest + together * (3 * INDEX_BYTES + gathered) + expanded

@@ -37,7 +37,7 @@ from ridgeline.worker.upload import upload
 
 @dataclass(frozen=True)
 class Expanding:
-    """Long rows whose latents are expanded together. block_J, offset_J: where these lie in the cache."""
+    """Long rows whose latents are expanded together. block_J, offset_J: where these lie in the cache, int32."""
 
     rows: LongRows
     block_J: Tensor
@@ -136,8 +136,8 @@ def _expanding(
             bound_R=bound_R,
             kv_len_R=kv_len_R.int(),
         ),
-        block_table_SC[slot_J, key_J // block_size].long(),
-        key_J % block_size,
+        block_table_SC[slot_J, key_J // block_size].int(),
+        (key_J % block_size).int(),
     )
 
 
