@@ -337,7 +337,8 @@ def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
                 await asyncio.to_thread(stop_engine, engine)
                 engine = await asyncio.to_thread(start_engine, tmp_path / "socket")
                 await asyncio.gather(*clients)
-                assert {"ended", "unavailable", "ended in the second life"} == set(told)
+                # told: those that had tokens. The others went on in the second engine, now and then all of them
+                assert {"ended", "ended in the second life"} == set(told) - {"unavailable"}
                 assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
                 assert api.service.admission.open_tokens == 0
                 stats = await api.client.ask()
