@@ -34,10 +34,11 @@ from benchmarks.sweeping import UNCACHED, Job, Limit, Sweep, moved
 from benchmarks.sweeping_runs import run
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import make_schedule
+from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.expanded_attention import op as expanded
 from ridgeline.kernels.expanded_attention import triton as expanded_kernel
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
-from ridgeline.kernels.latent_attention.choose import MOST_QUERIES, Cut
+from ridgeline.kernels.latent_attention.choose import MOST_QUERIES
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.latent_attention.op import (
     CASES,
@@ -55,29 +56,23 @@ RANK, ROPE, KEY, VALUE, BLOCK, SCALE = 512, 64, 128, 128, 64, 192**-0.5
 SAMPLED = 64  # tokens at both ends of a prompt that are compared
 
 FEW_QUERIES = (
-    Cut(16, 64, warps=4, stages=2, keys_first=True),
-    Cut(16, 64, warps=8, stages=2, keys_first=True),
-    Cut(16, 32, warps=4, stages=3, keys_first=False),
-    Cut(16, 32, warps=4, stages=2, keys_first=True),
-    Cut(16, 64, warps=8, stages=3, keys_first=False),
-    Cut(16, 64, warps=8, stages=2, keys_first=False),
+    Cut(16, 32, warps=4, stages=3),
+    Cut(16, 64, warps=8, stages=3),
+    Cut(16, 64, warps=8, stages=2),
 )
 MANY_QUERIES = (
-    Cut(64, 32, warps=8, stages=2, keys_first=False),
-    Cut(64, 64, warps=8, stages=2, keys_first=False),
-    Cut(64, 64, warps=8, stages=2, keys_first=True),
-    Cut(64, 32, warps=8, stages=2, keys_first=True),
-    Cut(32, 64, warps=4, stages=2, keys_first=True),
-    Cut(32, 64, warps=8, stages=2, keys_first=True),
-    Cut(32, 32, warps=8, stages=3, keys_first=False),
+    Cut(64, 32, warps=8, stages=2),
+    Cut(64, 64, warps=8, stages=2),
+    Cut(32, 64, warps=8, stages=3),
+    Cut(32, 32, warps=8, stages=3),
 )
 EXPANDED = (
-    expanded_kernel.Cut(128, 64, warps=8, stages=3),
-    expanded_kernel.Cut(128, 64, warps=8, stages=2),
-    expanded_kernel.Cut(128, 128, warps=8, stages=2),
-    expanded_kernel.Cut(64, 64, warps=4, stages=3),
-    expanded_kernel.Cut(128, 32, warps=8, stages=4),
-    expanded_kernel.Cut(128, 64, warps=4, stages=2),
+    Cut(128, 64, warps=8, stages=3),
+    Cut(128, 64, warps=8, stages=2),
+    Cut(128, 128, warps=8, stages=2),
+    Cut(64, 64, warps=4, stages=3),
+    Cut(128, 32, warps=8, stages=4),
+    Cut(128, 64, warps=4, stages=2),
 )
 
 

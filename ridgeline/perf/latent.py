@@ -31,7 +31,7 @@ def latent_attention(
     yield "latent_kv", latent_kv_cost(tokens, **sizes, itemsize=p.item)
     new_R, length_R = np.asarray(shape.num_tokens_R), np.asarray(shape.kv_len_R)
     parts = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim}
-    long_R = worth_expanding(new_R, length_R, **parts, rope_dim=mixer.rope_dim, rank=mixer.rank)
+    long_R = worth_expanding(new_R, length_R, **parts, rank=mixer.rank)
     if long_R.any():
         heads, rows = {"num_heads": mixer.num_heads, **parts}, (new_R[long_R], length_R[long_R])
         before = float((rows[1] - rows[0]).sum())

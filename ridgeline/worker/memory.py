@@ -262,8 +262,12 @@ def plan_memory(
         scored = max(max_seqs, min(scored, MOST_VERIFIED))
     tree = None if config.speculation is None else config.speculation.tree
     drawn = max_seqs * (1 if tree is None else tree.scored)  # of a pass that drafts
-    sizes = {"dtype_bytes": DTYPE_BYTES[dtype], "max_seqs": max_seqs, "max_scored": max(scored, drawn)}
-    sizes |= {"longest": longest}
+    sizes = {
+        "dtype_bytes": DTYPE_BYTES[dtype],
+        "max_seqs": max_seqs,
+        "max_scored": max(scored, drawn),
+        "longest": longest,
+    }
     activations = activation_bytes(model, max_tokens=max_chunk, **sizes)
     if draft is not None:  # it may run over the tokens of many steps at once, which wait for it until then
         passed = max(max_chunk, drawn, MOST_WAITING)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.expanded_attention import torch_ops
 from ridgeline.kernels.expanded_attention import triton as kernels
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, worth_expanding
@@ -21,7 +22,6 @@ from ridgeline.kernels.expanded_attention.op import (
     expanded_attention,
     make_case,
 )
-from ridgeline.kernels.expanded_attention.triton import Cut
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -134,9 +134,9 @@ def test_least_work_counts_pairs_that_are_seen() -> None:
 
 
 def test_rows_are_expanded_where_that_takes_fewer_flops() -> None:
-    sizes = {"key_dim": 128, "rope_dim": 64, "value_dim": 128, "rank": 512}
+    sizes = {"key_dim": 128, "value_dim": 128, "rank": 512}
     # 171 queries of a row pay for making the keys and values of one cached token
     tokens, cached = [1, 127, 128, 150, 250, 8192, 8192], [8192, 127, 128, 8192, 8192, 8192, 100_000]
     assert worth_expanding(tokens, cached, **sizes).tolist() == [False, False, True, False, True, True, True]
-    narrow = {"key_dim": 128, "rope_dim": 64, "value_dim": 128, "rank": 64}  # latents are the narrower
+    narrow = {"key_dim": 128, "value_dim": 128, "rank": 64}  # latents are the narrower
     assert not worth_expanding(tokens, cached, **narrow).any()

@@ -31,7 +31,8 @@ from tests.kernels.trees import bits_of, drawn_parents, signed
 
 pytest.importorskip("triton")
 from ridgeline.kernels.attention.schedule import make_schedule
-from ridgeline.kernels.latent_attention.choose import MOST_QUERIES, Cut, choose
+from ridgeline.kernels.attention.triton_common import Cut
+from ridgeline.kernels.latent_attention.choose import MOST_QUERIES, choose
 from ridgeline.kernels.latent_attention.triton import latent_attention
 from ridgeline.kernels.latent_attention.triton_kv import latent_kv
 from ridgeline.kernels.launch import INTERPRETED
@@ -141,9 +142,7 @@ def test_the_kernel_equals_the_reference_and_reads_nothing_unseen(case: Case, dt
     check(case, dtype, device)
 
 
-CUTS = tuple(
-    Cut(queries, keys, 4, 1, first) for queries, keys in ((16, 64), (32, 16), (64, 32)) for first in (False, True)
-)
+CUTS = tuple(Cut(queries, keys, 4, 1) for queries, keys in ((16, 64), (32, 16), (64, 32)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -260,7 +259,7 @@ def test_queries_see_the_nodes_of_their_tree_and_read_no_other(
     for fixed in (False, True):
         schedule = schedule_of(case, batch, len(q_THL), trees=True, fixed=fixed) if fixed else None
         given = replace(batch, schedule=schedule, num_tokens_R=None, kv_bound_R=None)
-        for cut in (None, Cut(16, 16, 4, 1, keys_first=True)):
+        for cut in (None, Cut(16, 16, 4, 1)):
             out = latent_attention(q_THL, q_THY, cache_NPW, given, scale=scale_of(case), cut=cut)
             assert worst(out, expected) <= EXACT
 

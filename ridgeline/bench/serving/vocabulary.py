@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.text.tokenizer import FILES as TOKENIZER_FILES
 
 LETTERS = "etaoinshrdlucmfwypvbgkqjxz"  # the frequent letters first
 FILES = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1 << 30}
@@ -37,7 +38,7 @@ def vocab_size(folder: Path) -> int:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model"))
+    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def complete(folder: Path, target: Path) -> Path:

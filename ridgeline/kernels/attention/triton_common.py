@@ -1,4 +1,4 @@
-"""The common parts of the decode and prefill kernels: finding a tile's keys in the cache, and their logits.
+"""The common parts of attention's kernels: how one is cut, finding a tile's keys in the cache, and their logits.
 
 Legend:
     K  keys of a tile
@@ -6,6 +6,8 @@ Legend:
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -17,6 +19,17 @@ from ridgeline.kernels.triton_math import popcount
 LOG2E = tl.constexpr(1.4426950408889634)
 LAST_NODE = tl.constexpr(NODES - 1)
 LOWEST = tl.constexpr(-1e30)  # a running maximum begins with it; it is finite, so that no difference is inf - inf
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way to run a kernel: the queries and the keys of a tile, powers of two from 16 on, warps, and tiles of keys
+    in flight."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
 
 
 @triton.jit

@@ -18,18 +18,16 @@ EXPANDED_BYTES = 128 << 20  # of the keys and values that are made at once, and 
 INDEX_BYTES, PLACE_BYTES = 8, 4  # of an index of torch, and of a place as it is kept
 
 
-def worth_expanding(
-    tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, rope_dim: int, value_dim: int, rank: int
-) -> np.ndarray:
+def worth_expanding(tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, value_dim: int, rank: int) -> np.ndarray:
     """Return which rows take fewer FLOPs with keys and values made than with queries against the latents: bool [R].
 
-    A pair of query and key takes 2 · (2 · rank + rope_dim) FLOPs a head against latents, and 2 · (key_dim + rope_dim +
-    value_dim) otherwise. Against latents each query and result is multiplied by the projections, and otherwise each
-    cached vector is: 2 · rank · (key_dim + value_dim) FLOPs a head in both cases.
+    A pair of query and key takes 4 · rank FLOPs a head against latents, and 2 · (key_dim + value_dim) otherwise, beside
+    those of the rotated part. Against latents each query and result is multiplied by the projections, and otherwise
+    each cached vector is: 2 · rank · (key_dim + value_dim) FLOPs a head in both cases.
     """
     tokens_R, kv_len_R = np.asarray(tokens_R, np.float64), np.asarray(kv_len_R, np.float64)
     pairs_R = tokens_R * kv_len_R - tokens_R * (tokens_R - 1) / 2
-    saved = (2 * rank + rope_dim) - (key_dim + rope_dim + value_dim)
+    saved = 2 * rank - (key_dim + value_dim)
     found: np.ndarray = saved * pairs_R > rank * (key_dim + value_dim) * (kv_len_R - tokens_R)
     return found & (tokens_R >= LEAST_TOKENS)
 

@@ -8,8 +8,6 @@ the tiles. The legend is that of op.py, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import triton
@@ -17,19 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.aot import AotKernel
-from ridgeline.kernels.attention.triton_common import LOG2E, LOWEST
+from ridgeline.kernels.attention.triton_common import LOG2E, LOWEST, Cut
 from ridgeline.kernels.expanded_attention.op import LongRows
 from ridgeline.kernels.launch import compute_capability, launch_options
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One way to run the kernel: the queries and keys of a tile, warps, and tiles of keys in flight."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
+from ridgeline.kernels.packed_attention.triton import sent, tiles_of
 
 
 @triton.jit
@@ -167,16 +156,11 @@ def _tiles(rows: LongRows, queries: int, device: torch.device) -> Tensor:
     """Return the tiles of all rows, int32 [I, 4], those that see most first: they take the longest."""
     key = "tiles", queries
     if key not in rows.derived:
-        count_R = -(-rows.tokens_R // queries)
-        row_I = np.repeat(np.arange(len(count_R)), count_R)
-        begun_I = (np.arange(len(row_I)) - np.repeat(np.cumsum(count_R) - count_R, count_R)) * queries
+        row_I, begun_I = tiles_of(rows.tokens_R, queries)
         left_I = rows.tokens_R[row_I] - begun_I
         order_I = np.argsort(left_I - rows.bound_R[row_I], kind="stable")
-        tiles_I4 = np.stack([row_I, rows.first_R[row_I] + begun_I, left_I, rows.begin_R[row_I]], axis=1)[order_I]
-        table_I4 = torch.from_numpy(tiles_I4.astype(np.int32))
-        if device.type == "cuda":
-            table_I4 = table_I4.pin_memory().to(device, non_blocking=True)
-        rows.derived[key] = table_I4
+        tiles_I4 = np.stack([row_I, rows.first_R[row_I] + begun_I, left_I, rows.begin_R[row_I]], axis=1)
+        rows.derived[key] = sent(tiles_I4[order_I], device)
     found: Tensor = rows.derived[key]
     return found
 

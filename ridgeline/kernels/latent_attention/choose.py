@@ -11,32 +11,14 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 
+from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.launch import compute_capability, shared_memory
 
 MOST_QUERIES = 64  # also what `make_schedule` should be told as `item_queries`
 MOST_KEYS = 64  # of a tile: items begin at multiples of it, and the bits of a tree are 64
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One way to run the kernel.
-
-    queries: M, a power of two, at least 16.
-    keys: of a tile, a power of two from 16 to MOST_KEYS.
-    keys_first: keys are the rows of the matrix products, and queries their columns. A warpgroup's product has 64 rows,
-        which few queries would leave idle; with many queries, more of what it reads comes from registers the other way.
-    """
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-    keys_first: bool
 
 
 def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.device) -> Cut:
@@ -45,14 +27,14 @@ def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.dev
     least = min(MOST_QUERIES, max(16, triton.next_power_of_2(queries)))
     padded = triton.next_power_of_2(rank)
     if padded > 512:  # which no known model has: as little as can be
-        return Cut(16, 16, warps=8, stages=1, keys_first=False)
+        return Cut(16, 16, warps=8, stages=1)
     if itemsize > 2:  # no tensor cores; queries of 32 bits fill the shared memory
-        return Cut(16, 16, warps=4 if padded < 512 else 8, stages=1, keys_first=False)
+        return Cut(16, 16, warps=4 if padded < 512 else 8, stages=1)
     if torch.version.hip is not None:
-        return Cut(min(least, 32), 16 if padded > 256 else 32, warps=4, stages=1, keys_first=False)
+        return Cut(min(least, 32), 16 if padded > 256 else 32, warps=4, stages=1)
     if compute_capability(device)[0] != 9:  # products of single warps, which have 16 rows
         keys = 32 if shared_memory(device) >= 2 * 2 * 32 * width + (32 << 10) else 16
-        return Cut(min(least, 32), keys, warps=8, stages=2, keys_first=False)
+        return Cut(min(least, 32), keys, warps=8, stages=2)
     # Measured on an H100. The sums of many queries leave few registers, and some are spilled; smaller tiles of keys,
     # which would spare these, take a third longer.
-    return Cut(least, 64, warps=8, stages=2 if least == 64 else 3, keys_first=False)
+    return Cut(least, 64, warps=8, stages=2 if least == 64 else 3)

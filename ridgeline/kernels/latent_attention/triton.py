@@ -14,8 +14,8 @@ from torch import Tensor
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import make_schedule
-from ridgeline.kernels.attention.triton_common import LOG2E
-from ridgeline.kernels.latent_attention.choose import MOST_QUERIES, Cut, choose
+from ridgeline.kernels.attention.triton_common import LOG2E, Cut
+from ridgeline.kernels.latent_attention.choose import MOST_QUERIES, choose
 from ridgeline.kernels.latent_attention.triton_kernel import combine_kernel, latent_kernel
 from ridgeline.kernels.launch import launch_options
 
@@ -129,7 +129,6 @@ def _launch(
         Y=max(16, triton.next_power_of_2(rope)),
         TILE=cut.keys,
         ITEMS=work[0].shape[1] == 8,
-        KEYS_FIRST=cut.keys_first,
         TREE=batch.tree is not None,
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -148,7 +147,7 @@ def _aot(cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: boo
     signature |= {f"stride_{name}": "i32:16" for name in sides} | (trees if tree else {})
     constants: dict[str, Any] = {
         "HEADS": heads, "TOKENS": tokens, "RANK": 512, "ROPE": 64, "stride_token": 576, "BLOCK_SIZE": 64,
-        "QUERIES": cut.queries, "L": 512, "Y": 64, "TILE": cut.keys, "ITEMS": items, "KEYS_FIRST": cut.keys_first,
+        "QUERIES": cut.queries, "L": 512, "Y": 64, "TILE": cut.keys, "ITEMS": items,
         "TREE": tree,
     }  # fmt: skip
     constants |= {} if tree else dict.fromkeys(trees)
@@ -166,12 +165,12 @@ def _aot_combine(arch: str) -> AotKernel:
 
 
 AOT = (
-    _aot(Cut(16, 64, warps=8, stages=3, keys_first=False), 16, 1, "sm_90", items=True),
-    _aot(Cut(32, 64, warps=8, stages=3, keys_first=False), 16, 2, "sm_90", items=True),
-    _aot(Cut(64, 64, warps=8, stages=2, keys_first=False), 128, 1, "sm_90", items=False),
-    _aot(Cut(64, 64, warps=8, stages=2, keys_first=False), 16, 4, "sm_90", items=True, tree=True),
-    _aot(Cut(16, 16, warps=4, stages=1, keys_first=False), 16, 1, "gfx942", items=True),
-    _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 128, 1, "gfx942", items=False),
-    _aot(Cut(32, 16, warps=4, stages=1, keys_first=False), 16, 4, "gfx942", items=True, tree=True),
+    _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True),
+    _aot(Cut(32, 64, warps=8, stages=3), 16, 2, "sm_90", items=True),
+    _aot(Cut(64, 64, warps=8, stages=2), 128, 1, "sm_90", items=False),
+    _aot(Cut(64, 64, warps=8, stages=2), 16, 4, "sm_90", items=True, tree=True),
+    _aot(Cut(16, 16, warps=4, stages=1), 16, 1, "gfx942", items=True),
+    _aot(Cut(32, 16, warps=4, stages=1), 128, 1, "gfx942", items=False),
+    _aot(Cut(32, 16, warps=4, stages=1), 16, 4, "gfx942", items=True, tree=True),
     *(_aot_combine(arch) for arch in ONE_OF_EACH),
 )

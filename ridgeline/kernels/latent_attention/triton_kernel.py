@@ -68,7 +68,6 @@ def latent_kernel(
     Y: tl.constexpr,
     TILE: tl.constexpr,
     ITEMS: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
     TREE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -80,7 +79,6 @@ def latent_kernel(
     whose: int32 [T, 2], where (first item, items) are left of every row that has items, at its first token.
     scale: log2(e) times the op's.
     RANK, ROPE: L and Y without padding.
-    KEYS_FIRST: as in `choose.Cut`. Scores are then [J, M] and sums [L, M], and otherwise [M, J] and [M, L].
     TREE: queries see the keys of a tree, by bits and base, int64 [T].
     """
     CUTS: tl.constexpr = (TOKENS * HEADS + QUERIES - 1) // QUERIES
@@ -119,14 +117,9 @@ def latent_kernel(
         bits_M, base_M, position_M = load_tree(bits_ptr, base_ptr, first_token + token_M, real_M, 0, False)
     q_M = place_M * stride_q_token + head_M.to(tl.int64) * stride_q_head
     rotated_M = place_M * stride_rotated_token + head_M.to(tl.int64) * stride_rotated_head
-    if KEYS_FIRST:
-        q = _load(q_ptr + q_M[None, :] + l_L[:, None], real_M[None, :], l_L[:, None], RANK, L)
-        rotated = _load(rotated_ptr + rotated_M[None, :] + y_Y[:, None], real_M[None, :], y_Y[:, None], ROPE, Y)
-        acc = tl.zeros((L, QUERIES), tl.float32)
-    else:
-        q = _load(q_ptr + q_M[:, None] + l_L[None, :], real_M[:, None], l_L[None, :], RANK, L)
-        rotated = _load(rotated_ptr + rotated_M[:, None] + y_Y[None, :], real_M[:, None], y_Y[None, :], ROPE, Y)
-        acc = tl.zeros((QUERIES, L), tl.float32)
+    q = _load(q_ptr + q_M[:, None] + l_L[None, :], real_M[:, None], l_L[None, :], RANK, L)
+    rotated = _load(rotated_ptr + rotated_M[:, None] + y_Y[None, :], real_M[:, None], y_Y[None, :], ROPE, Y)
+    acc = tl.zeros((QUERIES, L), tl.float32)
     max_M = tl.full((QUERIES,), LOWEST, tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
 
@@ -149,47 +142,27 @@ def latent_kernel(
         c_JL = _load(kept_ptr + (place_J1 + l_L[None, :]), readable_J[:, None], l_L[None, :], RANK, L)
         r_JY = _load(kept_ptr + (place_J1 + RANK + y_Y[None, :]), readable_J[:, None], y_Y[None, :], ROPE, Y)
         blocks = load_blocks(table_ptr, start + TILE, end, TILE, BLOCK_SIZE)  # before they are needed
-        if KEYS_FIRST:
-            x = tl.dot(c_JL, q, input_precision="ieee")
-            x = tl.dot(r_JY, rotated, x, input_precision="ieee") * scale
-            visible = readable_J[:, None]
-            if TREE:
-                visible = visible & in_bits(seen_M[None, :], n_J[:, None])
-            else:
-                visible = visible & (key_J[:, None] <= position_M[None, :])
-            x = tl.where(visible, x, -float("inf"))
-            new_max_M = tl.maximum(max_M, tl.max(x, 0))
-            p = tl.exp2(x - new_max_M[None, :])
-            shrink_M = tl.exp2(max_M - new_max_M)
-            sum_M = sum_M * shrink_M + tl.sum(p, 0)
-            acc = tl.dot(tl.trans(c_JL), p.to(c_JL.dtype), acc * shrink_M[None, :], input_precision="ieee")
+        x = tl.dot(q, tl.trans(c_JL), input_precision="ieee")
+        x = tl.dot(rotated, tl.trans(r_JY), x, input_precision="ieee") * scale
+        visible = readable_J[None, :]
+        if TREE:
+            visible = visible & in_bits(seen_M[:, None], n_J[None, :])
         else:
-            x = tl.dot(q, tl.trans(c_JL), input_precision="ieee")
-            x = tl.dot(rotated, tl.trans(r_JY), x, input_precision="ieee") * scale
-            visible = readable_J[None, :]
-            if TREE:
-                visible = visible & in_bits(seen_M[:, None], n_J[None, :])
-            else:
-                visible = visible & (key_J[None, :] <= position_M[:, None])
-            x = tl.where(visible, x, -float("inf"))
-            new_max_M = tl.maximum(max_M, tl.max(x, 1))
-            p = tl.exp2(x - new_max_M[:, None])
-            shrink_M = tl.exp2(max_M - new_max_M)
-            sum_M = sum_M * shrink_M + tl.sum(p, 1)
-            acc = tl.dot(p.to(c_JL.dtype), c_JL, acc * shrink_M[:, None], input_precision="ieee")
+            visible = visible & (key_J[None, :] <= position_M[:, None])
+        x = tl.where(visible, x, -float("inf"))
+        new_max_M = tl.maximum(max_M, tl.max(x, 1))
+        p = tl.exp2(x - new_max_M[:, None])
+        shrink_M = tl.exp2(max_M - new_max_M)
+        sum_M = sum_M * shrink_M + tl.sum(p, 1)
+        acc = tl.dot(p.to(c_JL.dtype), c_JL, acc * shrink_M[:, None], input_precision="ieee")
         max_M = new_max_M
 
     share_M = tl.where(sum_M > 0, 1 / sum_M, 0)  # a stopped row may have queries that see nothing
     out_M = (place_M * HEADS + head_M) * RANK
     part_M = entry.to(tl.int64) * (TOKENS * HEADS) + pair_M
-    if KEYS_FIRST:
-        acc = acc * share_M[None, :]
-        out, part = out_M[None, :] + l_L[:, None], part_M[None, :] * RANK + l_L[:, None]
-        stored = real_M[None, :] & (l_L < RANK)[:, None]
-    else:
-        acc = acc * share_M[:, None]
-        out, part = out_M[:, None] + l_L[None, :], part_M[:, None] * RANK + l_L[None, :]
-        stored = real_M[:, None] & (l_L < RANK)[None, :]
+    acc = acc * share_M[:, None]
+    out, part = out_M[:, None] + l_L[None, :], part_M[:, None] * RANK + l_L[None, :]
+    stored = real_M[:, None] & (l_L < RANK)[None, :]
     if num_parts == 1:
         tl.store(out_ptr + out, acc.to(out_ptr.dtype.element_ty), mask=stored)
     else:

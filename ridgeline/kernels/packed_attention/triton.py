@@ -129,22 +129,28 @@ def cut(longest: int, itemsize: int) -> tuple[int, int]:
     return (128 if longest > 64 else 64), 64
 
 
+def tiles_of(tokens_R: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row of each tile of so many tokens of a row, and the tokens of its row before it, in order: [J]
+    each."""
+    count_R = -(-tokens_R // queries)
+    row_J = np.repeat(np.arange(len(count_R)), count_R)
+    return row_J, queries * (np.arange(len(row_J)) - np.repeat(np.cumsum(count_R) - count_R, count_R))
+
+
+def sent(table: np.ndarray, device: torch.device) -> Tensor:
+    """Return a table of whole numbers as int32 on the device, for which nobody waits."""
+    found = torch.from_numpy(table.astype(np.int32))
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
 def _tiles(rows: PackedRows, queries: int, device: torch.device) -> Tensor:
     """Return the tiles of all rows, int32 [J, 3], long rows' first: they take the longest."""
     key = "tiles", queries
     if key not in rows.derived:
-        start_R1 = rows.start_R1
-        length_R = np.diff(start_R1)
-        count_R = -(-length_R // queries)
-        row_J = np.repeat(np.argsort(-length_R, kind="stable"), np.sort(count_R)[::-1])
-        begun_J = np.arange(len(row_J)) - np.repeat(
-            np.cumsum(np.sort(count_R)[::-1]) - np.sort(count_R)[::-1], np.sort(count_R)[::-1]
-        )
-        tiles_J3 = np.stack([start_R1[row_J], length_R[row_J], begun_J * queries], axis=1).astype(np.int32)
-        table_J3 = torch.from_numpy(tiles_J3)
-        if device.type == "cuda":
-            table_J3 = table_J3.pin_memory().to(device, non_blocking=True)
-        rows.derived[key] = table_J3
+        length_R = np.diff(rows.start_R1)
+        row_J, begun_J = tiles_of(length_R, queries)
+        tiles_J3 = np.stack([rows.start_R1[row_J], length_R[row_J], begun_J], axis=1)
+        rows.derived[key] = sent(tiles_J3[np.argsort(-length_R[row_J], kind="stable")], device)
     found: Tensor = rows.derived[key]
     return found
 

@@ -63,10 +63,8 @@ def long_rows(rows: DeviceRows, mixer: LatentAttentionSpec) -> np.ndarray:
     know, are not, and neither are trees."""
     if rows.num_tokens_R is None or rows.kv_bound_R is None or rows.tree is not None:
         return np.zeros(len(rows.slots_R), bool)
-    return worth_expanding(
-        rows.num_tokens_R, rows.kv_bound_R, key_dim=mixer.key_dim, rope_dim=mixer.rope_dim, value_dim=mixer.value_dim,
-        rank=mixer.rank,
-    )  # fmt: skip
+    sizes = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim, "rank": mixer.rank}
+    return worth_expanding(rows.num_tokens_R, rows.kv_bound_R, **sizes)
 
 
 def without(rows: DeviceRows, long_R: np.ndarray) -> tuple[DeviceRows, Tensor]:
