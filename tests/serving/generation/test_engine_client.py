@@ -316,11 +316,11 @@ def test_waiting_for_another_engine_ends(ends: str, tmp_path: Path, monkeypatch:
 def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
     """Killed in the middle of it all, and started again: every request has an answer or is told, and none is lost."""
 
-    async def client(api: ApiServer, told: list[str]) -> None:
+    async def client(api: ApiServer, told: list[str], most: int) -> None:
         while told.count("ended in the second life") < 100:
             try:
-                run = await finish(api, asked(n=2, max_tokens=6))
-                assert all(len(output.token_ids) <= 6 for output in run.result.outputs)
+                run = await finish(api, asked(n=2, max_tokens=most))
+                assert all(len(output.token_ids) <= most for output in run.result.outputs)
                 told.append("ended" if api.client.lives == 1 else "ended in the second life")
             except Unavailable:
                 told.append("unavailable")
@@ -331,14 +331,14 @@ def test_a_storm_of_requests_outlives_the_engine(tmp_path: Path) -> None:
         try:
             async with open_api_server(tmp_path / "socket") as api:
                 told: list[str] = []
-                clients = [asyncio.create_task(client(api, told)) for _ in range(40)]
+                # Some are so long that they have tokens whenever the engine dies: the others may all go on in the next
+                clients = [asyncio.create_task(client(api, told, most)) for most in (6, 6, 6, 60) * 10]
                 while told.count("ended") < 10:  # in the middle of it all, on a machine however slow
                     await asyncio.sleep(0.05)
                 await asyncio.to_thread(stop_engine, engine)
                 engine = await asyncio.to_thread(start_engine, tmp_path / "socket")
                 await asyncio.gather(*clients)
-                # told: those that had tokens. The others went on in the second engine, now and then all of them
-                assert {"ended", "ended in the second life"} == set(told) - {"unavailable"}
+                assert {"ended", "unavailable", "ended in the second life"} == set(told)
                 assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
                 assert api.service.admission.open_tokens == 0
                 stats = await api.client.ask()
