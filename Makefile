@@ -30,12 +30,18 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check -c $(CLIENTS)/constraints.txt -e '.[test,clients]'
 	@touch $@
 
-# On a machine with a GPU. Most of the time kernels are compiled, so eight files at a time; what measures runs alone.
+# On a machine with a GPU. `make gpu PART=1/2` runs one of two halves. What passed is listed in a file named after the
+# code, and is left out the next time, so a run that was cut off goes on. What measures runs alone.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)
 TIMED = tests/bench/machine/% tests/bench/profile/% tests/worker/test_machine.py tests/worker/test_stopwatch.py
+WORKERS ?= $(shell nproc)
+CODE = $(shell find ridgeline tests -name '*.py' | LC_ALL=C sort | xargs cat | sha1sum | cut -c1-12)
+GPU = $(BIN)/pytest -m gpu $(if $(PART),--part $(PART)) --resume build/gpu-$(CODE).passed
 gpu: $(VENV)/.installed-test
-	@printf '%s\n' $(filter-out $(TIMED),$(GPU_TESTS)) | xargs -P 8 -n 1 $(BIN)/pytest -m gpu
-	@$(BIN)/pytest -m gpu $(filter $(TIMED),$(GPU_TESTS))
+	@mkdir -p build
+	@$(GPU) --numprocesses $(WORKERS) --dist worksteal $(filter-out $(TIMED),$(GPU_TESTS)); parallel=$$?; \
+	  $(GPU) $(filter $(TIMED),$(GPU_TESTS)); alone=$$?; \
+	  for status in $$parallel $$alone; do case $$status in 0|5) ;; *) exit $$status;; esac; done  # 5: nothing was left
 
 check: $(VENV)/.installed-dev
 	@echo "== ruff format"

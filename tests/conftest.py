@@ -30,15 +30,18 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined, so before any is imported
 
-from tests import tiny_models
+from tests import selection, tiny_models
 
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
     from tests import interpreter
 
     interpreter.patch_once()
 
+collect_ignore: list[str] = []
 if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the server's packages the engine is tested alone
-    collect_ignore = ["serving", "deploy", "bench/serving/test_load.py"]
+    collect_ignore += ["serving", "deploy", "bench/serving/test_load.py"]
+if find_spec("matplotlib") is None:  # training plots its loss
+    collect_ignore += ["training"]
 
 
 sys.dont_write_bytecode = False  # nor need this process compile tests anew that are as they were
@@ -60,8 +63,27 @@ FIRST = ("serving", "ranks", "kernels", "parallel", "bench", "worker")
 LAST = ("deploy", "perf", "text")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long, and end with what takes a moment (with `--no-loadscope-reorder` for workers too)."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    selection.configure(config)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    module: pytest.Module = selection.TestFile.from_parent(parent, path=module_path)
+    return module
+
+
+@pytest.hookimpl(trylast=True)  # once marks have chosen, so that parts are parts of what runs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what options say. Begin with what takes long, and end with what takes a moment, for workers too with
+    `--no-loadscope-reorder`."""
+    if left_out := selection.deselected(config, items):
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in gone]
 
     def place(item: pytest.Item) -> int:
         folder = item.nodeid.split("/")[1]

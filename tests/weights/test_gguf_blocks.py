@@ -20,7 +20,7 @@ from ridgeline.weights.formats.gguf_file import TENSOR_TYPES
 from ridgeline.weights.quantized.gguf import Gguf
 from tests import gguf_files, tiny_models
 from tests.weights.loading import dense_logits, load
-from tests.weights.test_dequantize import SIGNS, random_blocks
+from tests.weights.random_blocks import SIGNS, random_blocks
 from tests.weights.test_quantized import assert_same_numbers, kept
 
 gguf = pytest.importorskip("gguf")

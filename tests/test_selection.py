@@ -1,0 +1,117 @@
+"""A run takes the tests that it can run, and the part of them that it is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+CONFTEST = """
+from tests import selection
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return selection.TestFile.from_parent(parent, path=module_path)
+
+def pytest_addoption(parser):
+    selection.add_options(parser)
+
+def pytest_configure(config):
+    selection.configure(config)
+    config.addinivalue_line("markers", "gpu: of a GPU")
+
+def pytest_collection_modifyitems(config, items):
+    items[:] = [item for item in items if item not in selection.deselected(config, items)]
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Write files, and run pytest on them in a process: its exit code and what it printed."""
+
+    def run(files: dict[str, str], *options: str) -> tuple[int, str]:
+        for name, text in {"conftest.py": CONFTEST, "pytest.ini": "[pytest]\n", **files}.items():
+            (tmp_path / name).write_text(text)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *"-p no:cacheprovider -rs -v --import-mode=importlib".split(), *options],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_a_file_that_lacks_an_extra_is_skipped_in_words_and_so_are_those_that_import_from_it(run) -> None:
+    code, printed = run({
+        "test_a.py": "WORD = 1\nimport lm_eval.nothing_like_this\n\ndef test_it(): pass\n",
+        "test_b.py": "import sys\nsys.path.append('.')\nfrom test_a import WORD, test_it\n",
+        "test_c.py": "def test_it(): pass\n",
+    })  # fmt: skip
+    assert code == 0, printed
+    assert "1 passed, 2 skipped" in printed
+    assert "lm_eval is not installed" in printed
+
+
+@pytest.mark.parametrize("line", ["import a_module_of_ours", "from ridgeline import nothing_like_this", "1 / 0"])
+def test_a_file_with_another_error_fails(run, line: str) -> None:
+    code, _ = run({"test_a.py": f"{line}\n"})
+    assert code == 2
+
+
+def test_parts_have_every_test_once_and_about_as_many(run) -> None:
+    files = {f"test_{n}.py": "".join(f"def test_{i}(): pass\n" for i in range(n)) for n in (5, 1, 2, 3)}
+    taken: list[str] = []
+    for part in ("1/2", "2/2"):
+        _, printed = run(files, "--part", part)
+        lines = [line.split(" ")[0] for line in printed.splitlines() if " PASSED" in line]
+        assert len(lines) in (5, 6)
+        taken += lines
+    assert len(taken) == len(set(taken)) == 11
+    code, printed = run(files, "--part", "3/2")
+    assert code == 4
+    assert "--part 3/2" in printed
+
+
+def test_a_run_goes_on_behind_what_passed(run, tmp_path: Path) -> None:
+    files = {"test_a.py": "def test_1(): pass\n\ndef test_2(): assert False\n\ndef test_3(): pass\n"}
+    code, printed = run(files, "--resume", "passed")
+    assert (code, "2 passed" in printed) == (1, True)
+    assert (tmp_path / "passed").read_text().split() == ["test_a.py::test_1", "test_a.py::test_3"]
+    files["test_a.py"] = files["test_a.py"].replace("False", "True")
+    code, printed = run(files, "--resume", "passed")
+    assert (code, "1 passed" in printed) == (0, True)
+    assert run(files, "--resume", "passed")[0] == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_case_for_a_gpu_on_a_cpu_is_left_out(run) -> None:
+    """A mark that stands at another parameter's value selects it, and it would run on the wrong device."""
+    text = """
+import pytest
+gpu = pytest.mark.gpu
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=gpu)])
+def test_it(dtype, device): pass
+"""
+    _, printed = run({"test_a.py": text}, "-m", "gpu")
+    assert "2 passed" in printed
+    assert "bfloat16-cpu" not in printed
+
+
+@pytest.mark.thorough
+def test_all_tests_are_collected_without_any_extra() -> None:
+    block = (
+        "import sys, pytest\nfrom tests.selection import EXTRAS\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in EXTRAS - {'triton', 'transformers', 'hypothesis', 'httpx', 'yaml'}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+        "sys.exit(pytest.main(['--collect-only', '-m', 'gpu or not gpu', '-p', 'no:xdist', 'tests']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
