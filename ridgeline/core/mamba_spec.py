@@ -82,13 +82,13 @@ class Mamba2Spec:
     dt are projections of the input, and every channel of x, b and c is convolved by itself with its last inputs.
 
     heads, head_dim: x has so many heads, each with a dt.
-    groups: heads of a group share b and c.
+    groups: heads of a group share b and c, and the norm behind the scan takes the columns of each group by themselves
+    (as `RMSNormGated` of the authors' mamba_ssm does with `group_size = d_ssm // ngroups`).
     state_width: the width of b and of c.
     length: so many inputs make an output of the convolution, the newest one included.
     bias, out_bias: the first projection has biases, and the last one. conv_bias: the convolution has them.
     norm: the norm behind the scan; None: there is none.
-    norm_groups: so many parts of the scan's output have a norm each.
-    norm_ranks: so many neighbouring ranks divide each of these parts.
+    norm_ranks: so many neighbouring ranks divide the columns of each group.
     norm_before_gate: it comes before the multiplication by silu(z).
     dt_min, dt_max: bounds of a token's step.
     """
@@ -104,7 +104,6 @@ class Mamba2Spec:
     out_bias: bool = False
     conv_bias: bool = True
     norm: NormSpec | None = None
-    norm_groups: int = 1
     norm_ranks: int = 1
     norm_before_gate: bool = False
     dt_min: float = 0.0
@@ -142,9 +141,7 @@ class Mamba2Spec:
         groups = ranks.part_or_copy("groups of Mamba-2", self.groups)
         if self.norm is None:
             return replace(self, heads=heads, groups=groups)
-        norm_groups = ranks.part_or_copy("norms of Mamba-2", self.norm_groups)
-        over = max(1, ranks.number // self.norm_groups)
-        return replace(self, heads=heads, groups=groups, norm_groups=norm_groups, norm_ranks=over)
+        return replace(self, heads=heads, groups=groups, norm_ranks=max(1, ranks.number // self.groups))
 
     @property
     def columns(self) -> tuple[int, int, int, int, int]:

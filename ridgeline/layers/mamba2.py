@@ -76,7 +76,7 @@ class Mamba2Behind(nn.Module):
     def _gated(self, y_TX: Tensor, z_TX: Tensor) -> Tensor:
         if self.norm is None:
             return y_TX * F.silu(z_TX)
-        group, before = self.spec.inner // self.spec.norm_groups, self.spec.norm_before_gate
+        group, before = self.spec.inner // self.spec.groups, self.spec.norm_before_gate
         if self.spec.norm_ranks > 1:
             gate_TX = F.silu(z_TX.float())
             n_TX = self.norm.over(y_TX.float() * (1 if before else gate_TX), self.tp, self.spec.norm_ranks)

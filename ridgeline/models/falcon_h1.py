@@ -89,10 +89,10 @@ class FalconH1:
 
 def _mamba(config: Config, width: int) -> Mamba2Spec:
     inner = config.integer("mamba_d_ssm") if "mamba_d_ssm" in config else config.integer("mamba_expand") * width
-    norm, groups = NormSpec(eps=config.number("rms_norm_eps")), config.integer("mamba_n_groups")
+    norm = NormSpec(eps=config.number("rms_norm_eps"))
     limits = config.bounds("time_step_limit")
     return replace(
-        mamba2_of(config, norm, inner=inner, norm_groups=groups, limits=limits),
+        mamba2_of(config, norm, inner=inner, limits=limits),
         out_bias=config.boolean("projectors_bias"),
         norm=norm if config.boolean("mamba_rms_norm") else None,
         norm_before_gate=config.boolean("mamba_norm_before_gate"),

@@ -147,10 +147,8 @@ def _layer(part: Part, norm: NormSpec) -> LayerSpec:
 
 def _mamba(config: Config, norm: NormSpec) -> Mamba2Spec:
     """Return the mixer, whose steps have a least length, as in transformers."""
-    least, groups = config.number("time_step_min"), config.integer(NAMES.groups)
-    return mamba2_of(
-        config, norm, names=NAMES, norm_groups=groups, bias=config.boolean("use_bias"), limits=(least, inf)
-    )
+    least = config.number("time_step_min")
+    return mamba2_of(config, norm, names=NAMES, bias=config.boolean("use_bias"), limits=(least, inf))
 
 
 def _attention(config: Config) -> AttentionSpec:

@@ -34,7 +34,6 @@ def mamba2_of(
     *,
     names: Mamba2Names = Mamba2Names(),
     inner: int | None = None,
-    norm_groups: int = 1,
     bias: bool = False,
     limits: tuple[float, float] = (0.0, inf),
 ) -> Mamba2Spec:
@@ -58,7 +57,6 @@ def mamba2_of(
         out_bias=bias,
         conv_bias=config.boolean(names.conv_bias),
         norm=norm,
-        norm_groups=norm_groups,
         dt_min=limits[0],
         dt_max=limits[1],
     )

@@ -178,7 +178,6 @@ def _mamba(config: Config) -> Mamba2Spec:
         NormSpec(eps=GATED_NORM_EPS),
         names=NAMES,
         inner=expanded(config, "mamba_expand"),
-        norm_groups=config.integer("mamba_ngroups"),
         bias=config.boolean("add_bias_linear"),
         limits=(config.number("time_step_min"), inf),
     )

@@ -95,6 +95,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_next", {"attention_bias": True, "norm_topk_prob": False, "linear_num_value_heads": 2}),
     ("qwen3_next", {"num_experts": 0, "layer_types": None, "num_hidden_layers": 4, "tie_word_embeddings": True}),
     ("qwen3_5", {"attention_bias": True, "linear_conv_kernel_dim": 2, "linear_num_key_heads": 1}),
+    ("mamba2", {"n_groups": 4}),
+    ("bamba", {"mamba_n_groups": 4, "mamba_proj_bias": False}),
+    ("granite_hybrid", {"mamba_n_groups": 8}),
     ("gemma4", {"num_hidden_layers": 12, "layer_types": None}),  # transformers then writes layer 5 as "05"
 ]
 
