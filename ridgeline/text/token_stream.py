@@ -11,9 +11,10 @@ from ridgeline.text.tokenizer import Tokenizer, fallback_byte
 
 REPLACEMENT = "\ufffd"
 WINDOW = 4
+EACH_BYTE = "each byte replaced"  # how a run of byte-fallback tokens is read that is no UTF-8
 
 codecs.register_error(
-    "each byte replaced",
+    EACH_BYTE,
     lambda error: (REPLACEMENT * (error.end - error.start), error.end),  # type: ignore[attr-defined]
 )
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
@@ -53,7 +54,7 @@ class TokenStream:
         self._ids = self._context(prompt_ids)
         self._shown = self._decode()
         self._held = False
-        self._run = _Utf8Decoder("each byte replaced") if tokenizer.uses_byte_fallback else None
+        self._run = _Utf8Decoder(EACH_BYTE) if tokenizer.uses_byte_fallback else None
         self._in_run = self._at_start = False
         self._half = ""  # what the prompt shows of a character that begins in its last bytes
         if self._run is not None and self._ids:

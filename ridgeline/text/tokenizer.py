@@ -30,6 +30,7 @@ PROBE = "The 1st\t<s>\n é 🎃"  # every tokenizer is tried on this when it is 
 # threads have the interpreter.
 ALONE = 4096
 BYTE = re.compile("<0x([0-9A-Fa-f+][0-9A-Fa-f])>")  # as the library reads it, which accepts a sign for a digit
+MOST_SPELLED = 1 << 16  # spellings of tokens that are kept
 MAX_ID = 2**32 - 1  # the library's id type; it raises on anything beyond
 
 
@@ -62,6 +63,7 @@ class Tokenizer:
         kinds = _decoder_kinds(backend)
         self.uses_byte_fallback = "ByteFallback" in kinds
         self._byte_alphabet = byte_level_alphabet() if "ByteLevel" in kinds else None
+        self._spelled: dict[int, tuple[str, bool]] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -200,6 +202,23 @@ class Tokenizer:
         if self.uses_byte_fallback and (byte := fallback_byte(token)) is not None:
             return bytes([byte])
         return token.replace("▁", " ").encode()
+
+    def spelled(self, token_id: int) -> tuple[str, bool]:
+        """Return a token's text in the middle of a text, and True. A token that is no text by itself, such as half a
+        character, is spelled by its bytes ("\\xe2\\x80"), with False. An id without a token has no text."""
+        found = self._spelled.get(token_id)
+        if found is None:
+            if len(self._spelled) >= MOST_SPELLED:
+                self._spelled.clear()
+            found = self._spelled[token_id] = self._spell(token_id)
+        return found
+
+    def _spell(self, token_id: int) -> tuple[str, bool]:
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode(), True
+        except UnicodeDecodeError:
+            return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}" for byte in data), False
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)

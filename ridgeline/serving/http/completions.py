@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
+from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import (
     INLINE_ENTRIES,
@@ -51,12 +52,10 @@ def router(api: ApiServer) -> APIRouter:
 
 @dataclass
 class _Told:
-    """The progress of a choice's chunks. `entries` counts the logprobs that were sent, and `offset` is the next token's
-    place in the text."""
+    """The progress of a choice's chunks. `logprobs` are those that were asked for, once there are any."""
 
     begun: bool = False
-    entries: int = 0
-    offset: int = 0
+    logprobs: CompletionLogprobs | None = None
 
 
 async def _once_scored(run: Run) -> AsyncIterator[Piece]:
@@ -144,8 +143,10 @@ class Completions:
         if not (text or echo or reason or with_tokens):
             return None
         choice = self._bare_choice(run, output, prompt, echo + text, reason)
-        if body.logprobs is not None:
-            choice["logprobs"] = self._new_logprobs(run, output, told)
+        if told.logprobs is None:
+            told.logprobs = self._logprobs(run)
+        if told.logprobs is not None:
+            choice["logprobs"] = told.logprobs.take(output, shown=not self._nothing_new)
         told.begun = True
         if body.return_token_ids:
             choice["token_ids"] = token_ids
@@ -160,8 +161,8 @@ class Completions:
             run, output, prompt, self._prompt_text(run) + text if body.echo else text, self._reason(output)
         )
         choice |= {"prompt_logprobs": None, "prompt_token_ids": None}
-        if body.logprobs is not None:
-            choice["logprobs"] = self._new_logprobs(run, output, _Told())
+        if (logprobs := self._logprobs(run)) is not None:
+            choice["logprobs"] = logprobs.take(output, shown=not self._nothing_new)
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
         if body.return_token_ids:
@@ -180,24 +181,22 @@ class Completions:
             "stop_reason": None if self._nothing_new else output.stop_reason,
         }
 
-    def _new_logprobs(self, run: Run, output: CompletionOutput, told: _Told) -> dict[str, Any]:
-        """Return the logprobs that have not been sent yet: first the prompt's, if it is echoed, then the output's."""
-        ids, entries = list[int](), list[Any]()
-        if self._body.echo and not told.begun:
-            ids += run.asked.prompt_token_ids
-            entries += shapes.whole_prompt(run.result)
-            # A token that the tokenizer put before the text has no place in it, so offsets count from the text's start.
-            told.offset = len(self._prompt_text(run)) - sum(map(len, shapes.token_texts(self._api.tokenizer, ids)))
-        if not self._nothing_new and output.logprobs is not None:
-            start, told.entries = told.entries, len(output.logprobs)
-            ids += output.token_ids[start : told.entries]
-            entries += output.logprobs[start:]
-        texts = shapes.token_texts(self._api.tokenizer, ids)
-        by_id = shapes.names_by_id(self._api.config, self._body)
-        top = -1 if self._body.logprob_token_ids else self._body.logprobs or 0
-        found = shapes.completion_logprobs(ids, entries, top, texts, told.offset, by_id=by_id)
-        told.offset += sum(map(len, texts))
-        return found
+    def _logprobs(self, run: Run) -> CompletionLogprobs | None:
+        """Return the logprobs of a choice that begins, with those of its prompt if it is echoed."""
+        body, asked, tokenizer = self._body, run.asked, self._api.tokenizer
+        if body.logprobs is None:
+            return None
+        hidden = tokenizer.special_ids - asked.shown if asked.params.skip_special_tokens else frozenset()
+        before = () if asked.embeds is not None else reversed(asked.prompt_token_ids)
+        echo = (self._prompt_text(run), asked.prompt_token_ids, shapes.whole_prompt(run.result)) if body.echo else None
+        return CompletionLogprobs(
+            tokenizer,
+            -1 if body.logprob_token_ids else body.logprobs,
+            by_id=shapes.names_by_id(self._api.config, body),
+            hidden=hidden if asked.params.detokenize else None,
+            bare=not any(each not in hidden and tokenizer.token_string(each) for each in before),
+            echo=echo,
+        )
 
     def _prompt_text(self, run: Run) -> str:
         asked = run.asked

@@ -176,7 +176,7 @@ def prompt_logprobs(result: RequestOutput, top: int) -> list[dict[str, Any] | No
         return None
 
     def told(token_id: int, entry: TokenIdLogprobs) -> dict[str, Any]:
-        return {str(i): _plain(each) for i, each in (dict(_best(entry, top)) | {token_id: entry[token_id]}).items()}
+        return {str(i): _plain(each) for i, each in (dict(best(entry, top)) | {token_id: entry[token_id]}).items()}
 
     return [
         None if entry is None else told(token_id, entry)
@@ -187,54 +187,21 @@ def prompt_logprobs(result: RequestOutput, top: int) -> list[dict[str, Any] | No
 def chat_logprobs(
     tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[TokenIdLogprobs], top: int, *, by_id: bool = False
 ) -> dict[str, Any]:
-    """Return logprobs in the form of chats. With `by_id` tokens are spelled as `token_id:7`."""
+    """Return logprobs in the form of chats. As with OpenAI, half a character is spelled by its bytes ("\\xe2\\x80").
+    With `by_id` tokens are spelled as "token_id:7"."""
 
     def told(token_id: int, entry: Logprob) -> dict[str, Any]:
         return {
-            "token": f"token_id:{token_id}" if by_id else entry.decoded_token or "",
+            "token": f"token_id:{token_id}" if by_id else tokenizer.spelled(token_id)[0],
             "logprob": finite(entry.logprob),
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
 
     content = [
-        told(chosen, entry[chosen]) | {"top_logprobs": [told(i, each) for i, each in _best(entry, top)]}
+        told(chosen, entry[chosen]) | {"top_logprobs": [told(i, each) for i, each in best(entry, top)]}
         for chosen, entry in zip(ids, entries, strict=True)
     ]
     return {"content": content, "refusal": None}
-
-
-def completion_logprobs(
-    ids: Sequence[int],
-    entries: Sequence[TokenIdLogprobs | None],
-    top: int,
-    texts: Sequence[str],
-    start: int = 0,
-    *,
-    by_id: bool = False,
-) -> dict[str, Any]:
-    """Return logprobs in OpenAI's older form: four lists side by side.
-
-    `texts` are those of the tokens, and `start` is the text offset of the first. An entry is None for the first token
-    of a prompt, which nothing predicts. With `by_id` tokens are spelled as `token_id:7`.
-    """
-    offsets, offset = [], start
-    for text in texts:
-        offsets.append(max(offset, 0))
-        offset += len(text)
-    return {
-        "tokens": [f"token_id:{i}" for i in ids] if by_id else list(texts),
-        "token_logprobs": [
-            None if entry is None else finite(entry[i].logprob) for i, entry in zip(ids, entries, strict=True)
-        ],
-        "top_logprobs": [
-            None if entry is None else _by_text(entry, i, top, by_id) for i, entry in zip(ids, entries, strict=True)
-        ],
-        "text_offset": offsets,
-    }
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    return [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
 
 
 def whole_prompt(result: RequestOutput) -> list[TokenIdLogprobs | None]:
@@ -243,19 +210,10 @@ def whole_prompt(result: RequestOutput) -> list[TokenIdLogprobs | None]:
     return known + [None] * (len(result.prompt_token_ids) - len(known))
 
 
-def _best(entry: TokenIdLogprobs, top: int) -> list[tuple[int, Logprob]]:
-    """Return the likeliest `top` tokens. -1 is all of them. The entry lists the
-    chosen token behind them if it is none of them."""
+def best(entry: TokenIdLogprobs, top: int) -> list[tuple[int, Logprob]]:
+    """Return the likeliest `top` tokens. -1 is all of them. The entry lists the chosen token behind them if it is none
+    of them."""
     return list(entry.items())[: top if top >= 0 else None]
-
-
-def _by_text(entry: TokenIdLogprobs, chosen: int, top: int, by_id: bool) -> dict[str, float]:
-    """Return logprobs by text, of the likeliest `top` tokens and the chosen one. Of tokens with the same text the
-    likeliest counts."""
-    found: dict[str, float] = {}
-    for token_id, each in (*_best(entry, top), (chosen, entry[chosen])):
-        found.setdefault(f"token_id:{token_id}" if by_id else each.decoded_token or "", finite(each.logprob))
-    return found
 
 
 def _plain(entry: Logprob) -> dict[str, Any]:

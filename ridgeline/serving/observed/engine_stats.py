@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -57,6 +57,7 @@ class EngineStats:
         self._longest: dict[str, int] = {}  # output tokens of the longest that ended
         self._fresh: dict[str, Request] = {}  # requests that have no token yet
         self._last_token: dict[str, float] = {}  # when the newest token of each other request came
+        self._came = 0  # tokens of the step that is being counted
         # time, and the device's work and its limit so far
         self._marks: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
 
@@ -74,7 +75,6 @@ class EngineStats:
         )
         self._steps += 1
         self._recent.append(shape)
-        self._histograms["iteration_tokens_total"].add(tokens)
         _, elapsed, limit = self._marks[-1]
         self._marks.append((now, elapsed + spent.elapsed, limit + spent.limit))
         if len(self._marks) > 2 * KEPT_MARKS:
@@ -86,9 +86,9 @@ class EngineStats:
         self._groups[request.id] = group = group or request.id
         self._open[group] += 1
 
-    def note_tokens(self, request_ids: Sequence[str], now: float) -> None:
+    def note_tokens(self, request_ids: Sequence[str], now: float, cached: Callable[[str], int]) -> None:
         """Count one token for each of these requests. Tokens that came to a request together share the time since the
-        one before."""
+        one before. `cached` returns how much of a request's prompt the prefix cache held."""
         last, fresh = self._last_token, self._fresh
         gaps = [now - last[name] for name in request_ids if name in last]
         if len(set(request_ids)) < len(request_ids):
@@ -99,10 +99,27 @@ class EngineStats:
         if len(gaps) < len(request_ids):
             begun = [fresh.pop(name) for name in request_ids if name in fresh]
             self._histograms["time_to_first_token_seconds"].add(*(now - request.arrival for request in begun))
-            self._counters["prompt_tokens"] += sum(len(request.prompt_token_ids) for request in begun)
+            for request in begun:
+                self._count_prompt(request, cached(request.id))
         for name in request_ids:
             last[name] = now
         self._counters["generation_tokens"] += len(request_ids)
+        self._came += len(request_ids)
+
+    def end_step(self) -> None:
+        """Count what a step brought, as vLLM does: its new tokens, and the prompts that ran to their end in it, as far
+        as they were not cached. A step that brought nothing is not counted."""
+        if self._came:
+            self._histograms["iteration_tokens_total"].add(self._came)
+            self._came = 0
+
+    def _count_prompt(self, request: Request, cached: int) -> None:
+        """Count a prompt that has run to its end."""
+        length = len(request.prompt_token_ids)
+        self._counters["prompt_tokens"] += length
+        self._counters["prompt_tokens_cached"] += cached
+        self._counters["prompt_tokens_computed"] += length - cached
+        self._came += length - cached
 
     def note_end(self, request: Request, stats: RequestStats, reason: str) -> Headroom:
         """Count the end of a request, however it ended, and leave out times that it never reached. Return the device's
@@ -110,7 +127,7 @@ class EngineStats:
         self._finished[reason] += 1
         pooled = self._fresh.pop(request.id, None) is not None and request.task is not None and reason == "stop"
         if pooled:  # no token told that its prompt has run
-            self._counters["prompt_tokens"] += len(request.prompt_token_ids)
+            self._count_prompt(request, stats.cached_tokens)
         self._last_token.pop(request.id, None)
         add = {name: histogram.add for name, histogram in self._histograms.items()}
         add["request_prompt_tokens"](stats.prompt_tokens)
@@ -125,8 +142,6 @@ class EngineStats:
         add["request_inference_time_seconds"](stats.finished - stats.first_scheduled)
         if stats.first_token is not None:
             add["request_prefill_kv_computed_tokens"](stats.prompt_tokens - stats.cached_tokens)
-            self._counters["prompt_tokens_cached"] += stats.cached_tokens
-            self._counters["prompt_tokens_computed"] += stats.prompt_tokens - stats.cached_tokens
             add["request_prefill_time_seconds"](stats.first_token - stats.first_scheduled)
             add["request_decode_time_seconds"](stats.finished - stats.first_token)
             if stats.output_tokens > 1:

@@ -44,7 +44,7 @@ HELP = {
     "request_inference_time_seconds": "From first scheduled to the end.",
     "request_prompt_tokens": "Prompt tokens of requests that ended.",
     "request_generation_tokens": "Output tokens of requests that ended.",
-    "iteration_tokens_total": "Tokens run in a step.",
+    "iteration_tokens_total": "New tokens of a step, and those of prompts that ended in it and were not cached.",
     "request_max_num_generation_tokens": "Output tokens of the longest completion of a request that ended.",
     "request_params_max_tokens": "Output tokens that a request might have had.",
     "request_params_n": "Completions that a request asked for.",
@@ -272,7 +272,12 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
         return made
 
     by_source = dict(zip(PROMPT_SOURCES, (computed, cached, 0), strict=True))
-    yield counter("prompt_tokens_by_source", "Prompt tokens of requests that ended, by source.", by_source, "source")
+    yield counter(
+        "prompt_tokens_by_source",
+        "Prompt tokens of requests that got their first token, by source.",
+        by_source,
+        "source",
+    )
     yield counter("prompt_tokens_cached", "Those of them that the prefix cache held.", {"": cached})
     by_tier = {tier: hits if tier == "device" else 0 for tier in CACHE_TIERS}
     text = "Prompt tokens found in a cache, by where it is."

@@ -385,10 +385,12 @@ class EngineHost:
         if spent.elapsed > 0 and plan is not None:
             self._stats.note_step(now, spent, plan, self._engine.last_tokens)
         told = (*events.ids, *(event.request_id for event in events.events if event.token_id >= 0))
-        self._stats.note_tokens([name for name in told if name in self._owners], now)  # the others were cancelled
+        told = tuple(name for name in told if name in self._owners)  # the others were cancelled
+        self._stats.note_tokens(told, now, lambda name: self._known(name).cached_tokens)
         for connection, progress in self._sorted(events).items():
             if not self._socket.send(connection, progress):
                 self._forget(connection)
+        self._stats.end_step()
 
     def _sorted(self, events: StepEvents) -> dict[bytes, Progress]:
         """Return a step's events by API server, without those of requests that were cancelled meanwhile."""
@@ -434,8 +436,12 @@ class EngineHost:
         self._recent.end(name, reason, stats, device)
         return Ended(id=number, stats=stats, device=device)
 
+    def _known(self, name: str) -> RequestStats:
+        """Return what is known of a request that runs, or whose end was not told yet."""
+        return self._over[name][1] if name in self._over else self._engine.scheduler.stats_of(name)
+
     def _so_far(self, name: str) -> tuple[RequestStats, Headroom]:
-        stats = self._engine.scheduler.stats_of(name)
+        stats = self._known(name)
         begun = stats.first_scheduled
         return stats, Headroom() if begun is None else self._stats.worked(since=begun)
 

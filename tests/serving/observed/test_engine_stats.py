@@ -47,8 +47,6 @@ def test_the_tokens_of_a_step_are_those_that_ran(speculative_config: dict[str, A
             planned += own.engine.last_plan.num_tokens
     finally:
         own.engine.shutdown()
-    counted = host._stats._histograms["iteration_tokens_total"].message()
-    assert (sum(counted.counts), counted.total) == (len(ran), sum(ran))
     assert (planned > sum(ran)) == bool(speculative_config)
     assert [step.tokens for step in host._stats._recent] == ran
 
