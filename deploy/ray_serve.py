@@ -29,8 +29,10 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.processes.keeper import Keeper
+from ridgeline.serving.processes.pulse import Patience
 from ridgeline.serving.processes.runtime import RuntimeDirectory
-from ridgeline.serving.processes.supervisor import Keeper, encode
+from ridgeline.serving.processes.supervisor import encode
 from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
 
 # max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
@@ -58,7 +60,13 @@ class Replica:
                 "log_level": config.log_level,
             }
         )
-        self._engine = Keeper("engine", "ridgeline.serving.processes.engine_process", lambda life: settings)
+        self._engine = Keeper(
+            "engine",
+            "ridgeline.serving.processes.engine_process",
+            lambda life: settings,
+            patience=Patience(step=config.step_timeout),
+            on_hung=lambda process, why: self._api.client.give_up(process, why),  # noqa: PLW0108  # made below
+        )
         self._api = ApiServer.build(config, folder, names, [socket], f"ray-{uuid.uuid4().hex[:12]}")
         self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
         up = asyncio.create_task(self._api.client.wait_until_up())
@@ -69,10 +77,9 @@ class Replica:
         return wrap(create_app(self._api), self._api)
 
     def check_health(self) -> None:
-        """Ray replaces a replica that fails this three times. An engine that died is started again meanwhile."""
+        """Ray replaces a replica that fails this three times. An engine that died or hangs is started again
+        meanwhile."""
         self._raise_what_ended()
-        if self._api.client.facts is not None and not self._api.healthy:
-            raise RuntimeError(f"requests run, and no step ended for {self._api.config.step_timeout:g} s")
 
     async def __del__(self) -> None:
         self._engine.kill()

@@ -47,7 +47,7 @@ SERVE_HELP = {
     "max_queue_tokens": "Most tokens of all open requests, in their prompts and possible outputs (0: no limit).",
     "max_stored_responses": "Answers of /v1/responses that are kept for clients that ask for them again; 0 keeps none.",
     "stream_buffer": "Tokens that a client may be behind in reading before its request is cut.",
-    "step_timeout": "Seconds without a finished step, while requests run, after which /health says so.",
+    "step_timeout": "Seconds without the end of a step after which an engine is taken to hang, and replaced.",
     "max_body_bytes": "Longest body of a request.",
     "grammar_timeout": "Seconds that compiling a request's grammar may take.",
     "ssl_keyfile": "Private key, for HTTPS (PEM).",

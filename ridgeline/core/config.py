@@ -16,6 +16,7 @@ from ridgeline.core.together import SIZES, check_together
 
 # Seconds that a step may take: no load of a model outlives less, and torch takes no more than some thousand years
 SHORTEST_TIMEOUT, LONGEST_TIMEOUT = 1, 1_000_000_000
+SHORTEST_SILENCE = 1.0  # seconds; processes give a sign of life twice a second
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_LOGPROBS = 20  # likeliest tokens that a request may have reported for each token, unless an operator says more
@@ -96,6 +97,8 @@ class LLMConfig:
     eplb_config: how that is done, as in {"window_size": 1000, "step_interval": 3000, "num_redundant_experts": 8}: after
         every `step_interval` steps, by the tokens of the newest `window_size`.
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
+    hang_timeout: the seconds without a sign of life after which a process is taken to hang: a rank, and with
+        `ridgeline serve` every process of the server. It is ended then, and replaced.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
         to collectives and leave them, which takes some microseconds each.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
@@ -161,6 +164,7 @@ class LLMConfig:
     enable_eplb: bool = False
     eplb_config: Mapping[str, object] | None = None
     distributed_timeout_seconds: float = 120.0
+    hang_timeout: float = 10.0
     rank_trace_dir: str | None = None
     speculative_config: Mapping[str, object] | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
@@ -197,6 +201,11 @@ class LLMConfig:
             raise InvalidConfig(
                 f"distributed_timeout_seconds must be at least {SHORTEST_TIMEOUT} and at most {LONGEST_TIMEOUT:,}, got "
                 f"{self.distributed_timeout_seconds!r}."
+            )
+        if not SHORTEST_SILENCE <= self.hang_timeout <= LONGEST_TIMEOUT:
+            raise InvalidConfig(
+                f"hang_timeout must be at least {SHORTEST_SILENCE:g} and at most {LONGEST_TIMEOUT:,}, got "
+                f"{self.hang_timeout!r}."
             )
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise InvalidConfig(f"seed must fit into 64 bits, got {self.seed!r}.")
@@ -326,7 +335,7 @@ class LLMConfig:
             raise InvalidConfig(f"rank_trace_dir must be the name of a folder, got {self.rank_trace_dir!r}.")
         if self.itl_target is not None and not (_is_real(self.itl_target) and 0 <= self.itl_target < float("inf")):
             raise InvalidConfig(f"itl_target must be a number of milliseconds from 0, got {self.itl_target!r}.")
-        for name in ("gpu_memory_utilization", "distributed_timeout_seconds", "state_cache_share"):
+        for name in ("gpu_memory_utilization", "distributed_timeout_seconds", "hang_timeout", "state_cache_share"):
             if not isinstance(getattr(self, name), (int, float)):
                 raise InvalidConfig(f"{name} must be a number, got {getattr(self, name)!r}.")
 

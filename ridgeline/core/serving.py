@@ -42,8 +42,8 @@ class ServeConfig:
     max_queue_requests, max_queue_tokens: bounds on all open requests of all API servers together (0: no bound).
     max_stored_responses: how many answers of /v1/responses are kept for clients that ask for them again (0: none).
     stream_buffer: how many tokens a reader may be behind.
-    step_timeout: the seconds without a finished step, while requests run, after which the server reports that it is
-        ill.
+    step_timeout: the seconds without the end of a step after which an engine is taken to hang: its requests end, and
+        another takes its place. What may take longer, such as loading a model, announces that.
     max_body_bytes: the largest request body.
     grammar_timeout: the seconds that a grammar may take to compile.
     unknown_fields: what becomes of a request's fields that no API knows: "refuse" or "ignore".

@@ -262,13 +262,13 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
     ("settings are flags and never environment variables", SWITCH, "fail-on-environ-validation"),
     ("the address of other nodes is used with --nnodes alone", VALUE, "master-addr master-port"),
     (
-        "a supervisor always restarts what dies (--step-timeout says when an engine is ill)",
+        "a supervisor restarts what dies or hangs (--hang-timeout, --step-timeout)",
         VALUE,
         "watchdog-config fault-tolerance-config dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s "
         "dp-supervisor-probe-failure-threshold data-parallel-supervisor-port",
     ),
     (
-        "a supervisor always restarts what dies (--step-timeout says when an engine is ill)",
+        "a supervisor restarts what dies or hangs (--hang-timeout, --step-timeout)",
         SWITCH,
         "enable-fault-tolerance",
     ),

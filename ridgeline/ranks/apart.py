@@ -10,7 +10,6 @@ A round waits in this process until somebody wants a result of it. So engines th
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class Apart(Group):
     def __init__(self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None) -> None:
         self._senders = [PlanSender() for _ in range(size)]
         self._waiting: deque[list[StepPlan | None]] = deque()  # rounds that were not sent
-        self._sent = [deque[tuple[int, float]]() for _ in range(size)]  # plans of each rank, and when they went out
+        self._sent = [deque[int]() for _ in range(size)]  # plans of each rank
         self.seats = [Seat(self, rank) for rank in range(size)]
         super().__init__(options, size, limit, progress)
 
@@ -73,18 +72,16 @@ class Apart(Group):
         """Give a rank the masks of its plan, and drafts."""
         self._send_all()
         self._tell_one(rank, sent_masks(plan_id, masks, drafts))
-        self._moved = time.monotonic()
 
     def collect_of(self, rank: int) -> StepResult:
         """Wait for the oldest plan of a rank, and return its result. Who collects has planned, and so have the others:
         what they have not filled of a round they will not."""
         self._send_all()
-        plan_id, sent = self._sent[rank].popleft()
+        plan_id = self._sent[rank].popleft()
         member = self._members[rank]
-        self._wait_for(lambda: bool(member.results), max(sent, self._moved))
+        self._wait_for(lambda: bool(member.results))
         if self._lost is None:
             result = member.results.popleft()
-            self._moved = time.monotonic()
             if result.error is not None or result.dropped:
                 self._lose(f"rank {rank} failed, and others wait for its experts: {result.error}")
         if self._lost is not None:
@@ -116,7 +113,7 @@ class Apart(Group):
             sent = None if plan is None else self._senders[rank].message(plan)
             self._tell_one(rank, Round(rows, tokens, each, captured, sent))
             if plan is not None:
-                self._sent[rank].append((plan.id, time.monotonic()))
+                self._sent[rank].append(plan.id)
 
 
 def size_of(plans: list[StepPlan]) -> tuple[int, int, int, bool]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.rank_waits import RankWaits
@@ -32,15 +33,15 @@ from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.ranks.rebalancer import Rebalancer
 from ridgeline.ranks.waits import Clocks, Waits
 
+SILENCE = LLMConfig.hang_timeout  # seconds, where the options say nothing
 FAREWELL = 10.0  # seconds that ranks have to end by themselves
 CLOCK_ROUNDS = 9  # questions of the ranks' time, of which the quickest counts
 
 
 class Submitted(NamedTuple):
-    """A plan on its way. when: it was submitted."""
+    """A plan on its way."""
 
     plan: StepPlan
-    when: float
     parts: list[Part]
 
 
@@ -68,11 +69,10 @@ class Group(Members):
     def __init__(
         self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None, *, stages: int = 1
     ) -> None:
-        super().__init__(size, limit)
+        super().__init__(size, limit, float(options.get("hang_timeout", SILENCE)))
         self._plans = PlanSender()
         self._each = size // stages  # ranks of a stage
         self._pending: deque[Submitted] = deque()
-        self._moved = 0.0  # when a plan was last collected, or got its masks
         self._load: ExpertLoad | None = None
         self._loads: list[ExpertLoad | None] = [None] * stages  # the newest of each stage
         self._listener: Callable[[ExpertLoad], None] | None = None
@@ -96,7 +96,7 @@ class Group(Members):
 
     def submit(self, plan: StepPlan) -> None:
         parts = self._dealer.parts(plan)
-        self._pending.append(Submitted(plan, time.monotonic(), parts))
+        self._pending.append(Submitted(plan, parts))
         self._before_step({0: plan.id})
         for number, part in enumerate(parts):
             self._tell(self._plans.message(part.plan, number))
@@ -108,13 +108,12 @@ class Group(Members):
         for part in submitted.parts:
             own = None if drafts is None else given_to(part, drafts)
             self._tell(sent_masks(part.plan.id, given_to(part, masks), own))
-        self._moved = time.monotonic()
 
     def collect(self) -> StepResult:
-        plan, submitted, parts = self._pending.popleft()
+        plan, parts = self._pending.popleft()
         results, looks = [], Looks(len(self._loads))
         for part in parts:
-            result = self._outcome_of(part.plan.id, submitted, looks)
+            result = self._outcome_of(part.plan.id, looks)
             if result is None:
                 return StepResult(plan.id, error=self._lost, device_lost=True)
             results.append(result)
@@ -124,22 +123,20 @@ class Group(Members):
         self._note_load(0, result)
         return result
 
-    def _outcome_of(self, plan_id: int, submitted: float, looks: Looks) -> StepResult | None:
+    def _outcome_of(self, plan_id: int, looks: Looks) -> StepResult | None:
         """Wait for the outcome of a part of a plan. None: the group is lost."""
-        since = max(submitted, self._moved)  # it may have waited behind another plan, or for its masks
         first = self._members[self._speaker]
         others = [member for member in self._members if member is not first]
-        self._wait_for(lambda: bool(first.results), since)
+        self._wait_for(lambda: bool(first.results))
         failed = self._lost is None and (first.results[0].error is not None or first.results[0].dropped)
         if failed or (self._listener is not None and len(self._loads) > 1):
-            self._wait_for(lambda: all(member.has_done(plan_id) for member in others), since)
+            self._wait_for(lambda: all(member.has_done(plan_id) for member in others))
         if self._lost is not None:
             return None
         result = first.results.popleft()
         looks.note(self._speaker // self._each, result)
         self._note(first.rank, result)
         self._compare(result, others, looks)
-        self._moved = time.monotonic()
         return None if self._lost is not None else result
 
     def _with_load(self, result: StepResult, looks: Looks) -> StepResult:

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan import StepResult
+from ridgeline.core.silence import Silence
 from ridgeline.ranks.channel import Channel
 from ridgeline.ranks.messages import (
     Alive,
@@ -27,6 +27,7 @@ from ridgeline.ranks.messages import (
 )
 
 MODULE = "ridgeline.rank_process"
+LOOK = 0.25  # seconds between looks at what is overdue
 SEND_LIMIT = 30.0  # seconds that a rank may leave messages unread
 
 Progress = Callable[[str, float], None]
@@ -35,14 +36,15 @@ Progress = Callable[[str, float], None]
 class Member:
     """One rank's process, as the leader sees it.
 
-    heard: when it last gave a sign of life, or was started. speaks: it gave one.
+    speaks: it has given a sign of life.
     results: the outcomes of plans that were not compared yet.
 
     meeting: the descriptor of a file that the process inherits. Raise ModelLoadError if no process can be started.
     """
 
     def __init__(self, rank: int, size: int, meeting: int) -> None:
-        self.rank, self.heard, self.speaks = rank, time.monotonic(), False
+        self.rank, self.speaks = rank, False
+        self._heard = False  # since the last look
         self.ready: Ready | None = None
         self.mistake: Mistake | None = None
         self.results: deque[StepResult] = deque()
@@ -67,11 +69,17 @@ class Member:
                     "take fewer ranks."
                 ) from error
         self.channel = Channel(ours, SEND_LIMIT)
+        self._clock = Silence(self._process.pid, LOOK)
+
+    def silence(self) -> float:
+        """Return the seconds for which the rank has given no sign of life."""
+        heard, self._heard = self._heard, False
+        return self._clock.look(heard=heard)
 
     def take_all(self, progress: Progress | None) -> None:
         """Take what the rank has sent. Raise Closed if it is gone."""
         while (frame := self.channel.receive(0)) is not None:
-            self.heard, self.speaks = time.monotonic(), True
+            self._heard = self.speaks = True
             self._take(decode_from_rank(frame), progress)
 
     def _take(self, message: FromRank, progress: Progress | None) -> None:

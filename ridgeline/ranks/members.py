@@ -16,23 +16,23 @@ import msgspec
 
 from ridgeline.core import errors
 from ridgeline.core.errors import DeviceLost, ModelLoadError, RidgelineError
+from ridgeline.core.silence import Laps
 from ridgeline.ranks.channel import Closed
-from ridgeline.ranks.member import Member, Progress
+from ridgeline.ranks.member import LOOK, Member, Progress
 from ridgeline.ranks.messages import Ask, Begin, FromLeader, Mistake, Ready, encode
 
 logger = logging.getLogger(__name__)
 
-SILENCE = 20.0  # seconds without a sign of life after which a rank is taken to hang
 START = 120.0  # seconds that the first one may take: a rank imports torch before it, maybe from a slow disk
 AGREEMENT = 5.0  # seconds that other ranks have to fail a plan that one has failed
-LOOK = 0.25  # seconds between looks at what is overdue
 
 
 class Members:
-    """The processes, which start and end together. limit: seconds that a step may take."""
+    """The processes, which start and end together. limit: seconds that a step may take. silence: seconds without a sign
+    of life after which a rank is taken to hang."""
 
-    def __init__(self, size: int, limit: float) -> None:
-        self._size, self._limit = size, limit
+    def __init__(self, size: int, limit: float, silence: float) -> None:
+        self._size, self._limit, self._silence = size, limit, silence
         self._lost: str | None = None
         self._members: list[Member] = []
 
@@ -87,7 +87,7 @@ class Members:
     def _ask(self, method: str) -> list[bytes]:
         """Return every rank's answer. Raise DeviceLost."""
         self._tell(Ask(method))
-        self._wait_for(lambda: all(member.answers for member in self._members), time.monotonic())
+        self._wait_for(lambda: all(member.answers for member in self._members))
         if self._lost is not None:
             raise DeviceLost(f"the ranks do no work any more ({self._lost}); start a new process.")
         answers = [member.answers.popleft() for member in self._members]
@@ -106,19 +106,21 @@ class Members:
         if self._lost is not None:
             raise ModelLoadError(f"the model could not be loaded on {self._size} ranks: {self._lost}.")
 
-    def _wait_for(self, there: Callable[[], bool], since: float) -> None:
+    def _wait_for(self, there: Callable[[], bool]) -> None:
         """Wait until something is there, or the group is lost."""
-        failing: float | None = None  # since when one rank has failed and the first has not
+        waited = failing = 0.0  # seconds, and those for which one rank has failed and the first has not
+        laps = Laps(LOOK)
         while self._lost is None and not there():
             self._listen()
             if there():  # whenever it came: nobody may have looked for hours
                 return
-            now = time.monotonic()
-            if now - since > self._limit:
+            elapsed = laps.since_last()
+            waited += elapsed
+            if waited > self._limit:
                 self._lose(f"a step was not done within {self._limit:g} s")
             failed = next((member for member in self._members if member.failure is not None), None)
-            failing = (failing or now) if failed else None
-            if failed is not None and failing is not None and now - failing > AGREEMENT:
+            failing = failing + elapsed if failed else 0.0
+            if failed is not None and failing > AGREEMENT:
                 self._lose(f"rank {failed.rank} alone failed: {failed.failure}")
 
     def _listen(self, progress: Progress | None = None) -> None:
@@ -138,8 +140,8 @@ class Members:
                 self._lose(f"rank {member.rank} sent what is no message ({error})")
                 return
         for member in self._members:
-            if (silence := time.monotonic() - member.heard) > (SILENCE if member.speaks else START):
-                self._lose(f"rank {member.rank} has given no sign of life for {silence:.0f} s")
+            if (silence := member.silence()) > (self._silence if member.speaks else START):
+                self._lose(f"rank {member.rank} has given no sign of life for {silence:.3g} s")
 
     # ---- the end ----------------------------------------------------------------------------------------------
 

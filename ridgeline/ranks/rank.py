@@ -1,7 +1,7 @@
 """The process of one rank: it assembles its part of the model, then does what the leader says.
 
 The thread that reads the leader's messages submits plans. Another one waits for their results and sends them. A third
-says every second that the process runs, and ends it when the leader is gone.
+says twice a second that the process runs, and ends it when the leader is gone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ridgeline.worker.local import LocalWorker
 
 logger = logging.getLogger(__name__)
 
-BEAT = 1.0  # seconds between signs of life
+BEAT = 0.5  # seconds between signs of life
 BROKEN = 4  # exit code of a rank that met an error of its own
 
 Progress = Callable[[str, float], None]

@@ -76,7 +76,7 @@ class ApiServer:
         texts = Path(str(config.engine.get("tokenizer") or folder))
         tokenizer = Tokenizer.from_folder(texts)
         engines = [EngineClient(path, name, buffer=config.stream_buffer) for path in model.sockets]
-        client = Replicas(engines, step_timeout=config.step_timeout)
+        client = Replicas(engines)
         share = config.api_server_count
         admission = Admission(-(-config.max_queue_requests // share), -(-config.max_queue_tokens // share))
         defaults = GenerationDefaults.of(config.generation_config, folder, config.override_generation_config)
@@ -118,7 +118,7 @@ class ApiServer:
 
     @property
     def healthy(self) -> bool:
-        """True if an engine is there and sends messages and, while requests run, its steps end."""
+        """True if an engine is there and was not given up."""
         return self.illness is None
 
     @property

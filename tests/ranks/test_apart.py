@@ -127,9 +127,8 @@ def step_on(own: Rig) -> None:
         own.step()
 
 
-def test_a_rank_that_stands_still_loses_the_group(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "SILENCE", 2.0)
-    with rig(mixture, **settings(2)) as two:
+def test_a_rank_that_stands_still_loses_the_group(mixture: Path) -> None:
+    with rig(mixture, **settings(2), hang_timeout=2.0) as two:
         two.add(ask("endless", [1, 2], max_tokens=200))
         for _ in range(3):
             two.step()

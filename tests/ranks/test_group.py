@@ -186,9 +186,9 @@ def step_on(own: Rig) -> None:
         own.step()
 
 
-def test_a_rank_that_stands_still_is_noticed(two: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "SILENCE", 2.0)
+def test_a_rank_that_stands_still_is_noticed(two: Rig) -> None:
     group = begun(two)
+    group._silence = 2.0
     processes_of(group)[1].send_signal(signal.SIGSTOP)
     since = time.monotonic()
     with pytest.raises(DeviceLost, match="rank 1 has given no sign of life"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.core.plan import Feature, Rows, StepPlan
-from ridgeline.ranks import member, members
+from ridgeline.ranks import leader, member, members
 from ridgeline.ranks.leader import Group
 from tests.ranks.fake_rank import STEP
 
@@ -41,7 +41,7 @@ def plan(number: int) -> StepPlan:
 def test_a_rank_may_take_longer_to_start_than_between_signs_of_life(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "SILENCE", 0.5)
+    monkeypatch.setattr(leader, "SILENCE", 0.5)
     assert start("starts late").facts.max_seqs == 4
 
 

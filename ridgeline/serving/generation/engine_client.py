@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -49,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 GREETING_PERIOD = 0.2  # seconds between greetings while no engine answers
 RETRY_AFTER = 5  # seconds in which an engine that died is usually back
-SILENCE = 5.0  # seconds without a message from an idle engine, which sends one every second
 FORGETTING = 60.0  # seconds for the engine to forget its prefixes, between two steps
 RETURN = 900.0  # seconds that requests wait for another engine, which may take minutes to load its model
 EXPECTED_OUTPUT = 256  # tokens that a request is expected to write, where it may write more
@@ -62,9 +60,8 @@ class EngineClient:
     """The engine, as an API server sees it.
 
     `name` is the API server's. `facts` is None while no engine answers; `known` keeps the newest facts even then.
-    `lives` counts the engines that have answered so far, and `stats` holds the newest figures. `last_step` is when a
-    step was last known to end or none was due, and `last_heard` when the engine last said anything, both on the
-    monotonic clock. A reader may be `buffer` tokens behind before its request is cut.
+    `lives` counts the engines that have answered so far, and `stats` holds the newest figures. A reader may be `buffer`
+    tokens behind before its request is cut.
 
     When the engine dies, `heir` says which one runs a request instead that has nothing yet: the next one here, or
     another that runs the same model. If not `keeps`, requests fail then, and whoever sent them sends them again.
@@ -75,11 +72,10 @@ class EngineClient:
         self.known: EngineFacts | None = None
         self.lives = 0
         self.stats: Stats | None = None
-        self.last_step = 0.0
-        self.last_heard = 0.0
         self.keeps = True
         self.heir: Callable[[RequestTicket], EngineClient] = lambda ticket: self
-        self._idle_until = 0.0  # when an engine that had no work was last given some
+        self._hung: tuple[int, str] | None = None  # the process that was last given up, and why
+        self._given_up = asyncio.Event()
         self.name = name
         self._path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
@@ -114,12 +110,6 @@ class EngineClient:
         return self.facts is not None and self.stats is not None and self.stats.paused
 
     @property
-    def silence(self) -> float:
-        """Seconds for which an engine that had nothing to do has said nothing. A busy engine may be too busy to
-        speak."""
-        return (self._idle_until if self.busy else time.monotonic()) - self.last_heard
-
-    @property
     def load(self) -> float:
         """The engine's work, running and waiting, in tokens. Other API servers' requests count as this one's do on
         average."""
@@ -128,18 +118,19 @@ class EngineClient:
         mean = self._weight / len(self._tickets) if self._tickets else TYPICAL_WEIGHT
         return self._weight + self._others * mean
 
-    def illness(self, step_timeout: float) -> str | None:
-        """Return the reason why requests should not come here, or None. While requests run, a step must end within
-        `step_timeout` seconds."""
+    @property
+    def illness(self) -> str | None:
+        """The reason why requests should not come here, or None."""
         if self.facts is None or self._socket is None:
-            return "the engine is not running"
-        if not self._socket.connected:
-            return "the engine is about to end"
-        if (silence := self.silence) > SILENCE and not self.paused:
-            return f"the engine has not said a word for {silence:.0f} s"
-        if self.busy and not self.paused and time.monotonic() - self.last_step >= step_timeout:
-            return f"requests run, and no step ended for {step_timeout:g} s"
-        return None
+            return f"the engine {self._hung[1]}, and is replaced" if self._hung else "the engine is not running"
+        return None if self._socket.connected else "the engine is about to end"
+
+    def give_up(self, process_id: int, why: str) -> None:
+        """Take this process for dead, although it is still there: it hangs, and is about to be ended. `why` continues
+        "the engine …". Whatever it still says is not heard."""
+        if self.facts is not None and self.facts.process_id == process_id:
+            self._hung = process_id, why
+            self._given_up.set()
 
     async def wait_until_up(self) -> EngineFacts:
         await self._up.wait()
@@ -281,8 +272,11 @@ class EngineClient:
                     await socket.send(Hello(name=self.name))
                     while True:
                         message = await socket.receive()
-                        if isinstance(message, Welcome):
+                        if isinstance(message, Welcome) and not self._gave_up(message.facts.process_id):
                             return message.facts
+
+    def _gave_up(self, process_id: int) -> bool:
+        return self._hung is not None and self._hung[0] == process_id
 
     async def _listen(self, socket: FaceSocket, facts: EngineFacts) -> None:
         """Take messages until the engine's process is gone."""
@@ -295,20 +289,23 @@ class EngineClient:
         loop.add_reader(process, resolve, gone)
         self.facts = self.known = facts
         self.lives += 1
-        self.last_step = self.last_heard = self._idle_until = time.monotonic()
+        self._hung = None
+        self._given_up.clear()
         self._lose_patience()
         for ticket in self._tickets.values():  # before anything that comes from now on
             self._send_again(ticket)
         self._up.set()
         logger.info("engine %d is up: %s on %s", facts.process_id, facts.model, facts.device)
-        reader = asyncio.create_task(self._read(socket))
+        reader, given_up = asyncio.create_task(self._read(socket)), asyncio.create_task(self._given_up.wait())
+        ends: set[asyncio.Future[Any]] = {reader, gone, given_up}
         try:
-            await asyncio.wait({reader, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 reader.result()
         finally:
             loop.remove_reader(process)
             os.close(process)
+            given_up.cancel()
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
@@ -320,19 +317,14 @@ class EngineClient:
             await asyncio.sleep(0)
 
     def _take(self, message: FromEngine) -> None:
-        self.last_heard = time.monotonic()
         match message:
             case Begun():
                 for number in message.ids:
                     if number in self._tickets:
                         self._tickets[number].begun = True
             case Progress():
-                self.last_step = time.monotonic()
                 self._take_progress(message)
             case Stats():
-                resumed = self.stats is not None and self.stats.paused and not message.paused
-                if resumed or not self.busy or self.stats is None or message.steps != self.stats.steps:
-                    self.last_step = time.monotonic()
                 self.stats = message
                 self._others = max(0, message.running + message.waiting - len(self._tickets))
                 for asked in self._asked:
@@ -378,8 +370,6 @@ class EngineClient:
         self.cancel(slow.values())
 
     def _take_in(self, ticket: RequestTicket) -> None:
-        if not self.busy:
-            self.last_step = self._idle_until = time.monotonic()
         self._tickets[ticket.id] = ticket
         self._weight += ticket.weight
 
@@ -423,11 +413,12 @@ class EngineClient:
         self._weight = 0
         kept = [ticket for ticket in tickets if ticket.outlives_engine() and self.keeps]
         for ticket in set(tickets).difference(kept):
-            ticket.fail(_died())
+            ticket.fail(self._died())
         for ticket in kept:
             self.heir(ticket).adopt(ticket)
         if tickets:
-            logger.warning("the engine died: %d requests end, %d go to another", len(tickets) - len(kept), len(kept))
+            how = "died" if self._hung is None else "hangs"
+            logger.warning("the engine %s: %d requests end, %d go to another", how, len(tickets) - len(kept), len(kept))
         if self._tickets:
             self._patience = asyncio.get_running_loop().call_later(RETURN, self._give_up)
 
@@ -436,7 +427,13 @@ class EngineClient:
         self._lose_patience()
         for ticket in list(self._tickets.values()):
             self._drop(ticket.id)
-            ticket.fail(_died())
+            ticket.fail(self._died())
+
+    def _died(self) -> Unavailable:
+        if self._hung is None:
+            return Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER)
+        told = f"the engine {self._hung[1]}, so it is replaced, and this request ended with it; try again."
+        return Unavailable(told, retry_after=RETRY_AFTER)
 
     def _lose_patience(self) -> None:
         if self._patience is not None:
@@ -465,10 +462,6 @@ def weight_of(request: Request) -> int:
     until it ends, and each step reads them."""
     prompt = len(request.prompt_token_ids)
     return prompt + min(request.max_total_tokens - prompt, EXPECTED_OUTPUT)
-
-
-def _died() -> Unavailable:
-    return Unavailable("the engine died while it ran this request; try again.", retry_after=RETRY_AFTER)
 
 
 def _refusal(message: Refused) -> RequestFailed:

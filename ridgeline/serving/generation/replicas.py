@@ -24,10 +24,9 @@ from ridgeline.transport.messages import EngineFacts, Grammar, Life, Order, Stan
 class Replicas:
     """Engines behind the interface of a single one. With a single one, everything goes straight to it."""
 
-    def __init__(self, engines: Sequence[EngineClient], *, step_timeout: float) -> None:
+    def __init__(self, engines: Sequence[EngineClient]) -> None:
         self.engines = tuple(engines)
         self.name = engines[0].name
-        self._step_timeout = step_timeout
         self._router = Router(len(engines))
         self._lives = [0] * len(engines)  # of the engines that the router knows
         for engine in engines if len(engines) > 1 else ():
@@ -58,7 +57,7 @@ class Replicas:
 
     def illnesses(self) -> list[str]:
         """Return what is wrong with each engine that requests should not go to."""
-        ill = {index: engine.illness(self._step_timeout) for index, engine in enumerate(self.engines)}
+        ill = {index: engine.illness for index, engine in enumerate(self.engines)}
         if len(self.engines) == 1:
             return [reason for reason in ill.values() if reason is not None]
         return [f"engine {index}: {reason}" for index, reason in ill.items() if reason is not None]
@@ -73,6 +72,11 @@ class Replicas:
     def asleep(self) -> int:
         """The level at which all engines that answer sleep; 0 if one of them is awake."""
         return min((engine.asleep for engine in self.engines if engine.facts is not None), default=0)
+
+    def give_up(self, process_id: int, why: str) -> None:
+        """Take the engine with this process for dead, as `EngineClient.give_up`."""
+        for engine in self.engines:
+            engine.give_up(process_id, why)
 
     async def order(self, message: Order, timeout: float) -> Standing:
         """Order all engines that answer, as `EngineClient.order`. Return how the first stands that did not obey, or the
@@ -156,7 +160,7 @@ class Replicas:
             if self._lives[index] != engine.lives:
                 self._lives[index] = engine.lives
                 self._router.forget(index, _room(engine))
-        well = {index: engine for index, engine in up.items() if engine.illness(self._step_timeout) is None}
+        well = {index: engine for index, engine in up.items() if engine.illness is None}
         loads = {index: engine.load for index, engine in (well or up).items()}
         return self.engines[self._router.choose(request.prompt_token_ids, request.cache_salt, loads)]
 

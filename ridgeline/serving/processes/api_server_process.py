@@ -32,8 +32,17 @@ from ridgeline.serving.generation.turns import Turns
 from ridgeline.serving.http.by_model import by_model
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
-from ridgeline.serving.processes.lifeline import LAST, end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.lifeline import (
+    LAST,
+    GivenUp,
+    Parent,
+    end_with_parent,
+    read_settings,
+    tell_mistake,
+    tell_ready,
+)
 from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.serving.processes.pulse import Pulse, turn_with_loop
 from ridgeline.serving.processes.turn import Turn, waits
 
 logger = logging.getLogger("ridgeline.serving.api_server")
@@ -72,22 +81,31 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: ApiServerSettings) -> None:
+async def serve(settings: ApiServerSettings, pulse: Pulse, parent: Parent) -> None:
     """Serve until SIGTERM, and then until the requests under way have ended. Raise the error that broke the server."""
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
     apis = ApiServer.build_all(config, settings.models, settings.name, settings.place)
-    asyncio.get_running_loop().add_signal_handler(LAST, _end_all, apis, stop)
+    parent.listen(lambda news: loop.call_soon_threadsafe(_give_up, apis, news))
+    loop.add_signal_handler(LAST, _end_all, apis, stop)
     server = Server(_uvicorn_config(wrap(by_model(_create_app(settings.app), apis), apis[0]), config))
     async with apis[0].kept.listening():
-        await _serve(apis, server, settings, stop)
+        await _serve(apis, server, settings, stop, pulse)
 
 
-async def _serve(apis: Sequence[ApiServer], server: Server, settings: ApiServerSettings, stop: asyncio.Event) -> None:
+def _give_up(apis: Sequence[ApiServer], news: GivenUp) -> None:
+    for api in apis:
+        api.client.give_up(news.process_id, news.why)
+
+
+async def _serve(
+    apis: Sequence[ApiServer], server: Server, settings: ApiServerSettings, stop: asyncio.Event, pulse: Pulse
+) -> None:
     listener, api = socket.socket(fileno=settings.listener), apis[0]
     api.watchdog.start(asyncio.get_running_loop())
-    engines = asyncio.create_task(_together([*(each.client.run() for each in apis), *_turns(apis, settings)]))
+    works = [*(each.client.run() for each in apis), *_turns(apis, settings), turn_with_loop(pulse)]
+    engines = asyncio.create_task(_together(works))
     for each in apis:
         each.chat_template.warm()
     # a client that waited for an API server that died finds an engine behind its successor
@@ -199,13 +217,15 @@ async def _announce(apis: Sequence[ApiServer], server: uvicorn.Server) -> None:
 
 
 def main() -> None:
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ApiServerSettings)
+    pulse = Pulse.of(sys.argv)
+    pulse.start()
+    settings = msgspec.json.decode(read_settings(), type=ApiServerSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    end_with_parent()
+    parent = end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
-        uvloop.run(serve(settings))
+        uvloop.run(serve(settings, pulse, parent))
     except RidgelineError as error:
         tell_mistake(error)
 

@@ -30,8 +30,9 @@ from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.batches import endpoints_of
 from ridgeline.serving.http.middleware import with_operators_own
-from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.lifeline import Parent, end_with_parent, read_settings, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.serving.processes.pulse import Pulse, turn_with_loop
 
 logger = logging.getLogger("ridgeline.serving.batches")
 
@@ -61,10 +62,10 @@ class _Engines:
         return sum(engine.lives - (engine.facts is not None) for engine in self._client.engines)
 
 
-async def run(settings: BatchSettings) -> None:
+async def run(settings: BatchSettings, pulse: Pulse, parent: Parent) -> None:
     """Run batches until SIGTERM."""
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
     assert config.batch_dir is not None
     store = Store(Path(config.batch_dir), config.batch_dir_bytes)
@@ -73,6 +74,7 @@ async def run(settings: BatchSettings) -> None:
     unbounded = replace(config, request_timeout=0, queue_timeout=0, max_queue_requests=0, max_queue_tokens=0)
     api = ApiServer.build(replace(unbounded, max_stored_responses=0), settings.model, settings.name)
     api.service.background = True
+    parent.listen(lambda news: loop.call_soon_threadsafe(api.client.give_up, news.process_id, news.why))
     for engine in api.client.engines:
         engine.keeps = False  # the runner tries a line again by itself, and alone if it may be what ends engines
     app = create_app(api)
@@ -91,7 +93,7 @@ async def run(settings: BatchSettings) -> None:
         )
         await _work(runner)
 
-    tasks = [asyncio.create_task(each) for each in (api.client.run(), work(), stop.wait())]
+    tasks = [asyncio.create_task(each) for each in (api.client.run(), work(), stop.wait(), turn_with_loop(pulse))]
     tell_ready()
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -116,12 +118,14 @@ async def _work(runner: Runner) -> None:
 
 
 def main() -> None:
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=BatchSettings)
+    pulse = Pulse.of(sys.argv)
+    pulse.start()
+    settings = msgspec.json.decode(read_settings(), type=BatchSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
-    end_with_parent()
+    parent = end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
-        uvloop.run(run(settings))
+        uvloop.run(run(settings, pulse, parent))
     except RidgelineError as error:
         tell_mistake(error)
 

@@ -33,9 +33,10 @@ from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.gpus import Gpus
 from ridgeline.serving.observed.recent import RecentRequests
-from ridgeline.serving.processes.lifeline import end_with_parent, tell_mistake, tell_ready
+from ridgeline.serving.processes.lifeline import end_with_parent, read_settings, tell_mistake, tell_ready
 from ridgeline.serving.processes.loaded import Loaded
 from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.serving.processes.pulse import COMPILING, FIRST_STEP, LOADING, Pulse
 from ridgeline.serving.processes.turn import Turn, waits
 from ridgeline.transport.messages import (
     Ask,
@@ -71,6 +72,7 @@ IDLE_WAIT = 0.25  # seconds: the longest time for which a signal goes unseen whi
 # torch and oneDNN each keep 1024 shapes in their caches of compiled products. An entry takes a quarter of a megabyte,
 # so the caches of a CPU's server whose load varies would grow for hours. Here each keeps half as many.
 KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
+SLOWER = 10  # times as long as a step of most tokens should take, by the best rate so far, it may take
 GRAMMAR_RETRY = 2  # seconds after which to try again, when there was no time to compile
 LOST = 3  # exit code of an engine whose device is lost
 GRAMMAR_WAIT = 0.002  # seconds between looks at grammars that are being compiled, while nothing else happens
@@ -107,12 +109,16 @@ class EngineHost:
         socket: EngineSocket,
         settings: EngineSettings,
         turn: Turn | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
-        self._socket = socket
+        self._socket, self._pulse = socket, pulse or Pulse()
         self._loaded = Loaded(assembly, config, settings.served_name, settings.life, turn or Turn(), self._note_end)
         self._engine.on_begin(self._note_begin)
         facts, tokenizer = self._loaded.facts, resolve_tokenizer(assembly.folder, config)
         self._grammars = Grammars(tokenizer, facts.vocab_size, facts.eos_ids, settings.grammar_timeout)
+        # ranks have a bound of their own, which their leader keeps, and says more when it is exceeded
+        least = config.distributed_timeout_seconds + config.hang_timeout if config.ranks > 1 else 0.0
+        self._steps = StepBound(facts.max_num_batched_tokens, least)
         self._gpus = Gpus(str(assembly.device))
         self._api_servers: dict[bytes, str] = {}  # connection → name
         self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, the request's number there
@@ -145,6 +151,7 @@ class EngineHost:
         """Run until `stop`. Raise DeviceLost if the device is lost."""
         working = False
         while not self._stopped:
+            self._pulse.turn()
             wait = 0.0 if self._engine.has_work else GRAMMAR_WAIT if self._grammars.pending else IDLE_WAIT
             for connection, message in self._socket.receive(wait):
                 self._take(connection, message)
@@ -301,7 +308,8 @@ class EngineHost:
             self._loaded.check(order)
             match order:
                 case Sleep():
-                    self._loaded.fall_asleep(order.level)
+                    with self._pulse.expecting(LOADING, "falling asleep"):
+                        self._loaded.fall_asleep(order.level)
                 case Reload():
                     self._load_anew(partial(self._loaded.reload, order.path))
                     return ""
@@ -323,7 +331,8 @@ class EngineHost:
         room for."""
         before = self._loaded.facts
         try:
-            load()
+            with self._pulse.expecting(LOADING, "loading its model"):
+                load()
         finally:  # where a folder could not be read, the weights from before were
             self._engine.on_begin(self._note_begin)
             for connection in self._api_servers if self._loaded.facts is not before else ():
@@ -380,9 +389,11 @@ class EngineHost:
 
     def _step(self) -> None:
         before = self._engine.headroom
+        self._pulse.turn(self._steps.bound, "a step")
         events = self._engine.step()
         now, spent, plan = time.monotonic(), self._engine.headroom.since(before), self._engine.last_plan
         if spent.elapsed > 0 and plan is not None:
+            self._steps.note(spent.elapsed, self._engine.last_tokens)
             self._stats.note_step(now, spent, plan, self._engine.last_tokens)
         told = (*events.ids, *(event.request_id for event in events.events if event.token_id >= 0))
         told = tuple(name for name in told if name in self._owners)  # the others were cancelled
@@ -472,6 +483,25 @@ class EngineHost:
         return replace(message, waiting=waiting, paused=self._standing == "paused", asleep=self._loaded.asleep)
 
 
+class StepBound:
+    """How long a step may take. What is known of that are the steps so far: a CPU may need minutes for a long prompt.
+
+    bound: in seconds, as `Pulse.turn` takes it. The supervisor's own is in force where that is longer.
+    """
+
+    def __init__(self, max_tokens: int, least: float) -> None:
+        """max_tokens: of a step. least: the bound that holds in any case."""
+        self._max_tokens, self._least = max_tokens, least
+        self._best = float("inf")  # seconds of one token, in the step that computed them most cheaply
+        self.bound = max(least, FIRST_STEP)
+
+    def note(self, seconds: float, tokens: int) -> None:
+        """Note a step."""
+        if tokens and seconds / tokens < self._best:
+            self._best = seconds / tokens
+            self.bound = max(self._least, SLOWER * self._best * self._max_tokens)
+
+
 def _name(connection: bytes, number: int) -> str:
     return f"{connection.hex()}-{number}"
 
@@ -517,8 +547,21 @@ def _that_sleep(options: dict[str, Any]) -> dict[str, Any]:
     return {"enable_sleep_mode": True, **options} if kept else options
 
 
+def announce_compiling(pulse: Pulse) -> None:
+    """Let a step announce that it compiles a kernel, which takes longer than steps do."""
+    import triton  # here, because CPUs do without it
+
+    def announce(**_: Any) -> bool:
+        pulse.turn(COMPILING, "compiling a kernel")
+        return False  # go on
+
+    triton.knobs.runtime.jit_cache_hook = announce
+
+
 def main() -> None:
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
+    pulse = Pulse.of(sys.argv)
+    pulse.start()
+    settings = msgspec.json.decode(read_settings(), type=EngineSettings)
     set_up_logging(as_json=settings.log_json, level=settings.log_level, process=settings.name)
     end_with_parent()
     os.environ.update(KEPT_SHAPES | os.environ)
@@ -526,15 +569,19 @@ def main() -> None:
     turn = Turn(settings.turn)
     try:
         config = LLMConfig(**(_that_sleep(settings.options) if settings.turn else settings.options))
+        pulse.turn(float("inf"), "waiting for its turn")
         turn.wait(Turn(waits(settings.socket) if settings.turn else None))
-        assembly = assemble(config, interactive=True)
+        pulse.turn(LOADING, "loading its model")
+        assembly = assemble(config, lambda what, share: pulse.turn(LOADING, what), interactive=True)
     except RidgelineError as error:
         tell_mistake(error)
     if (target := assembly.engine.config.itl_target) is not None:
         logger.info("steps with prompts take about %.3g ms at most while requests decode (--itl-target)", 1e3 * target)
-    host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn)
+    host = EngineHost(assembly, config, EngineSocket(settings.socket), settings, turn, pulse)
     if settings.asleep:
         host.begin_asleep()
+    if assembly.device.type != "cpu":
+        announce_compiling(pulse)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     tell_ready()
     try:

@@ -6,8 +6,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
+
+import msgspec
 
 READY = "ready"  # the line on standard output that says that the process works
 LAST = signal.SIGUSR1  # tells an API server that the server ends at once: it answers whoever still waits
@@ -15,10 +18,49 @@ MISTAKE = 2  # exit code of a process that was asked for something impossible
 MISTAKEN = "mistake: "  # begins the line on standard output that says what was impossible
 
 
-def end_with_parent() -> None:
-    """Let this process die as soon as standard input closes. The parent holds the other end and never writes again, so
-    it closes when the parent is gone, however that ended."""
-    threading.Thread(target=_watch, daemon=True).start()
+class GivenUp(msgspec.Struct):
+    """A line of the supervisor's: this engine's process hangs, and is about to be ended. `why` continues "the engine
+    …"."""
+
+    process_id: int
+    why: str
+
+
+def read_settings() -> bytes:
+    """Return the first line of standard input, and take nothing of what follows."""
+    with open(0, "rb", buffering=0, closefd=False) as parent:
+        return parent.readline()
+
+
+class Parent:
+    """What the parent says after the settings. It has news for those that send requests to engines."""
+
+    def __init__(self) -> None:
+        self._hear: Callable[[GivenUp], object] | None = None
+
+    def listen(self, hear: Callable[[GivenUp], object]) -> None:
+        """Call `hear` from now on, in a thread of its own."""
+        self._hear = hear
+
+    def watch(self) -> None:
+        """Read until the end, and die then."""
+        said = b""
+        while piece := os.read(0, 1 << 12):
+            *lines, said = (said + piece).split(b"\n")
+            for line in lines:
+                with suppress(msgspec.MsgspecError, RuntimeError):  # what is no news; and a loop that has closed
+                    news = msgspec.json.decode(line, type=GivenUp)
+                    if self._hear is not None:  # otherwise there is no request yet
+                        self._hear(news)
+        os._exit(1)
+
+
+def end_with_parent() -> Parent:
+    """Let this process die as soon as standard input closes. The parent holds the other end, so it closes when the
+    parent is gone, however that ended."""
+    parent = Parent()
+    threading.Thread(target=parent.watch, daemon=True).start()
+    return parent
 
 
 def tell_ready() -> None:
@@ -32,8 +74,3 @@ def tell_mistake(sentence: object) -> NoReturn:
     with suppress(OSError):
         os.write(1, f"{MISTAKEN}{' '.join(str(sentence).splitlines())}\n".encode(errors="replace"))
     sys.exit(MISTAKE)
-
-
-def _watch() -> None:
-    os.read(0, 1)
-    os._exit(1)

@@ -15,158 +15,37 @@ import os
 import signal
 import socket
 import ssl
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
-from ridgeline.core.errors import InvalidConfig, RidgelineError
+from ridgeline.core.config import LLMConfig
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
-from ridgeline.serving.processes.lifeline import LAST, MISTAKE, MISTAKEN, READY
+from ridgeline.serving.processes.keeper import GaveUp, Keeper
+from ridgeline.serving.processes.lifeline import LAST, GivenUp
 from ridgeline.serving.processes.placement import environments
+from ridgeline.serving.processes.pulse import Patience
 from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
 
 logger = logging.getLogger(__name__)
 
-MOST_FAILURES = 5  # quick failures in a row
-LONGEST_WAIT = 60.0  # seconds between tries of a process that others stand in for
-STEADY = 30.0  # seconds of work after which a death is not a quick failure
 MARGIN = 10.0  # seconds that a process has for its end, beyond what it was promised
 BACKLOG = 2048
 UNREAD = 75_000  # milliseconds that a client may leave data unread before its connection is reset
-LAST_WORDS = 1.0  # seconds to read what an ended process had still written
 LAST_ANSWERS = 5.0  # seconds for API servers to answer those who wait, when the server gives up
 
 
 # glibc returns large pieces of memory at once, until it has seen one freed. Then it keeps pieces of up to 32 MiB in
 # every thread's own store, and after some bodies of that size an API server held three times its memory.
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
-
-
-class GaveUp(RidgelineError):
-    """Raised when the server cannot go on. `code` is its exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Keeper:
-    """A keeper of one process, which it starts again when that dies.
-
-    `settings` returns what the process reads from standard input, by the number of its life. The process inherits
-    `fds`. `environment` holds its variables. `needless` returns True while others do this process's work: then it is
-    tried again for ever, if it was ever ready. `after` is the keeper of one that must be ready before this one begins.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        settings: Callable[[int], bytes],
-        fds: tuple[int, ...] = (),
-        environment: Mapping[str, str] = os.environ,
-        needless: Callable[[], bool] = lambda: False,
-        after: Keeper | None = None,
-    ) -> None:
-        self.name, self._module, self._settings, self._fds = name, module, settings, fds
-        self._environment, self._needless, self._after = environment, needless, after
-        self.ready = asyncio.Event()  # set once it was ready for the first time
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began: float | None = None  # since when this life has worked
-        self._mistake = ""  # the mistake that ended it
-        self._stopping = asyncio.Event()
-
-    @property
-    def works(self) -> bool:
-        return self._began is not None
-
-    async def keep(self) -> None:
-        """Keep the process alive until `stop`.
-
-        Raise GaveUp after MOST_FAILURES quick failures in a row, or if its first life ends with the user's mistake.
-        """
-        if self._after is not None:
-            await _first_of(self._after.ready, self._stopping)
-        failures, life = 0, 0
-        while not self._stopping.is_set():
-            life += 1
-            code, seconds = await self._live(life)
-            if self._stopping.is_set():
-                return
-            if code == MISTAKE and not self.ready.is_set():
-                raise GaveUp(self._mistake or f"the {self.name} could not be started.", MISTAKE)
-            failures = 1 if seconds >= STEADY else failures + 1
-            if failures >= MOST_FAILURES and not (self.ready.is_set() and self._needless()):
-                raise GaveUp(f"the {self.name} {how(code)}, {failures} times in a row; giving up.", 1)
-            delay = back_off(failures)
-            logger.error("the %s %s; it is started again in %g s", self.name, how(code), delay)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
-
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ask the process to end, and start no other."""
-        self._stopping.set()
-        if self._process is not None:
-            self._process.send_signal(number)  # does nothing to a process that has ended
-
-    def kill(self) -> None:
-        self._stopping.set()
-        if self._process is not None:
-            self._process.kill()
-
-    async def _live(self, life: int) -> tuple[int, float]:
-        """Run one life. Return its exit code and how long it worked."""
-        process = self._process = subprocess.Popen(
-            [sys.executable, *_same_path(), "-m", self._module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=self._fds,
-            env=self._environment,
-            bufsize=0,
-            process_group=0,  # Ctrl+C reaches the supervisor alone, which then ends its children one after the other
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        told = asyncio.create_task(self._listen(process.stdout))
-        try:
-            with suppress(BrokenPipeError):  # it may be dead already
-                process.stdin.write(self._settings(life) + b"\n")
-            await _end_of(process)
-            await asyncio.wait([told], timeout=LAST_WORDS)
-        finally:
-            told.cancel()
-            await asyncio.wait([told])
-            process.stdin.close()
-            process.stdout.close()
-        worked = 0.0 if self._began is None else time.monotonic() - self._began
-        self._began = None
-        return process.wait(), worked
-
-    async def _listen(self, output: IO[bytes]) -> None:
-        """Read what the process writes to standard output. The end of this output does not tell when the process ends,
-        because its own children may hold it open for longer."""
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
-        async for line in reader:
-            if line.strip() == READY.encode():
-                self._began = time.monotonic()
-                self.ready.set()
-            else:
-                said = line.decode(errors="replace").rstrip()
-                if said.startswith(MISTAKEN):
-                    self._mistake = said.removeprefix(MISTAKEN)
-                if not said.startswith(MISTAKEN) or self.ready.is_set():
-                    print(said, file=sys.stderr)
 
 
 class Supervisor:
@@ -181,6 +60,9 @@ class Supervisor:
         self._config, self._models, self._app = config, tuple(models), app
         self.names = tuple(name for model in models for name in model.names)
         self.quiet = False  # True: nothing is said on standard output
+        self._clients: tuple[Keeper, ...] = ()  # of the processes that send requests to engines
+        silence = LLMConfig(**config.engine).hang_timeout  # type: ignore[arg-type]
+        self._patience = Patience(silence=silence, step=config.step_timeout)
         allow_descriptors()
         self._defaults = [
             GenerationDefaults.of(config.generation_config, Path(model.folder), config.override_generation_config)
@@ -230,6 +112,7 @@ class Supervisor:
         turns = [str(directory.turn(replica)) for replica in replicas] if len(models) > 1 else []
         engines = self._engines(models, turns)
         api_servers = [*self._api_servers(models, turns), *self._batches(models[0])]
+        self._clients = tuple(api_servers)
         everyone = [*engines, *api_servers]
         signals: asyncio.Queue[int] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -316,8 +199,15 @@ class Supervisor:
         module = "ridgeline.serving.processes.engine_process"
         for index, environment in enumerate(self._environments):
             before = after[index] if after else None
-            engines.append(Keeper(names[index], module, settings_of(index), (), environment, needless(index), before))
+            own = settings_of(index), (), environment, needless(index), before
+            engines.append(Keeper(names[index], module, *own, self._patience, self._tell_hung))
         return engines
+
+    def _tell_hung(self, process_id: int, why: str) -> None:
+        """Let all that send requests to an engine take it for dead, before it is."""
+        line = msgspec.json.encode(GivenUp(process_id, why)) + b"\n"
+        for keeper in self._clients:
+            keeper.tell(line)
 
     def _api_servers(self, models: Sequence[NamedModel], turns: Sequence[str]) -> list[Keeper]:
         config, fd = self._config, self._listener.fileno()
@@ -340,6 +230,7 @@ class Supervisor:
                 settings_of(index),
                 (fd,),
                 GIVEN_BACK | os.environ,
+                patience=self._patience,
             )
             for index in range(1, config.api_server_count + 1)
         ]
@@ -358,6 +249,7 @@ class Supervisor:
                 (),
                 GIVEN_BACK | os.environ,
                 lambda: True,
+                patience=self._patience,
             )
         ]
 
@@ -376,48 +268,6 @@ class Supervisor:
             if told := str(defaults):
                 whose = f" of {model.names[0]}" if len(self._models) > 1 else ""
                 logger.info("a request%s that leaves them out gets %s (--generation-config none: plain)", whose, told)
-
-
-def _same_path() -> list[str]:
-    """Return the option that keeps the current folder off a child's module path if it is not on ours. Otherwise modules
-    there could hide others from the child."""
-    return [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-
-
-def how(code: int) -> str:
-    """Describe in words how a process ended."""
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-def back_off(failures: int) -> float:
-    """Return the seconds to wait after so many quick failures in a row: 0, 1, 2, 4, … and at most LONGEST_WAIT."""
-    return 0.0 if failures <= 1 else min(2.0 ** min(failures - 2, 16), LONGEST_WAIT)
 
 
 def check_certificate(config: ServeConfig) -> None:

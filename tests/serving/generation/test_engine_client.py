@@ -243,6 +243,36 @@ def test_requests_without_a_token_go_to_the_next_engine_as_they_were(tmp_path: P
     in_time(work())
 
 
+def test_an_engine_that_is_given_up_is_dead_to_its_requests(tmp_path: Path) -> None:
+    """It hangs and lives: what had begun to come ends in words, the others go to the next one, and a greeting that it
+    answers after all is not heard."""
+
+    async def work() -> None:
+        async with scripted(tmp_path) as (engine, api):
+            (spoken, first), (waits, second) = [await begin(engine, api, seed=number) for number in range(2)]
+            engine.tokens(first.id, 700)
+            await until(lambda: ticket_of(api, first).submit is None)
+            api.client.give_up(engine.process.pid + 1, "is another")
+            await asyncio.sleep(0.05)
+            assert api.client.facts is not None
+            api.client.give_up(engine.process.pid, "has not ended a step for 60 s")
+            with pytest.raises(Unavailable, match="the engine has not ended a step for 60 s, so it is replaced"):
+                await spoken
+            assert api.illness == "the engine has not ended a step for 60 s, and is replaced"
+            await engine.heard(Hello)
+            await asyncio.sleep(0.1)
+            assert api.client.facts is None
+            async with successor(engine, api, tmp_path) as following:
+                heard = await following.heard(Submit)
+                assert heard.seed == second.seed
+                following.finish(heard.id, 700)
+                assert (await waits).result.outputs[0].token_ids == [700]
+                assert api.illness is None
+            check_empty(api)
+
+    in_time(work())
+
+
 def test_who_leaves_while_there_is_no_engine_is_forgotten(tmp_path: Path) -> None:
     async def work() -> None:
         async with scripted(tmp_path) as (engine, api):

@@ -16,8 +16,8 @@ import pytest
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.request import RequestStats, SamplingParams
-from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import operator
 from ridgeline.serving.http.app import create_app
@@ -271,43 +271,34 @@ def own_engine(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     stop_engine(process)
 
 
-def test_health_tells_when_requests_run_and_no_step_ends(own_engine: tuple[Path, int]) -> None:
+def test_health_tells_of_an_engine_that_was_given_up(own_engine: tuple[Path, int]) -> None:
     """The engine's process is stopped as a hung device would stop it: it lives, and says nothing."""
     path, pid = own_engine
 
     async def main() -> None:
-        config = ServeConfig(step_timeout=2.5)
-        async with open_api_server(path, config) as api, open_api_server(path, config) as other:
-            await health(other)  # which makes its app
-            os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(2.6)
-            assert await health(api) == (200, None), "nothing runs, so nothing is due"
-            os.kill(pid, signal.SIGCONT)
-
+        async with open_api_server(path) as api, open_api_server(path) as other:
             running = asyncio.create_task(generate(api, 1800))
-            while other.client.stats is None or not other.client.stats.running:
-                await asyncio.sleep(0.05)
-            for each in (api, other):
-                assert await until(each, 200) is None, "steps end"
+            while not any(ticket.submit is None for ticket in api.client.engines[0]._tickets.values()):
+                await asyncio.sleep(0.05)  # until a token has come
             os.kill(pid, signal.SIGSTOP)
-            assert await health(api) == (200, None), "not yet"
-            for each in (api, other):
-                reason = await until(each, 503)
-                assert reason == "requests run, and no step ended for 2.5 s", "whichever API server is asked"
-            assert not running.done()
-            while (await operator.figures(api, 0.0, 0.0))["healthy"]:  # a busy machine may deliver a step's end late
-                await asyncio.sleep(0.02)
+            assert await health(api) == (200, None), "who says that it hangs is the supervisor"
+            api.client.give_up(pid, "has given no sign of life for 10 s")
+            told = "the engine has given no sign of life for 10 s, "
+            with pytest.raises(Unavailable, match=told):
+                await running
+            assert await until(api, 503) == f"{told}and is replaced"
+            assert not (await operator.figures(api, 0.0, 0.0))["healthy"]
             os.kill(pid, signal.SIGCONT)
-            assert await until(api, 200) is None, "and it recovers"
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await asyncio.sleep(1.0)
+            assert (await health(api))[0] == 503, "what it says afterwards is not heard"
+            assert await health(other) == (200, None)
 
             os.kill(pid, signal.SIGKILL)
-            assert await until(api, 503) in ("the engine is about to end", "the engine is not running")
-            while (page := await operator.figures(api, 0.0, 0.0))["up"]:
+            assert await until(other, 503) in ("the engine is about to end", "the engine is not running")
+            while (page := await operator.figures(other, 0.0, 0.0))["up"]:
                 await asyncio.sleep(0.02)
             assert page["requests"] is None
-            assert await health(api) == (503, "the engine is not running")
+            assert await health(other) == (503, "the engine is not running")
 
     asyncio.run(main())
 

@@ -25,6 +25,7 @@ from benchmarks.serving_endurance import Served
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import DeviceLost
 from ridgeline.engine.engine import FAILED_STEPS
+from ridgeline.serving.processes.engine_process import StepBound
 from ridgeline.transport.messages import Cancel, Hello, Look, Submit, Welcome, decode_from_engine, encode
 from ridgeline.transport.zmq import LARGEST
 from ridgeline.worker.local import _lost
@@ -244,3 +245,15 @@ def _until(server: Served, status: int, seconds: float) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def test_a_step_may_take_as_long_as_the_steps_before_it_make_likely() -> None:
+    """A CPU that needs 0.2 s for a token may need seven minutes for a prompt, and is not taken to hang."""
+    bound = StepBound(2048, 0.0)
+    assert bound.bound >= 600, "nothing is known yet"
+    bound.note(0.2, 1)
+    assert bound.bound == pytest.approx(10 * 0.2 * 2048)
+    bound.note(51.2, 512)  # prompts are cheaper, token by token
+    bound.note(0.2, 1)
+    assert bound.bound == pytest.approx(10 * 0.1 * 2048)
+    assert StepBound(8, 120.0).bound >= 120

@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,37 @@ from ridgeline.cli.serve import prepare, read_file, serve
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.serving import ServeConfig
-from ridgeline.serving.processes import supervisor
+from ridgeline.serving.processes import keeper as keepers
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE, Server
 
+SILENCE = 3.0  # seconds
 KEY = {"Authorization": "Bearer secret"}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[float], None]]:
+    """Moves the clock of all servers of this file by so many seconds."""
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "sitecustomize.py").write_text(
+        "import os, time\n"
+        f"offset, real = {str(folder / 'offset')!r}, time.time\n"
+        "time.time = lambda: real() + float(os.path.exists(offset) and open(offset).read() or 0)\n"
+    )
+
+    def move(seconds: float) -> None:
+        (folder / "new").write_text(str(seconds))
+        (folder / "new").rename(folder / "offset")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        yield move
+
+
+@pytest.fixture(scope="module")
+def served(clock: Callable[[float], None]) -> Iterator[Served]:
     """A server with two API servers, whose processes the tests below kill."""
-    with Served("--api-server-count", "2", "--step-timeout", "1") as server:
+    with Served("--api-server-count", "2", "--hang-timeout", str(SILENCE)) as server:
         yield server
 
 
@@ -332,9 +352,9 @@ def test_no_process_outlives_the_supervisor(wait: float | None) -> None:
 
 def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
-    monkeypatch.setattr(supervisor, "back_off", lambda failures: waits.append(failures) or 0.0)
-    keeper = supervisor.Keeper("child", "ridgeline.version", lambda life: b"{}")  # a module that ends at once
-    with pytest.raises(supervisor.GaveUp, match="the child ended with code 0, 5 times in a row") as reason:
+    monkeypatch.setattr(keepers, "back_off", lambda failures: waits.append(failures) or 0.0)
+    keeper = keepers.Keeper("child", "ridgeline.version", lambda life: b"{}")  # a module that ends at once
+    with pytest.raises(keepers.GaveUp, match="the child ended with code 0, 5 times in a row") as reason:
         asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))
     assert reason.value.code == 1
     assert waits == [1, 2, 3, 4]
@@ -342,16 +362,16 @@ def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Mon
 
 def test_a_process_that_others_stand_in_for_is_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
-    monkeypatch.setattr(supervisor, "back_off", lambda failures: waits.append(failures) or 0.0)
-    keeper = supervisor.Keeper("child", "ridgeline.version", lambda life: b"{}", needless=lambda: len(waits) < 7)
+    monkeypatch.setattr(keepers, "back_off", lambda failures: waits.append(failures) or 0.0)
+    keeper = keepers.Keeper("child", "ridgeline.version", lambda life: b"{}", needless=lambda: len(waits) < 7)
     keeper.ready.set()
-    with pytest.raises(supervisor.GaveUp, match="8 times in a row"):
+    with pytest.raises(keepers.GaveUp, match="8 times in a row"):
         asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))
 
 
 def test_restarts_wait_longer_and_longer() -> None:
-    assert [supervisor.back_off(failures) for failures in range(1, 5)] == [0.0, 1.0, 2.0, 4.0]
-    assert supervisor.back_off(10_000) == supervisor.LONGEST_WAIT
+    assert [keepers.back_off(failures) for failures in range(1, 5)] == [0.0, 1.0, 2.0, 4.0]
+    assert keepers.back_off(10_000) == keepers.LONGEST_WAIT
 
 
 # ---- endurance ----------------------------------------------------------------------------------------------------
@@ -406,26 +426,61 @@ def test_a_storm_of_aborts_leaves_no_task(server: Server) -> None:
         time.sleep(0.02)
 
 
-def test_an_engine_that_stands_still_is_ill(served: Served) -> None:
-    async def freeze() -> None:
+def family(pid: int) -> list[int]:
+    """A process and all that it started, those that were started last first."""
+    return [*(each for child in endurance.children(pid) for each in family(child)), pid]
+
+
+def test_neither_a_suspended_server_nor_a_clock_that_is_moved_is_taken_to_hang(
+    served: Served, clock: Callable[[float], None]
+) -> None:
+    """All processes are stopped for longer than they may be silent, and the clock goes a day forwards and back."""
+    before = [served.engine, *served.api_servers]
+
+    async def suspend() -> None:
         client = endurance.load(served.url)
-        running = asyncio.ensure_future(endurance.ask(client, endurance.body(400)))
+        running = asyncio.ensure_future(endurance.ask(client, endurance.body(300)))
         await served.until_open(1)
-        os.kill(served.engine, signal.SIGSTOP)
-        try:
-            seen: set[int] = set()
-            deadline = time.monotonic() + PATIENCE
-            while 503 not in seen and time.monotonic() < deadline:
-                seen.add((await asyncio.to_thread(served.get, "/health"))[0])
-                await asyncio.sleep(0.05)
-            assert 503 in seen
-        finally:
-            os.kill(served.engine, signal.SIGCONT)
+        processes = family(served.process.pid)
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        clock(86_400.0)
+        await asyncio.sleep(SILENCE + 1)
+        for pid in reversed(processes):
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(0.5)
+        clock(-86_400.0)
         assert (await running).complete
-        assert (await asyncio.to_thread(served.get, "/health"))[0] == 200
+        await asyncio.sleep(1.0)
         client.close()
 
-    asyncio.run(freeze())
+    try:
+        asyncio.run(suspend())
+        assert [served.engine, *served.api_servers] == before
+        assert served.get("/health")[0] == 200
+    finally:
+        clock(0.0)
+
+
+def test_an_engine_that_stands_still_is_replaced_and_its_requests_end(served: Served) -> None:
+    async def freeze() -> str:
+        client = endurance.load(served.url)
+        running = asyncio.ensure_future(endurance.ask(client, endurance.body(2000)))
+        await served.until_open(1)
+        os.kill(stopped, signal.SIGSTOP)
+        outcome = await asyncio.wait_for(running, PATIENCE)
+        status, told = await asyncio.to_thread(served.get, "/health")
+        assert (status, b"replaced" in told) in ((503, True), (200, False))
+        client.close()
+        return str(outcome.stream.failure)
+
+    stopped = served.engine
+    assert "no sign of life for" in asyncio.run(freeze())
+    deadline = time.monotonic() + PATIENCE
+    while served.get("/health")[0] != 200 or stopped in served.engines:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert gone(stopped)
 
 
 def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> None:
