@@ -105,6 +105,8 @@ def save(family: str, folder: Path) -> Path:
     tokenizer(family).save(str(folder / "tokenizer.json"))
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": POSITIONS, **special}
+    types = ["token_type_ids"] if family.startswith("bert") else []
+    settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -131,15 +133,25 @@ def sentence_folder(
     *,
     dense: bool = False,
     normalize: bool = True,
-    longest: int = POSITIONS,
+    longest: int | None = POSITIONS,
     prompts: dict[str, str] | None = None,
+    version: int = 5,
+    lower: bool = False,
 ) -> Path:
-    """Save a family as sentence-transformers does, with this kind of pooling."""
+    """Save a family as this version of sentence-transformers does, with this kind of pooling.
+
+    longest: tokens to which it cuts its inputs; None: none is said beside the tokenizer's.
+    lower: texts are made small first.
+    """
     save(family, folder)
     (folder / "1_Pooling").mkdir()
     kinds = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    pooling = {"word_embedding_dimension": 32} | {f"pooling_mode_{kind}": kind.startswith(mode) for kind in kinds}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    pooling: dict[str, Any]
+    if version < 6:
+        pooling = {"word_embedding_dimension": 32} | {f"pooling_mode_{kind}": kind.startswith(mode) for kind in kinds}
+    else:
+        pooling = {"embedding_dimension": 32, "pooling_mode": mode.removesuffix("_token").removesuffix("_tokens")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": True}))
     names = [("", "Transformer"), ("1_Pooling", "Pooling")]
     if dense:
         names.append(("2_Dense", "Dense"))
@@ -154,14 +166,35 @@ def sentence_folder(
         names.append((f"{len(names)}_Normalize", "Normalize"))
         (folder / names[-1][0]).mkdir()
     listed = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.{_room(kind, version)}.{kind}"}
         for index, (path, kind) in enumerate(names)
     ]
     (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest, "do_lower_case": False}))
+    _save_settings(folder, version, longest, lower)
     settings = {"prompts": prompts or {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     return folder
+
+
+def _room(kind: str, version: int) -> str:
+    """Return the package of a kind of module."""
+    if version < 6:
+        return "models"
+    return f"sentence_transformer.modules.{kind.lower()}" if kind == "Pooling" else f"base.modules.{kind.lower()}"
+
+
+def _save_settings(folder: Path, version: int, longest: int | None, lower: bool) -> None:
+    """Write what each version keeps of its first module. From 6 on (in fact from 5.4) the limit is the tokenizer's."""
+    if version < 6:
+        settings: dict[str, Any] = {"max_seq_length": longest, "do_lower_case": lower}
+    else:
+        text = {"method": "forward", "method_output_name": "last_hidden_state"}
+        settings = {"transformer_task": "feature-extraction", "modality_config": {"text": text}}
+        settings |= {"module_output_name": "token_embeddings", **({"do_lower_case": True} if lower else {})}
+        if longest is not None:
+            file = folder / "tokenizer_config.json"
+            file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": longest}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ float32 on vectors of length 1 and on probabilities: 1e-5 is a hundred roundings
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from ridgeline import LLM, PoolingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
 from ridgeline.text.pooled import RERANKER_BEGIN, RERANKER_END
+from ridgeline.weights.loader import read_model_config
 from tests import pooled_models
 from tests.pooled_models import CLASSIFIERS, DECODERS, DENSE, ENCODERS, POSITIONS
 
@@ -185,19 +187,88 @@ def test_folders_of_sentence_transformers_give_its_vectors(
 
 
 @pytest.mark.clients
+@pytest.mark.parametrize("version", [5, 6])
 @pytest.mark.parametrize(("family", "mode"), [("bert", "mean_tokens"), ("qwen3", "lasttoken")])
-def test_vectors_are_those_of_sentence_transformers(family: str, mode: str, tmp_path: Path, open_llm) -> None:
+def test_vectors_are_those_of_sentence_transformers(
+    family: str, mode: str, version: int, tmp_path: Path, open_llm
+) -> None:
+    """Of texts that it cuts and writes small, too, and of a folder that the version at hand saves itself."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    dense = family == "bert"
-    path = pooled_models.sentence_folder(family, tmp_path / "model", mode, dense=dense, prompts={"query": "what is "})
-    theirs, llm = library.SentenceTransformer(str(path), device="cpu"), open_llm(path)
-    for name in (None, "query"):
-        got = [result.outputs.embedding for result in llm.embed(TEXTS, prompt_name=name, use_tqdm=False)]
-        near(got, torch.from_numpy(theirs.encode(TEXTS, prompt_name=name)))
+    written = {"dense": family == "bert", "prompts": {"query": "what is "}, "version": version}
+    path = pooled_models.sentence_folder(family, tmp_path / "model", mode, **written, longest=6, lower=True)
+    theirs = library.SentenceTransformer(str(path), device="cpu")
+    theirs.save(str(tmp_path / "saved"))
+    for folder in (path, tmp_path / "saved"):
+        llm, texts = open_llm(folder), [*TEXTS, "PARIS Is the lazy dog again and again"]
+        for name in (None, "query"):
+            results = llm.embed(texts, prompt_name=name, truncate_prompt_tokens=-1, use_tqdm=False)
+            near([each.outputs.embedding for each in results], torch.from_numpy(theirs.encode(texts, prompt_name=name)))
+            assert max(len(each.prompt_token_ids) for each in results) == 6
 
 
-def test_a_prompt_ends_where_sentence_transformers_cuts_it(tmp_path: Path, open_llm) -> None:
-    path = pooled_models.sentence_folder("bert", tmp_path / "model", "mean_tokens", longest=6)
+@pytest.mark.clients
+def test_scores_are_those_of_a_cross_encoder_that_the_library_saves(tmp_path: Path, folder, open_llm) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    path = str(folder("bert_reranker"))
+    for name, options in (("plain", {}), ("raw", {"activation_fn": torch.nn.Identity(), "max_length": 9})):
+        theirs = library.CrossEncoder(path, device="cpu", **options)
+        theirs.save_pretrained(str(tmp_path / name))
+        params = PoolingParams(truncate_prompt_tokens=-1)
+        results = open_llm(tmp_path / name).score(TEXTS[0], DOCUMENTS, pooling_params=params, use_tqdm=False)
+        want = torch.from_numpy(theirs.predict([(TEXTS[0], each) for each in DOCUMENTS]))
+        near([each.outputs.score for each in results], want)
+
+
+NAME, TOKENIZER = "sentence_bert_config.json", {"tokenizer_config.json": {"model_max_length": 20}}
+
+
+@pytest.mark.parametrize(
+    ("files", "longest"),
+    [
+        ({NAME: {"max_seq_length": 8, "do_lower_case": False}}, 8),
+        ({"sentence_xlm-roberta_config.json": {"max_seq_length": 9}, **TOKENIZER}, 9),
+        ({NAME: {"max_seq_length": None}, **TOKENIZER}, 20),
+        ({NAME: {"transformer_task": "feature-extraction"}, **TOKENIZER}, 20),
+        ({NAME: {"tokenizer_args": {"model_max_length": 7}, "max_seq_length": 8}}, 7),
+        ({NAME: {"processor_kwargs": {"model_max_length": 7}}, **TOKENIZER}, 7),
+        ({NAME: {"processing_kwargs": {"text": {"max_length": 5}}, "max_seq_length": 8}}, 5),
+        ({NAME: {"processing_kwargs": [1], "max_seq_length": -1}}, POSITIONS),
+        ({"tokenizer_config.json": {"model_max_length": 10**30}}, POSITIONS),
+        ({"tokenizer_config.json": {"model_max_length": "many"}}, POSITIONS),
+    ],
+    ids=str,
+)
+def test_the_longest_text_is_that_of_any_version_of_sentence_transformers(
+    files: dict[str, Any], longest: int, tmp_path: Path
+) -> None:
+    path = pooled_models.sentence_folder("bert", tmp_path / "model", "mean_tokens")
+    (path / "sentence_bert_config.json").unlink()
+    (path / "tokenizer_config.json").unlink()
+    for name, content in files.items():
+        (path / name).write_text(json.dumps(content))
+    assert read_model_config(path).spec.max_position_embeddings == longest
+
+
+@pytest.mark.parametrize("version", [3, 6])
+def test_texts_are_made_small_where_sentence_transformers_does_so(version: int, tmp_path: Path, open_llm) -> None:
+    path = pooled_models.sentence_folder("bert", tmp_path / "model", "mean_tokens", version=version, lower=True)
+    small, large = open_llm(path).embed([TEXTS[0], TEXTS[0].upper()], use_tqdm=False)
+    assert small.prompt_token_ids == large.prompt_token_ids == pooled_models.tokenizer("bert").encode(TEXTS[0]).ids
+
+
+def test_a_cross_encoders_own_file_says_what_makes_probabilities(tmp_path: Path, open_llm) -> None:
+    """As sentence-transformers writes it from 5.4 on; tests/models/pooled_configs.py has the older form."""
+    path = pooled_models.save("bert_reranker", tmp_path)
+    written = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(written))
+    [result] = open_llm(path).score(TEXTS[0], DOCUMENTS[0], use_tqdm=False)
+    pair = pooled_models.tokenizer("bert_reranker").encode(TEXTS[0], DOCUMENTS[0])
+    near([result.outputs.score], pooled_models.logits(model("bert_reranker"), pair.ids, pair.type_ids))
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_prompt_ends_where_sentence_transformers_cuts_it(version: int, tmp_path: Path, open_llm) -> None:
+    path = pooled_models.sentence_folder("bert", tmp_path / "model", "mean_tokens", longest=6, version=version)
     llm = open_llm(path)
     with pytest.raises(InvalidRequest, match=r"prompt has 17 tokens and the model takes 6; shorten it"):
         llm.embed(TEXTS[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.text.arguments import short
@@ -22,6 +22,7 @@ from ridgeline.text.tiktoken_tokenizer import add_reserved_tokens, tiktoken_back
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
 from ridgeline.weights.formats.sentencepiece_file import read_sentencepiece
+from ridgeline.weights.modules import lowers_case
 
 STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model")  # a folder's tokenizer is the first that is there
@@ -98,6 +99,9 @@ class Tokenizer:
             backend = _load_backend(folder / kind)
         if "added_tokens_decoder" not in config:  # older folders keep the names in a file of their own
             config |= read_json(folder / "special_tokens_map.json")
+        if lowers_case(folder):
+            rest = [] if backend.normalizer is None else [backend.normalizer]
+            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         try:
             if kind == "tiktoken.model":

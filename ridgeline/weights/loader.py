@@ -36,7 +36,7 @@ from ridgeline.weights.folder import resolve_model as resolve_model
 from ridgeline.weights.formats.gguf_file import is_gguf, read_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import ROPE_FACTORS, gguf_model_config, gguf_weights
-from ridgeline.weights.modules import read_modules, token_id
+from ridgeline.weights.modules import cross_encoder, read_modules, token_id
 from ridgeline.weights.quantized.config import folder_method, method_of, quantization_config
 from ridgeline.weights.quantized.kv_scales import KV_SCALES, cached_as, check_kv_scales, kv_scale_places
 from ridgeline.weights.quantized.piece import Method, Stored
@@ -79,7 +79,8 @@ def read_model_config(
             raise InvalidConfig("hf_overrides change config.json, and a GGUF file has none; leave them out.")
         model, config = gguf_model_config(folder), dict[str, Any]()
     else:
-        config = merged(read_json(folder / "config.json", required=True), overrides or {})
+        config = merged(read_json(folder / "config.json", required=True), cross_encoder(folder))
+        config = merged(config, overrides or {})
         model = model_config(config, read_json(folder / "generation_config.json"))
     return pooled(
         model, config, read_modules(folder), runner=runner, convert=convert, token_id=partial(token_id, folder)

@@ -13,7 +13,7 @@ from ridgeline.models.pooling import DenseModule, Modules
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import bounded_text, read_json
 
-_SETTINGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
+_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
 
 def read_modules(folder: Path) -> Modules | None:
@@ -64,6 +64,27 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     return found, default if isinstance(default, str) and default in found else None
 
 
+def transformer_settings(folder: Path) -> dict[str, Any]:
+    """Return what sentence-transformers keeps of its first module, in a file that is named after a family; {} without
+    such a file."""
+    if is_gguf(folder):
+        return {}
+    found = (read_json(folder / f"sentence_{family}_config.json") for family in _FAMILIES)
+    return next(filter(None, found), {})
+
+
+def lowers_case(folder: Path) -> bool:
+    """Return whether sentence-transformers makes small letters of a text before the tokenizer sees it."""
+    return (folder / "modules.json").exists() and transformer_settings(folder).get("do_lower_case") is True
+
+
+def cross_encoder(folder: Path) -> dict[str, Any]:
+    """Return what a cross-encoder keeps beside its config.json as entries of that file, where older ones have them:
+    what makes probabilities of its scores."""
+    function = read_json(folder / "config_sentence_transformers.json").get("activation_fn")
+    return {} if function is None else {"sentence_transformers": {"activation_fn": function}}
+
+
 def token_id(folder: Path, text: str) -> int | None:
     """Return the id of a token by its text, or None."""
     model = read_json(folder / "tokenizer.json").get("model")
@@ -89,9 +110,25 @@ def _listed(folder: Path) -> list[tuple[str, str]] | None:
 
 
 def _longest(folder: Path) -> int | None:
-    """Return `max_seq_length`, the tokens to which sentence-transformers cuts its inputs."""
-    for name in _SETTINGS:
-        value = read_json(folder / name).get("max_seq_length")
+    """Return the tokens to which sentence-transformers cuts its inputs. Up to version 5.3 it writes `max_seq_length`
+    beside its settings; later versions change the tokenizer's `model_max_length`, which all versions go by where
+    nothing else is said."""
+    settings, of_tokenizer = transformer_settings(folder), "model_max_length"
+    for value in (
+        _within(settings, "processing_kwargs", "text").get("max_length"),
+        _within(settings, "processor_kwargs").get(of_tokenizer),
+        _within(settings, "tokenizer_args").get(of_tokenizer),
+        settings.get("max_seq_length"),
+        read_json(folder / "tokenizer_config.json").get(of_tokenizer),
+    ):
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
+
+
+def _within(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Return the object of that name inside of others, or an empty one."""
+    found: Any = settings
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
