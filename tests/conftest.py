@@ -38,7 +38,8 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
     interpreter.patch_once()
 
 collect_ignore: list[str] = []
-if find_spec("msgspec") is None or find_spec("zmq") is None:  # without the server's packages the engine is tested alone
+# Without the packages of the server and of its clients the engine is tested alone.
+if any(find_spec(name) is None for name in ("msgspec", "zmq", "fastapi", "httpx", "openai", "httpx2")):
     collect_ignore += ["serving", "deploy", "bench/serving/test_load.py"]
 if find_spec("matplotlib") is None:  # training plots its loss
     collect_ignore += ["training"]

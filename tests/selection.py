@@ -68,12 +68,12 @@ def part_of(items: list[pytest.Item], part: str) -> set[Path]:
 class Resumed:
     """Leaves out the tests that a file lists as passed, and lists those that pass."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, *, writes: bool) -> None:
+        self.file, self.writes = file, writes  # of several processes the one that leads writes for all
         self.passed = set(file.read_text().splitlines()) if file.exists() else set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
+        if self.writes and report.when == "call" and report.passed:
             with self.file.open("a") as file:
                 file.write(report.nodeid + "\n")
 
@@ -85,7 +85,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 def configure(config: pytest.Config) -> None:
     if (file := config.getoption("--resume")) is not None:
-        config.pluginmanager.register(Resumed(file), "resumed")
+        config.pluginmanager.register(Resumed(file, writes=not hasattr(config, "workerinput")), "resumed")
 
 
 def deselected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:

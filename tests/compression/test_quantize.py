@@ -309,16 +309,18 @@ def test_a_decoder_is_left_as_it_was_by_measuring(source: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scheme", ["fp8", "fp8-block", "w8a8", "w4a16", "nf4", "mxfp4", "nvfp4"])
-def test_a_gpu_makes_what_a_cpu_makes(scheme: str, source: Path, tmp_path: Path) -> None:
+def test_a_gpu_makes_as_good_a_model_as_a_cpu(scheme: str, source: Path, tmp_path: Path) -> None:
+    """GPTQ carries each rounding on to the columns behind it, so the last digit of a sum may move many weights.
+
+    Noise of 3e-7 in a Hessian moved 18 % of mxfp4's here and 13 % of fp8's; the logits' squared error changed by 1 %.
+    """
     config = MakeConfig(schemes=(scheme,), method="gptq", group=32)
+    plain = dense_logits(load(source), IDS)
     ours, theirs = (
         quantized(source, config, documents=["a = 1\n" * 400], count=4, length=32, device=torch.device(device))
         for device in ("cuda", "cpu")
     )
-    for name, each in theirs.outcome.made.items():
-        got, want = ours.outcome.made[name].form.dequantized().cpu(), each.form.dequantized()
-        moved = ((got - want).abs() > 1e-6).float().mean()
-        # E4M3's numbers lie close together near zero, where another order of summation moves more of them
-        assert moved < (0.15 if scheme == "fp8" else 0.05), "more than a few weights lie between two numbers"
     folders.write(ours, tmp_path / "made", progress=silent)
     assert load(tmp_path / "made")
+    error, want = ((dense_logits(each.decoder.cpu(), IDS) - plain).pow(2).mean() for each in (ours, theirs))
+    assert 0.97 < error / want < 1.03

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("msgspec")
 pytest.importorskip("triton")
@@ -56,3 +57,24 @@ def test_no_bit_depends_on_what_runs_beside_a_request_on_two_ranks(
         assert own.engine.scheduler.preemptions.total() > 0
         assert max(len(result.tokens_RK) for result in own.results) >= min(number - 1, 6)
     assert report(order, alone, together) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_no_bit_depends_on_what_runs_beside_a_request_on_two_gpus(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 2,
+        "deterministic": True,
+        "debug_checks": False,
+        "max_model_len": 1024,
+        "kv_cache_memory": 1 << 28,
+    }
+    folder = save_model(tmp_path)
+    with rig(folder, **options, max_num_seqs=2, max_num_batched_tokens=2048, enable_prefix_caching=False) as own:
+        alone = one_by_one(own, mixed_requests(64))
+    with rig(folder, **options, max_num_seqs=64, max_num_batched_tokens=777) as own:
+        together = arriving(own, mixed_requests(64), 9, preempting=True)
+        assert own.engine.scheduler.preemptions.total() > 0
+    assert report(mixed_requests(64), alone, together) == []
