@@ -33,6 +33,10 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
     wanted = choices.config.enable_sleep_mode and choices.device.type == "cuda"
     sleep = SleepMemory(choices.device) if wanted else None
+    if choices.device.type != "cpu":
+        from ridgeline.worker.kernel_cache import keep_without_room  # here, because it needs Triton
+
+        keep_without_room()
     decoder, draft, memory = _load(choices, progress, sleep)
     return LocalWorker(_run_on(decoder, draft, memory, choices, progress, sleep), choices.mesh.stamps), memory
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ridgeline.core.lacking import lacking
+
 
 class RequestFailed(Exception):
     """A request that failed.
@@ -74,3 +76,16 @@ class EngineFailed(RequestFailed):
     """The engine ended this request with an error of its own."""
 
     code = "engine_error"
+
+
+class NoRoom(RequestFailed):
+    """What the request needs cannot be stored, or the machine lacks something else that it counts."""
+
+    status, kind, code = 507, "insufficient_storage", "storage_full"
+
+
+def lack_of(error: BaseException) -> NoRoom | None:
+    """Return the failure of a request where the system lacks room, or None if this error is another."""
+    if (what := lacking(error)) is None:
+        return None
+    return NoRoom(f"the server has no room for this now: {what}; try again later.", retry_after=30)

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from ridgeline.core.lacking import lacking
 from ridgeline.serving.batches.lines import (
     ENDPOINTS,
     Asked,
@@ -31,7 +32,7 @@ from ridgeline.serving.batches.lines import (
     read_line,
 )
 from ridgeline.serving.batches.records import Batch, Counts, Mistake, Status, StoredFile, Usage, new_id
-from ridgeline.serving.batches.store import Store
+from ridgeline.serving.batches.store import Store, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +85,16 @@ class Runner:
         swept = 0.0
         try:
             while True:
-                if time.monotonic() - swept > SWEEP:
-                    swept = time.monotonic()
-                    await asyncio.to_thread(self.store.sweep)
-                await self._start_some()
+                try:
+                    if time.monotonic() - swept > SWEEP:
+                        swept = time.monotonic()
+                        await asyncio.to_thread(self.store.sweep)
+                    await self._start_some()
+                except OSError as error:
+                    if lacking(error) is None:
+                        raise
+                    logger.error("batches wait: %s", error)
+                    await asyncio.sleep(5 * PAUSE)
                 await asyncio.sleep(LOOK)
         finally:
             for task in self._running.values():
@@ -137,22 +144,44 @@ class Work:
         self._folder = runner.store.batches / batch.id
         self._done: set[bytes] = set()
         self._stop: Status | None = None  # why no more lines are run
-        self._broken = asyncio.Event()  # set once an outcome could not be written
+        self._broken: OSError | None = None  # why an outcome could not be written
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Bring the batch to its end, and wait a while where something of the machine fails, to be tried again."""
         try:
+            await self._run_or_fail()
+        except Exception as error:
+            if lacking(error) is not None:
+                logger.error("the batch %s waits: %s", self.batch.id, error)
+                await self._wait_for_room(error)
+                return
+            logger.exception("the batch %s stopped and is tried again", self.batch.id)
+            await asyncio.sleep(5 * PAUSE)
+
+    async def _run_or_fail(self) -> None:
+        try:
             await self._run()
         except FileNotFoundError as error:
             self.batch.errors = [Mistake("input_lost", f"The server has lost a file of this batch: {error}.")]
             await self._end("failed")
-        except Exception:
-            logger.exception("the batch %s stopped and is tried again", self.batch.id)
+
+    async def _wait_for_room(self, error: BaseException) -> None:
+        """Wait until the disk can be written again, and let the client know meanwhile. No line runs in vain."""
+        what = lacking(error)
+        while what is not None:
+            await asyncio.to_thread(self._store.tell, self.batch, waiting(what))
             await asyncio.sleep(5 * PAUSE)
+            what = None
+            try:
+                await asyncio.to_thread(self._store.check_disk)
+            except OSError as still:
+                what = lacking(still)
+        await asyncio.to_thread(self._store.tell, self.batch, None)
 
     async def _run(self) -> None:
         batch = self.batch
+        await asyncio.to_thread(self._store.tell, batch, None)  # a runner may have died while it waited
         if batch.in_progress_at is None and not await self._validate():
             return
         async with self._files() as (outputs, errors):
@@ -208,7 +237,7 @@ class Work:
         try:
             async for asked in self._lines():
                 await self._runner.places.acquire()
-                if self._stop is not None or self._broken.is_set():
+                if self._stop is not None or self._broken is not None:
                     self._runner.places.release()
                     break
                 task = asyncio.create_task(self._place(asked, outputs, errors))
@@ -222,8 +251,8 @@ class Work:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-        if self._broken.is_set():
-            raise OSError("an outcome could not be written; is the disk full?")
+        if self._broken is not None:
+            raise self._broken
         if self._stop == "expired":
             await self._expire(errors)
 
@@ -291,9 +320,8 @@ class Work:
         try:
             (outputs if good else errors).add(outcome)
             self._done.add(digest_of(asked.custom_id))
-        except OSError:
-            logger.exception("the outcome of a line of batch %s cannot be written", self.batch.id)
-            self._broken.set()
+        except OSError as error:
+            self._broken = error
 
     def _leave(self, task: asyncio.Task[None]) -> None:
         """Give the place of a line to another one. A task that is cancelled before its first step runs no `finally` of
@@ -332,9 +360,8 @@ class Work:
         """Write down the progress, and end the batch when it is cancelled or its time is over."""
         try:
             await self._watched(outputs, errors)
-        except OSError:
-            logger.exception("the progress of batch %s cannot be written", self.batch.id)
-            self._broken.set()
+        except OSError as error:
+            self._broken = error
         for task in self._tasks:
             task.cancel()
 

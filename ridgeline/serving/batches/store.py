@@ -1,7 +1,7 @@
 """Files and batches in a folder that survives the server. Any number of processes may use it at once.
 
     files/file-…/    content, file.json
-    batches/batch_…/ batch.json, input (another name of the file), cancel, output.jsonl, errors.jsonl
+    batches/batch_…/ batch.json, input (another name of the file), cancel, output.jsonl, errors.jsonl, note
     partial/         whatever is being made: a folder moves to its place once it is complete
     runner           locked by the process that runs the batches, which alone writes to those there are
 
@@ -10,23 +10,27 @@ Nothing is read into memory but records of a few kilobytes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.serving.batches.records import Batch, StoredFile, new_id
-from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.core.lacking import READ_ONLY
+from ridgeline.serving.batches.records import Batch, Mistake, StoredFile, new_id
+from ridgeline.serving.errors import BadRequest, NoRoom
 
 MOST_ENTRIES = 20_000  # files, and batches
 KEPT = 30 * 86_400  # seconds that files are kept by default, and batches that have ended
+NOTE = 1 << 10  # bytes for a note that a batch's runner leaves, which are there before the disk is full
+PROBE = 64 << 10  # bytes that can be written where there is room again
 ABANDONED = 3_600  # seconds without a change after which nobody is making a folder any more
 
 _Record = TypeVar("_Record")
@@ -36,8 +40,8 @@ class NoSuchEntry(BadRequest):
     status, code = 404, "not_found"
 
 
-class StoreFull(RequestFailed):
-    status, kind, code = 507, "insufficient_storage", "storage_full"
+class StoreFull(NoRoom):
+    """Files have as many bytes as they may."""
 
 
 class Store:
@@ -74,12 +78,34 @@ class Store:
         entries = self._check_room(size)
         if entries >= MOST_ENTRIES:
             raise StoreFull(f"there are {entries} files, of at most {MOST_ENTRIES}; delete some.")
+        with self._made() as folder:
+            path = folder / "content"
+            with open(path, "xb") as file:
+                file.truncate(size)
+        return path
+
+    @contextmanager
+    def _made(self) -> Iterator[Path]:
+        """Make a folder, of which nothing is left if the body fails."""
         folder = self._partial / new_id("new-")
         folder.mkdir()
-        path = folder / "content"
-        with open(path, "xb") as file:
-            file.truncate(size)
-        return path
+        try:
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def check_disk(self) -> None:
+        """Raise OSError while the disk has no room."""
+        probe = self._partial / new_id("probe-")
+        try:
+            with open(probe, "xb", buffering=0) as file:
+                file.write(bytes(PROBE))
+                os.fsync(file.fileno())
+            if probe.stat().st_size < PROBE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            probe.unlink(missing_ok=True)
 
     def reserve(self, path: Path, size: int) -> None:
         """Let a file that was begun have `size` bytes, which count at once. Raise StoreFull if there is no room."""
@@ -149,15 +175,14 @@ class Store:
         """Add a batch with this input, which stays there for it even if the file is deleted."""
         if len(os.listdir(self.batches)) >= MOST_ENTRIES:
             raise StoreFull(f"there are {MOST_ENTRIES} batches, as many as are kept; try again in some days.")
-        folder = self._partial / new_id("new-")
-        folder.mkdir()
-        try:
-            os.link(content, folder / "input")
-        except FileNotFoundError:
-            shutil.rmtree(folder)
-            raise NoSuchEntry(f"No such File object: {batch.input_file_id}", param="input_file_id") from None
-        _write(folder / "batch.json", batch)
-        os.rename(folder, self.batches / batch.id)
+        with self._made() as folder:
+            try:
+                os.link(content, folder / "input")
+            except FileNotFoundError:
+                raise NoSuchEntry(f"No such File object: {batch.input_file_id}", param="input_file_id") from None
+            (folder / "note").write_bytes(b" " * NOTE)
+            _write(folder / "batch.json", batch)
+            os.rename(folder, self.batches / batch.id)
         _settle(self.batches)
         return batch
 
@@ -174,7 +199,21 @@ class Store:
         if when is not None and not found.final:
             found.cancelling_at = when
             found.status = "cancelling"
+        if not found.final and (note := self._note(name)) is not None:
+            found.errors = [*found.errors, note]
         return found
+
+    def tell(self, batch: Batch, note: Mistake | None) -> None:
+        """Let a batch's client know what keeps it from going on, or that nothing does. That takes no room on the disk,
+        because the note is as long as it was."""
+        said = b"" if note is None else msgspec.json.encode(note)
+        with suppress(OSError), open(self.batches / batch.id / "note", "r+b", buffering=0) as file:
+            file.write(said.ljust(NOTE))
+
+    def _note(self, name: str) -> Mistake | None:
+        if os.statvfs(self.root).f_flag & os.ST_RDONLY:  # where no note can be written
+            return waiting(READ_ONLY)
+        return _read(self.batches / name / "note", Mistake)
 
     def names(self) -> list[str]:
         """Return the ids of all batches, the newest first."""
@@ -202,14 +241,13 @@ class Store:
     def publish(self, batch: Batch, lines: Path, record: StoredFile) -> None:
         """Make a batch's lines a file of its client's. It may be done twice, as after a death in between."""
         if not (self.files / record.id).exists():
-            folder = self._partial / new_id("new-")
-            folder.mkdir()
-            os.link(lines, folder / "content")
-            self.add(folder / "content", record)
+            with self._made() as folder:
+                os.link(lines, folder / "content")
+                self.add(folder / "content", record)
 
     def clear(self, batch: Batch) -> None:
         """Remove what a batch that has ended needs no more."""
-        for name in ("input", "output.jsonl", "errors.jsonl"):
+        for name in ("input", "output.jsonl", "errors.jsonl", "note"):
             (self.batches / batch.id / name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
@@ -238,6 +276,11 @@ class Store:
         shutil.rmtree(gone, ignore_errors=True)
 
 
+def waiting(lacks: str) -> Mistake:
+    """Return what a batch's client is told while the server cannot write. lacks: as `core.lacking` has it."""
+    return Mistake("storage_full", f"The batch waits, because the server has no room: {lacks}. It goes on by itself.")
+
+
 def _expired(record: StoredFile) -> bool:
     return record.expires_at is not None and record.expires_at <= time.time()
 
@@ -257,11 +300,11 @@ def _write(path: Path, value: object, *, new: bool = False) -> None:
     """Write a file that is there whole or not at all, whenever the machine stops. `new` raises FileExistsError if it is
     there already."""
     draft = path.with_name(new_id(f".{path.name}-"))
-    with open(draft, "xb") as file:
-        file.write(msgspec.json.encode(value))
-        file.flush()
-        os.fsync(file.fileno())
     try:
+        with open(draft, "xb") as file:
+            file.write(msgspec.json.encode(value))
+            file.flush()
+            os.fsync(file.fileno())
         if new:
             os.link(draft, path)
         else:

@@ -54,6 +54,7 @@ CODES = {
     499: grpc.StatusCode.ABORTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
@@ -158,7 +159,7 @@ async def _answering(context: Context) -> AsyncIterator[None]:
 async def _abort(context: Context, failure: RequestFailed) -> None:
     code = CODES.get(failure.status, grpc.StatusCode.INTERNAL)
     told = {ID: request_id_of(context), "type": failure.kind, "param": failure.param, "code": failure.code}
-    if failure.status in (429, 503):
+    if failure.status in (429, 503, 507):
         wait = failure.retry_after or RETRY_AFTER
         told |= {"retry-after": str(wait), PUSHBACK: str(1000 * wait)}
     metadata = tuple((name, _printable(value)) for name, value in told.items() if value)

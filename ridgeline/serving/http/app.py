@@ -50,7 +50,7 @@ def create_app(api: ApiServer) -> FastAPI:
     for name in OPTIONAL:
         if find_spec(name) is not None:
             app.include_router(import_module(name).router(api))
-    for kind in (RequestFailed, InvalidRequest, HTTPException, RequestValidationError, ClientGone, Exception):
+    for kind in (RequestFailed, InvalidRequest, HTTPException, RequestValidationError, ClientGone, OSError, Exception):
         app.add_exception_handler(kind, _answer)
     app.openapi = partial(describe, app, with_keys=bool(api.config.api_key))  # type: ignore[method-assign]
     return app

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.serving.errors import BadRequest, RequestFailed, Unavailable
+from ridgeline.serving.errors import BadRequest, RequestFailed, Unavailable, lack_of
 from ridgeline.serving.http.paths import is_anthropics, is_kserve, route_path
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,9 @@ def failure_of(error: BaseException) -> RequestFailed:
         return BadRequest(str(error), param=error.param)
     if isinstance(error, HTTPException):
         return RouteFailure(error.status_code, f"{error.detail}.", dict(error.headers or {}))
+    if (lack := lack_of(error)) is not None:
+        logger.error("a request found no room: %s", error)
+        return lack
     logger.error("a request failed inside the server", exc_info=error)
     return RequestFailed("the server failed on this request; its log says more.")
 

@@ -207,7 +207,8 @@ class Keeper:
                 if said.startswith(MISTAKEN):
                     self._mistake = said.removeprefix(MISTAKEN)
                 if not said.startswith(MISTAKEN) or self.ready.is_set():
-                    print(said, file=sys.stderr)
+                    with suppress(OSError):  # such as a full disk, which must not end what listens
+                        print(said, file=sys.stderr)
 
 
 def _same_path() -> list[str]:

@@ -17,7 +17,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,8 @@ class Supervisor:
             await asyncio.wait({again, drained}, return_when=asyncio.FIRST_COMPLETED)
             return 0 if drained.done() else 128 + again.result()
         except GaveUp as reason:
-            print(f"ridgeline: {reason}", file=sys.stderr)
+            with suppress(OSError):
+                print(f"ridgeline: {reason}", file=sys.stderr)
             if any(engine.ready.is_set() for engine in engines):
                 await self._answer_all([lives[api] for api in api_servers], api_servers)
             return reason.code
@@ -263,7 +264,8 @@ class Supervisor:
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
         if not self.quiet:
-            print(f"Ready: {', '.join(self.names)} at {urls}", flush=True)
+            with suppress(OSError):  # such as a full disk
+                print(f"Ready: {', '.join(self.names)} at {urls}", flush=True)
         for model, defaults in zip(self._models, self._defaults, strict=True):
             if told := str(defaults):
                 whose = f" of {model.names[0]}" if len(self._models) > 1 else ""

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -402,6 +403,31 @@ def test_a_storm_of_aborts_leaves_nothing_behind(served: Served) -> None:
         if max(grown := more(before, 5.0)) <= 1:
             return
     pytest.fail(f"the fourth storm left {grown} descriptors open")
+
+
+def test_a_server_whose_descriptors_are_used_up_lives_and_accepts_again(served: Served) -> None:
+    """Each process in turn may open nothing more for a while, and clients come all the same."""
+    processes = [served.process.pid, served.engine, *served.api_servers]
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    for limited in (processes[2:], processes[:1], processes[1:2]):
+        before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in limited}
+        for pid, (_, most) in before.items():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, most))
+        clients = [socket.create_connection(address, timeout=PATIENCE) for _ in range(20)]
+        time.sleep(0.3)
+        for client in clients:
+            client.close()
+        for pid, limit in before.items():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+        assert asyncio.run(one_answer(served))
+    assert [served.process.pid, served.engine, *served.api_servers] == processes
+
+
+async def one_answer(server: Served) -> bool:
+    client = endurance.load(server.url)
+    outcome = await asyncio.wait_for(endurance.ask(client, endurance.body(4)), PATIENCE)
+    client.close()
+    return outcome.complete
 
 
 def test_a_storm_of_aborts_leaves_no_task(server: Server) -> None:
