@@ -1,4 +1,4 @@
-"""What the system lacks when it refuses to store something. Nothing is wrong with the request, nor with the program."""
+"""The errors by which a system says that it has no room. Nothing is wrong with the request, nor with the program."""
 
 from __future__ import annotations
 

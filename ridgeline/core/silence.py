@@ -1,4 +1,4 @@
-"""How long a process has given no sign of life, as far as that is the process's own fault.
+"""Clocks that tell how long a process has given no sign of life, as far as that is its own fault.
 
 A process that is stopped, or waits for what never comes, hangs. One that has no core to run on does not, and neither
 does one whose watcher stood still as well: a laptop that was closed, a group of processes that was suspended.
@@ -27,8 +27,8 @@ class Laps:
 
 
 class Silence:
-    """How many seconds ago one process gave a sign of life, as `Laps` counts, but for the time in which a thread of it
-    was ready to run and got no core."""
+    """The seconds since one process gave a sign of life, as `Laps` counts them. Those in which one of its threads was
+    ready to run and got no core do not count."""
 
     def __init__(self, pid: int, period: float, now: Callable[[], float] = time.monotonic) -> None:
         """period: seconds between looks, as planned. Looks between them only take signs of life."""

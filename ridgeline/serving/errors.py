@@ -79,7 +79,7 @@ class EngineFailed(RequestFailed):
 
 
 class NoRoom(RequestFailed):
-    """What the request needs cannot be stored, or the machine lacks something else that it counts."""
+    """The system has no room for what the request needs (`core.lacking`), or a bound of the server's is reached."""
 
     status, kind, code = 507, "insufficient_storage", "storage_full"
 

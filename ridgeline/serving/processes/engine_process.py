@@ -484,7 +484,7 @@ class EngineHost:
 
 
 class StepBound:
-    """How long a step may take. What is known of that are the steps so far: a CPU may need minutes for a long prompt.
+    """The bound on a step's time. What is known of it are the steps so far: a CPU may need minutes for a long prompt.
 
     bound: in seconds, as `Pulse.turn` takes it. The supervisor's own is in force where that is longer.
     """

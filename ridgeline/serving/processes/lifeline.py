@@ -33,7 +33,7 @@ def read_settings() -> bytes:
 
 
 class Parent:
-    """What the parent says after the settings. It has news for those that send requests to engines."""
+    """The parent, as far as it speaks after the settings. It has news for those that send requests to engines."""
 
     def __init__(self) -> None:
         self._hear: Callable[[GivenUp], object] | None = None

@@ -33,7 +33,7 @@ FIRST_STEP = 600.0  # seconds: it allocates, and libraries prepare what they com
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long the supervisor waits for a process, in seconds.
+    """The seconds for which the supervisor waits for a process.
 
     silence: without a sign that the process runs. step: without an end of what the process is doing, where it has not
     announced a longer bound. start: for the first sign. grace: from when the process is given up until it is ended;
@@ -126,7 +126,7 @@ async def turn_with_loop(pulse: Pulse, period: float = 0.5) -> None:
 
 
 class Watch:
-    """What the supervisor knows of one process by its page."""
+    """The supervisor's view of one process, by its page."""
 
     def __init__(self, pid: int, page: mmap.mmap, patience: Patience) -> None:
         self._page, self._patience = page, patience
