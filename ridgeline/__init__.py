@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ridgeline.core import cores
 from ridgeline.version import __version__
+
+cores.wait_passively()  # here, because every process of ours imports this before torch
 
 if TYPE_CHECKING:
     from ridgeline.core.pooling import PoolingParams

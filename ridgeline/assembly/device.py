@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.assembly.choices import Choices
 from ridgeline.assembly.draft import load_draft
+from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
@@ -25,6 +26,7 @@ from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
 from ridgeline.worker.speculation.methods import Network
+from ridgeline.worker.threads import Threads
 
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
 
@@ -37,8 +39,11 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
         from ridgeline.worker.kernel_cache import keep_without_room  # here, because it needs Triton
 
         keep_without_room()
+    load = Load()  # while weights are read, it is seen how busy the cores are
     decoder, draft, memory = _load(choices, progress, sleep)
-    return LocalWorker(_run_on(decoder, draft, memory, choices, progress, sleep), choices.mesh.stamps), memory
+    runner = _run_on(decoder, draft, memory, choices, progress, sleep)
+    alone = choices.device.type == "cpu" and choices.mesh.size == 1  # ranks must find the same bits
+    return LocalWorker(runner, choices.mesh.stamps, Threads.where_they_may_change(load) if alone else None), memory
 
 
 def _load(

@@ -14,6 +14,7 @@ import typer
 from ridgeline.cli.options import json_object
 from ridgeline.cli.sizes import config_path, read_config
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
+from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.speculation import BARE
 
@@ -37,7 +38,7 @@ def compile(
     multiprocessors: int = typer.Option(
         None, help="Multiprocessors of the GPU (default: of the largest common one of its kind)."
     ),
-    processes: int = typer.Option(min(8, os.cpu_count() or 1), min=1, help="Processes that compile at the same time."),
+    processes: int = typer.Option(min(8, available()), min=1, help="Processes that compile at the same time."),
     as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
 ) -> None:
     """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.

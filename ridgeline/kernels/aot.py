@@ -42,7 +42,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import pkgutil
 import re
 import subprocess
@@ -56,6 +55,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from ridgeline.core.cores import available
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 MAIN_ARCH = "sm_90"  # for which kernels are measured and must not spill
@@ -366,7 +367,7 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only kernels whose name contains this")
     parser.add_argument("--first", action="store_true", help="only what the tests compile by default")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=int, default=available())
     arguments = parser.parse_args()
     archs = tuple(arguments.arch or ARCHS)
     for result in compile_all(archs, arguments.match, arguments.processes, arguments.first):

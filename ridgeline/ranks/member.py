@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from ridgeline.core.cores import available
 from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan import StepResult
 from ridgeline.core.silence import Silence
@@ -50,7 +51,7 @@ class Member:
         self.results: deque[StepResult] = deque()
         self.answers: deque[Answer] = deque()
         ours, theirs = socket.socketpair()
-        threads = str(max(1, len(os.sched_getaffinity(0)) // size))
+        threads = str(max(1, available() // size))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
         with theirs:
             try:

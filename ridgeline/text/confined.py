@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ridgeline.core.cores import of_helper
+
 START_SECONDS = 60.0  # for a child's start, which takes a tenth of a second
 LONGEST_REPLY = 128 << 20  # bytes
 HEADER = 8  # bytes of a message's length
@@ -98,7 +100,7 @@ class Child:
     """One process, and the two ends of its pipes."""
 
     def __init__(self, arguments: list[str]) -> None:
-        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | of_helper()
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         self._process = subprocess.Popen(
             # -S: with the path given nothing of site is needed, and it takes a third of the start

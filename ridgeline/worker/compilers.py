@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ridgeline.core.cores import available
 from ridgeline.kernels.aot import Compiled
 from ridgeline.worker.graphs import Progress
 from ridgeline.worker.precompile import KernelSet
@@ -38,7 +39,7 @@ def processes_needed(kernels: KernelSet) -> int:
     knobs = triton.knobs
     if knobs.runtime.interpret or knobs.compilation.always_compile or kernels.marker.exists():
         return 0
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2)
+    processes = min(MOST_PROCESSES, available() // 2)
     return processes if processes > 1 else 0
 
 

@@ -34,6 +34,7 @@ from ridgeline.worker.inputs import Shape
 from ridgeline.worker.pooling import Vectors
 from ridgeline.worker.runner import Forwarded, Runner, Sampled
 from ridgeline.worker.stopwatch import Stopwatch
+from ridgeline.worker.threads import Threads, Work
 from ridgeline.worker.upload import Download
 
 logger = logging.getLogger(__name__)
@@ -132,10 +133,11 @@ class LocalWorker:
     resets.
 
     stamps: notes that this rank makes in every step, where somebody asked.
+    threads: chooses the number of CPU threads; None: it stays.
     """
 
-    def __init__(self, runner: Runner, stamps: Stamps | None = None) -> None:
-        self._runner, self._stamps = runner, stamps
+    def __init__(self, runner: Runner, stamps: Stamps | None = None, threads: Threads | None = None) -> None:
+        self._runner, self._stamps, self._threads = runner, stamps, threads
         self._pending: deque[Ticket] = deque()
         self._waiting_for_masks: dict[int, Ticket] = {}
         self._failed_plan: int | None = None
@@ -326,6 +328,8 @@ class LocalWorker:
     def _start(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None = None) -> None:
         if ticket.plan.reset:
             self._failed_plan = None
+        if self._threads is not None:
+            self._threads.begin()
         if ticket.waits:
             self._guard(ticket, self._forward, ticket, drafts)
         else:
@@ -338,6 +342,7 @@ class LocalWorker:
             vectors = self._runner.pool(forwarded) if self._runner.pools else None
             sampled = self._runner.sample(forwarded, {}) if self._runner.draws else None
         self._look(ticket)
+        self._note(forwarded, ticket)
         if vectors is not None:
             ticket.outcome = ExpectedVectors(vectors, self._runner.device)
             return
@@ -349,6 +354,12 @@ class LocalWorker:
             forwarded = self._runner.forward(ticket.plan, drafts)
             ticket.forwarded = forwarded if self._runner.pipe.size == 1 else forwarded.kept()  # others may come first
         self._look(ticket)
+        self._note(forwarded, ticket)
+
+    def _note(self, forwarded: Forwarded, ticket: Ticket) -> None:
+        """Note how long a step took, or its first segment where masks come behind it."""
+        if self._threads is not None:
+            self._threads.note(Work.of(forwarded.plan), ticket.watch.seconds())
 
     def _look(self, ticket: Ticket) -> None:
         """Copy the tallies, if it is this plan's turn. This is called in front of the plan and behind it."""

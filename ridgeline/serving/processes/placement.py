@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from ridgeline.core.config import LLMConfig
+from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import ServeConfig
 
@@ -30,7 +31,7 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
         raise InvalidConfig(f"device {device} is one GPU, and data_parallel_size is {replicas}; use device cuda.")
     count = 0 if device == "cpu" else visible_gpus()
     if count == 0 and device != "cuda":
-        threads = max(1, len(os.sched_getaffinity(0)) // (replicas * ranks))
+        threads = max(1, available() // (replicas * ranks))
         return [{"OMP_NUM_THREADS": str(threads)} | os.environ] * replicas
     if count == 0:
         raise InvalidConfig(f"device {device} was asked for, but torch sees no GPU; use cpu.")

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.core.config import LLMConfig
+from ridgeline.core.cores import of_helper
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
@@ -230,7 +231,7 @@ class Supervisor:
                 "ridgeline.serving.processes.api_server_process",
                 settings_of(index),
                 (fd,),
-                GIVEN_BACK | os.environ,
+                GIVEN_BACK | os.environ | of_helper(config.api_server_count),
                 patience=self._patience,
             )
             for index in range(1, config.api_server_count + 1)
@@ -248,7 +249,7 @@ class Supervisor:
                 module,
                 lambda life: encode({**settings, "name": f"batches-{life}"}),
                 (),
-                GIVEN_BACK | os.environ,
+                GIVEN_BACK | os.environ | of_helper(self._config.api_server_count),
                 lambda: True,
                 patience=self._patience,
             )
