@@ -171,6 +171,9 @@ def fp8_block(scale_name: str) -> Writer:
 # Codes in groups
 
 
+ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # GPTQModel's constants
+
+
 def _affine(matrix: Tensor, bits: int, group: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return codes [O, I] from 0, float16 scales [O, G] and zeros [O, G]."""
     rows, columns = matrix.shape
@@ -204,20 +207,35 @@ def _stream(numbers: np.ndarray, bits: int) -> np.ndarray:
     return words
 
 
-def gptq(bits: int = 4, group: int = 128, symmetric: bool = True, act_order: bool = False, version: int = 1) -> Writer:
+def gptq(
+    bits: int = 4,
+    group: int = 128,
+    symmetric: bool = True,
+    act_order: bool = False,
+    version: int = 1,
+    autoround: bool = False,
+) -> Writer:
+    """As GPTQModel writes it: with zeros, some of which are 0, it makes the first version by a subtraction from whole
+    words. AutoRound keeps zeros from 1 on."""
+
     def write(matrix: Tensor) -> Written:
         columns = matrix.shape[1]
+        if not symmetric:
+            matrix = matrix.clone()
+            matrix[::3] = matrix[::3].abs()  # whose zeros are 0
         size = group if group > 0 else columns
         order = np.random.default_rng(columns).permutation(columns) if act_order else np.arange(columns)
         codes, scale, zero = _affine(matrix[:, torch.from_numpy(order)], bits, group, symmetric)
+        zero = np.maximum(zero, 1) if autoround else zero
         group_of = np.empty(columns, np.int64)
         group_of[order] = np.arange(columns) // size
         natural = np.empty_like(codes)
         natural[:, order] = codes
-        stored = (zero - (version == 1)) % (1 << bits)
+        by_words = version == 1 and bits != 3
+        stored = _stream((zero - (version == 1 and not by_words)) % (1 << bits), bits).T
         made = {
             "qweight": _int32(_stream(natural.T, bits)),
-            "qzeros": _int32(_stream(stored, bits).T),
+            "qzeros": _int32((stored - np.uint64(ONES[bits] if by_words else 0)) & np.uint64(0xFFFFFFFF)),
             "scales": torch.from_numpy(scale.T.copy()),
             "g_idx": torch.from_numpy(group_of.astype(np.int32)),
         }
@@ -637,6 +655,7 @@ SCHEMES: dict[str, Scheme] = {
     "modelopt fp8": _modelopt("FP8", fp8_tensor(static=True), rounds="static"),
     "modelopt fp8 channel": _modelopt("FP8_PER_CHANNEL_PER_TOKEN", fp8_channel, rounds="token"),
     "modelopt fp8 blocks": _modelopt("FP8_PB_WO", fp8_deep_blocks),
+    "modelopt fp8 blocks small": _modelopt("fp8_pb_wo", fp8_deep_blocks),  # as it writes that name
     "modelopt nvfp4": _modelopt("NVFP4", nvfp4_times),
     "auto-round": Scheme(
         {**_ROUND, "packing_format": "auto_round:auto_gptq", "extra_config": _SPECIAL},
@@ -646,7 +665,7 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "auto-round zeros": Scheme(
         {**_ROUND, "sym": False, "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers"},
-        gptq(group=64, symmetric=False),
+        gptq(group=64, symmetric=False, autoround=True),
     ),
     "auto-round awq": Scheme({**_ROUND, "sym": False, "packing_format": "auto_round:auto_awq"}, awq()),
     "quark fp8": _quark(_QUARK8, _QUARK8, fp8_tensor(static=True), rounds="static"),

@@ -57,4 +57,4 @@ class AutoRound:
         values = {"bits": section.get("bits"), "group_size": section.get("group_size"), "lm_head": True}
         if self.packing in AWQ:
             return Awq({**values, "zero_point": not symmetric})
-        return Gptq({**values, "sym": symmetric})
+        return Gptq({**values, "sym": symmetric}, by_words=False)  # it stores a zero of 0 as if it were 1

@@ -1,7 +1,9 @@
 """The method "gptq": codes packed along the inputs, as AutoGPTQ and GPTQModel write them.
 
 qweight is a little-endian stream of bits down each column. qzeros are packed likewise along the outputs; the first
-version of the format stores them less 1. With act order (`desc_act`) g_idx names the group of each input.
+version of the format stores them less 1. GPTQModel and AutoGPTQ subtract that from whole words, so a zero of 0 borrows
+from the next ones in its word; zeros of 3 bits, which lie across words, are each taken by themselves. With act order
+(`desc_act`) g_idx names the group of each input.
 
 Legend:
     O  outputs
@@ -42,13 +44,17 @@ BITS = (2, 3, 4, 8)
 
 
 class Gptq:
-    """See `Method`."""
+    """See `Method`.
+
+    by_words: 1 was subtracted from whole words of zeros, and not from each zero.
+    """
 
     label = "GPTQ"
     tied = False
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        section = self.section = Section(config)
+    def __init__(self, config: Mapping[str, Any], *, by_words: bool = True) -> None:
+        section, self.by_words = Section(config), by_words
+        self.section = section
         form = section.choice("checkpoint_format", ("gptq", "gptq_v2", "marlin"), "gptq")
         self.less_one, self.marlin = form == "gptq", form == "marlin" or section.boolean("is_marlin_format")
         self.lm_head = section.boolean("lm_head")
@@ -109,11 +115,21 @@ class Gptq:
             "scale_OG": lambda files: finite_scales(f"{name}.scales")(files).T,
         }
         if not symmetric:
-            read["zero_OG"] = lambda files: _zeros(files(f"{name}.qzeros"), bits, self.less_one)
+            read["zero_OG"] = lambda files: self._zeros(files(f"{name}.qzeros"), bits)
         if ordered:
             read["order_I"] = lambda files: order(files(f"{name}.g_idx"), group, f"{name}.g_idx")
         held = Held(format=how, scales=dtype_of(stored, f"{name}.scales", "float16"), ordered=ordered)
         return Piece(held=held, tensors=tensors, read=read, label="GPTQ")
+
+    def _zeros(self, words_GW: Tensor, bits: int) -> Tensor:
+        """Return the zeros of each output: uint8 [O, G]."""
+        borrows = self.by_words and 32 % bits == 0
+        if self.less_one and borrows:
+            words_GW = words_GW + sum(1 << place for place in range(0, 32, bits))
+        zeros_GO = stream(little_endian_bytes(words_GW), bits)
+        if self.less_one and not borrows:
+            zeros_GO = (zeros_GO + 1) & ((1 << bits) - 1)
+        return zeros_GO.T
 
 
 def _codes(files: Files, name: str, bits: int, ordered_group: int | None) -> Tensor:
@@ -125,14 +141,6 @@ def _codes(files: Files, name: str, bits: int, ordered_group: int | None) -> Ten
     if ordered_group is not None:
         codes_OI = codes_OI[:, order(files(f"{name}.g_idx"), ordered_group, f"{name}.g_idx").long()]
     return packed(codes_OI, bits)
-
-
-def _zeros(words_GW: Tensor, bits: int, less_one: bool) -> Tensor:
-    """Return the zeros of each output: uint8 [O, G]."""
-    zeros_GO = stream(little_endian_bytes(words_GW), bits)
-    if less_one:
-        zeros_GO = (zeros_GO + 1) & ((1 << bits) - 1)
-    return zeros_GO.T
 
 
 def stream(bytes_B: Tensor, bits: int) -> Tensor:

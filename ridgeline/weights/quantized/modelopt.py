@@ -64,6 +64,9 @@ class Modelopt:
 
 def _algorithm(section: Section, known: tuple[str, ...]) -> str:
     group = section.get("group_size", 16)
+    name = section.get("quant_algo")
+    if isinstance(name, str):  # modelopt writes some in small letters, such as fp8_pb_wo
+        section = Section({**section.values, "quant_algo": name.upper()}, section.place)
     algorithm = section.choice("quant_algo", known)
     if algorithm == "NVFP4" and group != 16:
         raise section.wrong("group_size", group, "16")
