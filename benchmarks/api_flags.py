@@ -24,7 +24,8 @@ HEAD = """# Flags of vLLM's server
 
 `ridgeline serve` takes them as `vllm serve` does: with underscores or dashes, several values after
 one flag (`--api-key a b`), JSON lists, objects by their keys (`--hf-overrides.rope_theta 1e6`) and
-short forms. `ridgeline migrate 'vllm serve …'` prints our command and what differs. `LLM()` and
+short forms. A list keeps every word up to the next flag, so the model stands before the flags or
+behind `--`. `ridgeline migrate 'vllm serve …'` prints our command and what differs. `LLM()` and
 the YAML file of `--config` read the same tables. Other arguments of vLLM's Python API, fields of
 its parameters and methods of its `LLM` that are not here are refused by name
 (`core/vllm_arguments.py`).

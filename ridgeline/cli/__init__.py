@@ -29,6 +29,7 @@ from ridgeline.cli import (
     serve,
     train,
 )
+from ridgeline.cli.lists import ListCommand
 from ridgeline.core.errors import ContractViolation, RidgelineError
 from ridgeline.version import __version__
 
@@ -39,8 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
+app.command("generate", cls=ListCommand)(generate.generate)
+app.command("chat", cls=ListCommand)(chat.chat)
 app.command("models")(models.models)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
@@ -49,7 +50,7 @@ app.command("plan")(plan.plan)
 app.command("crossover")(crossover.crossover)
 app.command("compile")(compile.compile)
 app.command("convert")(convert.convert)
-app.command("quantize")(quantize.quantize)
+app.command("quantize", cls=ListCommand)(quantize.quantize)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("run-batch", cls=run_batch.RunBatchCommand)(run_batch.run_batch)
 app.command("migrate")(migrate.migrate)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ridgeline.cli.bench_serve import serve
+from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks
 from ridgeline.core.errors import InvalidConfig
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ridgeline.bench.setup import Setup
 
 app = typer.Typer(help="Measure speed, beside the hardware's limit and beside peers.", no_args_is_help=True)
-app.command()(serve)
+app.command(cls=ListCommand)(serve)
 
 Model = Annotated[str, typer.Option(help="Model folder or hub id; the embedded model when none is given.")]
 Engine = Annotated[str, typer.Option(help="ridgeline, vllm, sglang, transformers or llama_cpp.")]

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ridgeline.cli.bench import Device, DType, Extra, Model
 from ridgeline.cli.eval_rounding import cache, quantization
+from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
@@ -169,14 +170,12 @@ def compare(
     print(f"ridgeline: appended to {out}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=ListCommand)
 @with_ranks
 def capacity(
     files: Files,
     model: Model = "",
-    factor: Annotated[
-        list[float] | None, typer.Option(help="A capacity factor, several times (default: 1, 1.25, 1.5 and 2).")
-    ] = None,
+    factor: Annotated[list[float] | None, typer.Option(help="Capacity factors (default: 1, 1.25, 1.5 and 2).")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Tokens of a batch at most (default: of a step).")] = None,
     window: Annotated[int, typer.Option(min=1, help="Tokens of a piece of text.")] = 1024,
     dtype: DType = "auto",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import typer
 
+from ridgeline.cli.lists import is_word
 from ridgeline.cli.translate import Line, Translation, translate
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.vllm_flags import State
@@ -33,18 +34,21 @@ def migrate(
     code is 1 if something is not supported."""
     from ridgeline.cli.serve import own_flags
 
-    words = shlex.split(command[0].replace("\\\n", " ")) if len(command) == 1 else command
+    try:
+        words = shlex.split(command[0].replace("\\\n", " ")) if len(command) == 1 else command
+    except ValueError as error:  # quotes that nothing closes
+        raise InvalidConfig(f"the command is no line of a shell: {error}.") from None
     variables, lines, rest = _server_words(words)
     found = translate(rest, own_flags())
     port = variables.pop("", None)
     _complete(found, port)
     _note_what_models_refuse(found)
     started = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    model = found.models
-    print(" ".join([*started, shlex.join(["ridgeline", "serve", *model, *found.words])]))
+    first = [*found.models, *found.words] if all(map(is_word, found.models)) else [*found.words, "--", *found.models]
+    print(" ".join([*started, shlex.join(["ridgeline", "serve", *first])]))
     lines += found.lines
     lines += [
-        Line(" ".join(flag), State.REFUSED, "no flag of vLLM's that we know; it was left out.")
+        Line(flag[0], State.REFUSED, "no flag of vLLM's that we know; it was left out.")  # its value may be a secret
         for flag in found.unknown
     ]
     if lines:
@@ -63,6 +67,8 @@ def _complete(found: Translation, port: str | None) -> None:
             found.words[found.words.index("--port") + 1] = port
         else:
             found.words += ["--port", port]
+    if not (found.models or "--config" in found.words):
+        found.lines.append(Line("MODEL", None, "none is named: the embedded model runs here, another one in vLLM."))
 
 
 def _note_what_models_refuse(found: Translation) -> None:
@@ -93,7 +99,7 @@ def _server_words(words: list[str]) -> tuple[dict[str, str], list[Line], list[st
         if MODULE.fullmatch(word) and rest[place - 1] == "-m":
             return variables, lines, rest[place + 1 :]
     raise InvalidConfig(
-        f"{shlex.join(words)[:80]!r} starts no server of vLLM's; give a `vllm serve …`, "
+        f"{_begin(words)!r} starts no server of vLLM's; give a `vllm serve …`, "
         "`python -m vllm.entrypoints.openai.api_server …` or `docker run … vllm/vllm-openai …`."
     )
 
@@ -104,6 +110,8 @@ def _in_container(words: list[str], variables: dict[str, str], lines: list[Line]
     while place < len(words) and words[place][:1] == "-":
         option, equals, value = words[place].partition("=")
         place += 1
+        if option[:2] == "-e" and len(option) > 2:
+            option, equals, value = "-e", "=", words[place - 1][2:].removeprefix("=")
         if not equals and option in DOCKER_VALUES and place < len(words):
             value = words[place]
             place += 1
@@ -117,7 +125,7 @@ def _in_container(words: list[str], variables: dict[str, str], lines: list[Line]
         else:
             dropped.append(f"{option} {value}".strip())
     if place >= len(words) or not IMAGE.fullmatch(words[place]):
-        raise InvalidConfig(f"no image of vLLM's was found in {shlex.join(words)[:80]!r}; give the command inside it.")
+        raise InvalidConfig(f"no image of vLLM's was found in {_begin(words)!r}; give the command inside it.")
     if dropped:
         lines.append(Line("docker run", None, f"{', '.join(dropped)}: left out, as nothing here is a container's."))
     inside = words[place + 1 :]
@@ -125,11 +133,18 @@ def _in_container(words: list[str], variables: dict[str, str], lines: list[Line]
     return inside if starts else ["vllm", "serve", *inside]
 
 
+def _begin(words: list[str]) -> str:
+    """Return the first words of a command, without flags and assignments, whose values may be secrets."""
+    return " ".join(takewhile(lambda word: word[:1] != "-" and "=" not in word, words))[:80]
+
+
 def _set(assignment: str, variables: dict[str, str], lines: list[Line]) -> None:
     name, _, value = assignment.partition("=")
-    if name in ENVIRONMENT:
+    if name in ENVIRONMENT and "=" in assignment:
         variables[ENVIRONMENT[name]] = value
         lines.append(Line(name, State.RENAMED, f"{ENVIRONMENT[name]}: the same keys."))
+    elif name in ENVIRONMENT:
+        lines.append(Line(name, State.RENAMED, f"set {ENVIRONMENT[name]}, where the server starts, to the same keys."))
     elif name.startswith("VLLM_"):
         lines.append(Line(assignment, State.ACCEPTED, "no effect: settings are flags and never environment variables."))
     elif "=" in assignment:

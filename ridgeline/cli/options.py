@@ -95,8 +95,8 @@ SAMPLING_HELP = {
     "max_tokens": "Longest output, in tokens.",
     "min_tokens": "Shortest output, in tokens.",
     "ignore_eos": "Go on past the end-of-sequence token.",
-    "stop": "Text that ends the output (may be repeated).",
-    "stop_token_ids": "Token id that ends the output (may be repeated).",
+    "stop": "Texts that end the output (one or more).",
+    "stop_token_ids": "Token ids that end the output (one or more).",
     "seed": "Seed of the random draws: same seed, same text.",
     "logprobs": "Report the log-probabilities of this many of the likeliest tokens (with --json).",
 }

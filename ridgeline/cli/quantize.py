@@ -24,7 +24,7 @@ def quantize(
     model: Annotated[str, typer.Argument(help="Folder, hub id, or a model that ships, such as embedded.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
     scheme: Annotated[
-        list[str], typer.Option(help=f"{', '.join(SCHEMES)}. Given several times: a budget chooses for each module.")
+        list[str], typer.Option(help=f"{', '.join(SCHEMES)}. Several: a budget chooses for each module.")
     ] = ["w4a16"],  # noqa: B006 (typer copies it)
     method: Annotated[
         str, typer.Option(help=f"{', '.join(ROUNDINGS)}; {' or '.join(FOLDINGS)} alone or before +, as in awq+gptq.")
@@ -32,7 +32,7 @@ def quantize(
     format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: the scheme's own.")] = None,
     budget: Annotated[str | None, typer.Option(help="Size of all weights, such as 5GB, for several schemes.")] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="Modules that stay as they are, such as '*.down_proj' (may be repeated).")
+        list[str] | None, typer.Option(help="Modules that stay as they are, such as '*.down_proj' (one or more).")
     ] = None,
     calibration: Annotated[
         Path | None,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from typer.core import TyperCommand
 
+from ridgeline.cli.lists import tell_where
 from ridgeline.cli.options import ENGINE_HELP, option
 from ridgeline.cli.translate import items, translate
 from ridgeline.core.config import LLMConfig
@@ -98,6 +99,7 @@ ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {
     *("skip_tokenizer_init", "data_parallel_size", "generation_config", "override_generation_config")
 }
 ONE_MODEL = ("served_model_name", "tokenizer", "chat_template", "model_repository", "batch_dir", "grpc_port")
+MODEL_FLAGS = {"--config", "--model-repository", "--help"}  # what may name a model in the place of an argument
 LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
 
 
@@ -119,7 +121,9 @@ class ServeCommand(TyperCommand):
             told = found.refused[0]
             raise InvalidConfig(f"{told.flag} is {told.text}")
         unknown = [word for words in found.unknown for word in words]
-        return super().parse_args(ctx, [*found.models, *found.words, *unknown])
+        if not found.models and not MODEL_FLAGS.intersection(found.words):
+            tell_where("a model", found.several)
+        return super().parse_args(ctx, [*found.words, *unknown, "--", *found.models])
 
 
 def own_flags() -> dict[str, Takes]:
@@ -269,7 +273,10 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"the settings in {path} cannot be read ({error}).") from error
     except yaml.YAMLError as error:
-        raise InvalidConfig(f"{path} is not valid YAML ({' '.join(str(error).split())}).") from error
+        mark = getattr(error, "problem_mark", None)  # the error's text would show the line, and a key in it
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        reason = getattr(error, "problem", None) or "it holds characters that YAML does not allow"
+        raise InvalidConfig(f"{path}{where} is not valid YAML: {reason}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ridgeline.cli.lists import SECRETS, check_behind, check_list, check_secret, is_word
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.vllm_flags import ALIASES, FLAGS, VALUES, Flag, State, Takes
 
 MODEL = "model"  # an argument of ours, and a flag of vLLM's
@@ -28,12 +31,14 @@ class Translation:
 
     models: what is served, each once.
     unknown: flags that are nobody's, with their values.
+    several: lists that had several words.
     """
 
     words: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
     unknown: list[list[str]] = field(default_factory=list)
+    several: list[str] = field(default_factory=list)
 
     @property
     def refused(self) -> list[Line]:
@@ -52,7 +57,7 @@ class _Given(NamedTuple):
 def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
     """Return vLLM's words (or ours) as ours. `own` holds our flags by name, with dashes."""
     found, objects = Translation(), dict[str, dict[str, Any]]()
-    lists: list[tuple[str, list[str]]] = []
+    lists: list[str] = []
     for given in _read(words, own):
         name, values = given.name, given.values
         if not name:
@@ -62,10 +67,15 @@ def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
             found.lines.append(Line(given.spelled, None, "the model is an argument without a flag."))
         elif "." in name:
             head, *keys = name.split(".")
+            if own.get(head, Takes.VALUE) is not Takes.VALUE:
+                raise InvalidConfig(f"--{head} is no object, so {given.spelled} sets nothing; use --{head} itself.")
             if not _put(objects.setdefault(head, {}), keys, values[-1] if values else "true"):
                 found.lines.append(Line(given.spelled, State.REFUSED, "given already; leave one of them out."))
         elif name in own and own[name] is Takes.LIST:
-            lists.append((name, [item for value in values for item in items(value)]))
+            listed = [item for value in values for item in items(value)]
+            check_list(given.spelled, listed)
+            lists += [part for item in listed for part in (f"--{name}", item)]
+            found.several += [given.spelled] if len(listed) > 1 else []
         elif name in own:
             found.words += _ours(name, given, found)
         elif name in FLAGS:
@@ -82,15 +92,7 @@ def translate(words: list[str], own: Mapping[str, Takes]) -> Translation:
             _theirs(FLAGS[name], _Given(f"--{name}.…", name, [text]), own, found)
         else:
             found.unknown.append([f"--{name}", text])
-    several = [(name, values) for name, values in lists if len(values) > 1]
-    if not found.models and several and not any(word == "--config" for word in found.words):
-        name, values = several[-1]
-        found.models = [values.pop()]
-        found.lines.append(
-            Line(f"--{name}", None, f"{found.models[0]!r}, its last word, is the model: none is named else.")
-        )
-    for name, values in lists:
-        found.words += [word for value in values for word in (f"--{name}", value)]
+    found.words += lists
     return found
 
 
@@ -118,6 +120,7 @@ def _read(words: list[str], own: Mapping[str, Takes]) -> Iterator[_Given]:
         if short not in ALIASES and word[:2] == "-O" and word[2:]:
             short, word = "-O", f"-O={word[2:].lstrip('=')}"
         if word == "--":
+            check_behind(words[place:])
             yield from (_Given(each, "", []) for each in words[place:])
             return
         if word[:2] != "--" and short not in ALIASES:
@@ -128,19 +131,37 @@ def _read(words: list[str], own: Mapping[str, Takes]) -> Iterator[_Given]:
         takes = own.get(name) or (FLAGS[name].takes if name in FLAGS else None)
         takes = Takes.VALUE if name == MODEL or "." in name else takes
         values = [value] if equals else []
-        while place < len(words) and not equals and _goes_on(takes, values, words[place]):
+        while place < len(words) and not (equals and takes is not Takes.LIST):
+            if not _goes_on(takes, values, words[place], own):
+                break
             values.append(words[place])
             place += 1
+        rest = words[place:]
+        check_secret(head, [] if _is_flag(rest, own) else rest, _spelled(own), several=takes is Takes.LIST)
         yield _Given(head, name, values, positive)
 
 
-def _goes_on(takes: Takes | None, values: list[str], word: str) -> bool:
+def _goes_on(takes: Takes | None, values: list[str], word: str, own: Mapping[str, Takes]) -> bool:
     """Return True if this word belongs to a flag that has these values."""
     if takes is Takes.VALUE:
         return not values
     if takes is None:
         return not values and word[:1] != "-"
-    return takes is Takes.LIST and (word[:1] != "-" or not values)
+    return takes is Takes.LIST and (is_word(word) or not (values or _is_flag([word], own)))
+
+
+def _is_flag(words: list[str], own: Mapping[str, Takes]) -> bool:
+    """Return True if the first of these words is a flag that there is, or ends the flags."""
+    head = words[0].partition("=")[0] if words else "--"
+    short = head.partition(".")[0]
+    if head == "--" or short in ALIASES or re.fullmatch(r"-O\d", short):
+        return True
+    name = _known(_dashed(head[2:]), own)[0].partition(".")[0]
+    return head[:2] == "--" and (name in own or name in FLAGS or name == MODEL)
+
+
+def _spelled(own: Mapping[str, Takes]) -> set[str]:
+    return {f"--{name}" for name in (*own, *FLAGS)}
 
 
 def _dashed(name: str) -> str:
@@ -193,7 +214,7 @@ def _ours(name: str, given: _Given, found: Translation) -> list[str]:
 
 def _theirs(flag: Flag, given: _Given, own: Mapping[str, Takes], found: Translation) -> None:
     value: object = given.positive if flag.takes is Takes.NOTHING else " ".join(given.values)
-    spelled = " ".join([given.spelled, *given.values])
+    spelled = " ".join([given.spelled, *([] if flag.name in SECRETS else given.values)])
     if flag.state is State.ACCEPTED or (flag.state is State.REFUSED and flag.is_harmless(value)):
         text = flag.text if flag.state is State.ACCEPTED else "this asks for what happens anyway"
         found.lines.append(Line(spelled, State.ACCEPTED, f"no effect: {text}."))
