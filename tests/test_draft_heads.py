@@ -364,7 +364,7 @@ def test_a_head_that_is_not_there_is_refused_in_one_sentence(folder: Path, targe
         ({"method": "medusa", "model": files, "num_speculative_tokens": 5}, "4 heads of Medusa, each of which drafts"),
         ({"method": "eagle"}, "names no head for the method eagle, and the model ships with none"),
         ({"method": "mtp"}, "is for models whose checkpoints bring a layer for it"),
-        ({"method": "eagle3", "model": tmp_path / "nothing"}, "is neither an existing folder"),
+        ({"method": "eagle3", "model": tmp_path / "nothing"}, "nothing' does not exist"),
         ({"method": "medusa", "model": pickled}, "safetensors"),
     ):
         asked = {"num_speculative_tokens": 3, **asked}

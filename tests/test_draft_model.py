@@ -274,7 +274,7 @@ def test_models_that_cannot_draft_are_refused_in_one_sentence(tiny_model: TinyMo
     shorter = tiny_models.save("llama", tmp_path / "shorter", max_position_embeddings=32)
     assert "set max_model_len to 32" in refused(folder, {"model": shorter})
     assert "recurrent layers" in refused(folder, {"model": tiny_model("mamba2")})
-    assert "neither an existing folder" in refused(folder, {"model": str(tmp_path / "nowhere")})
+    assert "nowhere' does not exist" in refused(folder, {"model": str(tmp_path / "nowhere")})
 
 
 def test_limits_without_room_for_drafts_are_refused_before_weights_are_read(

@@ -45,8 +45,11 @@ def main() -> None:
 
 def run(job: dict[str, Any], say: Say) -> None:
     """Load the engine, report when it is ready and when it gave the first tokens, then do the job's task."""
+    kind: type[Engine] = ENGINES[job["engine"]]
+    if job["only_check"]:
+        return kind.check(job["model"])
     size = Size(**job["size"])
-    engine: Engine = ENGINES[job["engine"]](job["model"], LoadOptions(**job["options"]))
+    engine: Engine = kind(job["model"], LoadOptions(**job["options"]))  # type: ignore[call-arg]
     synchronize()
     say("ready", seconds=time.monotonic() - job["spawned"], **_versions(engine))
     timed(engine, warm_up(size))

@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from queue import Empty, Queue
@@ -41,7 +42,7 @@ class BenchmarkFailed(RidgelineError):
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The job of one process. `workloads` are names (empty: all, None: none); `throughput` and `latency` hold their
-    parameters."""
+    parameters. With `only_check` the engine is imported and nothing more."""
 
     engine: str
     model: str
@@ -50,6 +51,7 @@ class Job:
     workloads: tuple[str, ...] | None = None
     throughput: Mapping[str, int] | None = None
     latency: Mapping[str, int] | None = None
+    only_check: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +85,27 @@ def run(job: Job, where: Where = Where(), *, model_name: str = "", commit: str =
     Raise InvalidConfig if the job cannot run at all, and BenchmarkFailed if the engine failed before it was ready.
     """
     outcome = Outcome()
-    with _bar() as bar:
-        task = bar.add_task(f"{job.engine}: loading")
+    with _progress() as told:
+        told(f"{job.engine}: loading")
         try:
             for event in _events(job, where):
                 _take(event, outcome, job, model_name=model_name, commit=commit)
-                bar.update(task, description=f"{job.engine}: {event.get('workload', event['event'])}")
+                told(f"{job.engine}: {event.get('workload', event['event'])}")
         except BenchmarkFailed as error:
             if not outcome.records:
                 raise
             outcome.failed = True
             outcome.notes.append(str(error))
     return outcome
+
+
+def check(job: Job, where: Where) -> None:
+    """Import a job's engine in a process of its own. Raise InvalidConfig if that fails."""
+    with _progress() as told:
+        told(f"{job.engine}: importing")
+        for event in _events(replace(job, only_check=True), where):
+            if event["event"] == "timeout":
+                raise InvalidConfig(f"{job.engine} was not imported in {where.timeout:g} s; raise --timeout.")
 
 
 def _take(event: Mapping[str, Any], outcome: Outcome, job: Job, *, model_name: str, commit: str) -> None:
@@ -228,6 +239,21 @@ def _asked(job: Job) -> dict[str, Any]:
     return {**loaded, **sizes, **(job.throughput or {}), **(job.latency or {})}
 
 
-def _bar() -> Progress:
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is being done: beside a clock on a terminal, and elsewhere as a line for
+    each."""
+    if not sys.stderr.isatty():
+        told: list[str] = []
+
+        def tell(text: str) -> None:
+            if told[-1:] != [text]:
+                told.append(text)
+                print(f"ridgeline: {text}", file=sys.stderr, flush=True)
+
+        yield tell
+        return
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda text: bar.update(task, description=text)

@@ -17,7 +17,7 @@ from ridgeline.bench.limits import hardware_named, with_limits
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.results import Record, host_with
-from ridgeline.bench.runner import Job, Outcome, Where, run
+from ridgeline.bench.runner import Job, Outcome, Where, check, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
@@ -27,6 +27,7 @@ from ridgeline.kernels.launch import on_device
 from ridgeline.models.config import ModelConfig
 from ridgeline.version import __version__
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.weights.hub import is_hub_id
 from ridgeline.weights.loader import read_model_config, resolve_model, stored_forms
 from ridgeline.worker.machine import device_name, hardware_of
 
@@ -91,7 +92,16 @@ class Setup:
         return merged
 
     def compare(self, names: tuple[str, ...], peer: Peer) -> Iterator[Outcome]:
-        """Run us, then the peer, on the same workloads."""
+        """Run us, then the peer, on the same workloads. Raise InvalidConfig, before anything runs, if a name is unknown
+        or the peer cannot be imported."""
+        list(workloads(names, Size(scale=self.scale)))
+        if not is_hub_id(self.model):  # what must be downloaded first can wait
+            self.folder.exists()
+        where = Where(timeout=self.timeout, path=(peer.path.resolve(),) if peer.path else ())
+        where = replace(where, python=peer.python) if peer.python else where
+        if peer.name != "none":
+            model = peer.model or self.model or str(EMBEDDED_MODEL)
+            check(Job(engine=peer.name, model=model, options=LoadOptions(), size=Size()), where)
         made = list(workloads(names, self.size))
         yield self._limited(self._run(self._job("ridgeline", workloads=names)), made)
         if peer.name == "none":
@@ -99,8 +109,7 @@ class Setup:
         job = self._job(peer.name, workloads=names)
         # Our settings (--extra) are not the peer's.
         job = replace(job, model=peer.model or job.model, options=replace(job.options, extra=dict(peer.extra)))
-        where = Where(timeout=self.timeout, path=(peer.path.resolve(),) if peer.path else ())
-        yield self._limited(self._run(job, replace(where, python=peer.python) if peer.python else where), made)
+        yield self._limited(self._run(job, where), made)
 
     def _job(self, engine: str, **task: Any) -> Job:
         longest = min(self.max_model_len or LONGEST, self.config.spec.max_position_embeddings)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ridgeline.bench.engines import ENGINES
 from ridgeline.cli.bench_serve import serve
 from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks
@@ -45,7 +46,9 @@ def _setup(*, extra: str, ranks: dict[str, Any], **given: Any) -> Setup:
 
 def _for(engine: str, ranks: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of several devices as an engine has them: vLLM's names are ours. Raise InvalidConfig for
-    another engine."""
+    another engine, or an unknown one."""
+    if engine not in ENGINES:
+        raise InvalidConfig(f"unknown benchmark engine {engine!r}; known: {', '.join(sorted(ENGINES))}.")
     if ranks and engine not in ("ridgeline", "vllm"):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in ranks)
         raise InvalidConfig(f"{engine} has other names for {options}; give them as --extra, or --peer-extra of a peer.")
@@ -153,6 +156,10 @@ def compare(
     ranks: dict[str, Any],
 ) -> None:
     """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
+    own = json_object(peer_extra)
+    if peer != "none":
+        named = _for(peer, {} if own else ranks)
+        own = own or named
     from ridgeline.bench.setup import Peer
     from ridgeline.bench.tables import side_by_side
 
@@ -161,8 +168,6 @@ def compare(
         scale=scale, max_model_len=max_model_len, ranks=ranks,
     )  # fmt: skip
     names = tuple(name for name in only.split(",") if name)
-    own = json_object(peer_extra)
-    own = own if own or peer == "none" else _for(peer, ranks)
     other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=own)
     sides, failed = [], False
     for outcome in setup.compare(names, other):  # written as soon as one side is done, because the other may still fail

@@ -8,7 +8,15 @@ from typing import Any
 
 import typer
 
-from ridgeline.cli.generate import as_record, describe, merge_sampling, raise_on_error, stats_line, stream_to_stdout
+from ridgeline.cli.generate import (
+    as_record,
+    check_options,
+    describe,
+    merge_sampling,
+    raise_on_error,
+    stats_line,
+    stream_to_stdout,
+)
 from ridgeline.cli.options import with_options
 
 
@@ -23,6 +31,7 @@ def chat(
     sampling: dict[str, Any],
 ) -> None:
     """Answer a message, or hold a conversation."""
+    check_options(engine, sampling)
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
 
     with LLM(**engine) as llm:

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ridgeline.cli.options import CLI_DEFAULTS, with_options
+from ridgeline.core.config import LLMConfig
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.request import SamplingParams
+from ridgeline.weights.folder import resolve_model
+from ridgeline.weights.hub import is_hub_id
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
@@ -32,6 +35,7 @@ def generate(
 ) -> None:
     """Complete one prompt as a stream, or several as a batch."""
     texts = read_prompts(prompts or [], prompt_file)
+    check_options(engine, sampling)
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
 
     with LLM(**engine) as llm:
@@ -62,6 +66,15 @@ def read_prompts(given: list[str], file: Path | None) -> list[str]:
             "there is no prompt; give one as an argument, or - to read standard input.", param="prompt"
         )
     return texts
+
+
+def check_options(engine: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """Raise InvalidConfig or InvalidRequest for what is wrong whatever the model is, before one is loaded."""
+    config = LLMConfig(**engine)
+    if str(config.model) and not is_hub_id(str(config.model)):
+        resolve_model(config.model)
+    guided = {"guidance_scale": 2.0} if "negative_prompt" in sampling else {}  # a model may set it
+    SamplingParams(**{**CLI_DEFAULTS, **guided, **sampling})
 
 
 def merge_sampling(llm: LLM, given: dict[str, Any]) -> SamplingParams:

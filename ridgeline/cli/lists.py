@@ -26,7 +26,7 @@ class ListCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         params = self.get_params(ctx)
         takes = {
-            spelled: 0 if option.is_flag else SEVERAL if option.multiple else option.nargs
+            spelled: 0 if getattr(option, "is_flag", False) else SEVERAL if option.multiple else option.nargs
             for option in params
             if option.param_type_name == "option"
             for spelled in (*option.opts, *option.secondary_opts)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ridgeline.core.errors import ModelLoadError
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf import calibration
@@ -19,6 +18,7 @@ from ridgeline.weights.folder import shipped_model
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.formats.json_file import read_json
 from ridgeline.weights.gguf_names import gguf_model_config
+from ridgeline.weights.hub import fetched
 
 QUANTIZED = ("quantization_config", "compression_config", "text_config")  # a text_config may have one
 
@@ -47,13 +47,7 @@ def config_path(model: str) -> Path:
 def _from_hub(model: str) -> Path:
     from huggingface_hub import hf_hub_download  # costs 0.3 s, and local files do not need it
 
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except Exception as error:  # the hub client's errors share no base class across its versions
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ModelLoadError(
-            f"model {model!r} is neither a folder, a config.json nor a hub model that can be reached ({reason})."
-        ) from error
+    return fetched(model, hf_hub_download, filename="config.json")
 
 
 def read_hardware(gpu: str, datasheet: bool) -> Hardware:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.weights.formats.gguf_file import is_gguf
+from ridgeline.weights.hub import fetched
 
 ASSETS = Path(__file__).parents[1] / "assets"
 EMBEDDED_MODEL = ASSETS / "embedded"
@@ -67,21 +68,14 @@ def resolve_model(
         return shipped
     from huggingface_hub import snapshot_download  # costs 0.3 s, and folders do not need it
 
-    try:
-        return Path(
-            snapshot_download(
-                str(model),
-                revision=revision,
-                cache_dir=download_dir,
-                allow_patterns=_HUB_FILES,
-                ignore_patterns=_HUB_DUPLICATES if weights else [*_HUB_DUPLICATES, "*.safetensors"],
-            )
-        )
-    except Exception as error:  # the hub client's errors share no base class across its versions
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ModelLoadError(
-            f"model {str(model)!r} is neither an existing folder nor a hub model that can be reached ({reason})."
-        ) from error
+    return fetched(
+        str(model),
+        snapshot_download,
+        revision=revision,
+        cache_dir=download_dir,
+        allow_patterns=_HUB_FILES,
+        ignore_patterns=_HUB_DUPLICATES if weights else [*_HUB_DUPLICATES, "*.safetensors"],
+    )
 
 
 def resolve_tokenizer(folder: Path, config: LLMConfig) -> Path:

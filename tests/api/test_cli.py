@@ -183,3 +183,28 @@ def test_a_negative_prompt_is_taken_with_a_scale(text_model: Path) -> None:
 
 def test_help_names_the_defaults() -> None:
     assert b"(default: 256)" in b" ".join(run("generate", "--help").stdout.replace("│".encode(), b" ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["generate", "x", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "x", "--min-tokens", "300"], "min_tokens is 300"),
+        (["chat", "x", "--temperature", "-1"], "temperature"),
+        (["chat", "x", "--dtype", "int3"], "int3"),
+        (["generate", "x", "--model", "./no/such"], "the folder './no/such' does not exist"),
+        (["serve", "./no/such"], "the folder './no/such' does not exist"),
+        (["plan", "./no/such", "--gpu", "h100"], "the folder './no/such' does not exist"),
+    ],
+)
+def test_mistakes_are_told_before_torch_is_imported(arguments: list[str], word: str) -> None:
+    """torch and a model take seconds."""
+    program = (
+        "import sys\nfrom ridgeline import cli\ntry:\n    cli.main()\nfinally:\n    assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert word in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -117,6 +117,36 @@ def test_mistakes_give_one_sentence_and_exit_code_2(arguments: list[str], word: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("peer", "word"),
+    [
+        (["--peer", "nobody"], "known: llama_cpp, ridgeline, sglang, transformers, vllm"),
+        (["--peer", "sglang"], "sglang cannot be imported"),
+        (["--peer", "vllm", "--peer-path", "/no/such"], "vllm cannot be imported"),
+        (["--peer", "vllm", "--peer-python", "/no/python"], "/no/python"),
+    ],
+)
+def test_a_peer_that_cannot_run_is_told_before_anything_is_measured(peer: list[str], word: str, tmp_path: Path) -> None:
+    done = bench("compare", *peer, "--out", tmp_path / "r")
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "ridgeline: ridgeline: " not in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_is_being_done_is_told_where_no_terminal_shows_it(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    done = bench(
+        "startup", "--repeats", "1", "--model", tiny_model("llama"), "--device", "cpu", "--out", tmp_path / "r"
+    )
+    assert [line for line in done.stderr.splitlines() if line.startswith("ridgeline: ridgeline: ")] == [
+        "ridgeline: ridgeline: loading",
+        "ridgeline: ridgeline: ready",
+        "ridgeline: ridgeline: first",
+    ]
+
+
 @pytest.mark.skipif(shutil.which("sleep") is None, reason="needs sleep")
 def test_diff_runs_two_commands_in_turn() -> None:
     slower = bench("diff", "--pairs", "7", "--run", "sleep 0.05", "sleep 0.6")

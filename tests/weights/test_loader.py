@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub.errors
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
@@ -372,13 +375,67 @@ def test_an_unreachable_model_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(ModelLoadError) as caught:
         resolve_model("someone/some-model")
-    assert str(caught.value).startswith("model 'someone/some-model' is neither an existing folder nor a hub model")
-    assert str(caught.value).endswith("(no route to host).")
+    assert str(caught.value).startswith("no folder is named 'someone/some-model', and as a hub id it cannot be had: ")
+    assert "the hub cannot be reached" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("RepositoryNotFoundError", "the hub has no such model, or it is private"),
+        ("GatedRepoError", "its owner wants terms to be accepted"),
+        ("RevisionNotFoundError", "it has no revision of that name"),
+        ("LocalEntryNotFoundError", "the hub cannot be reached, and no copy is on this machine"),
+        ("OfflineModeIsEnabled", "HF_HUB_OFFLINE"),
+    ],
+)
+def test_the_hubs_own_errors_are_told_in_our_words(monkeypatch: pytest.MonkeyPatch, error: str, told: str) -> None:
+    kind = getattr(huggingface_hub.errors, error)
+    failure = kind.__new__(kind)  # their constructors want responses
+
+    def failing(*_: Any, **__: Any) -> str:
+        raise failure
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", failing)
+    with pytest.raises(ModelLoadError, match=told):
+        resolve_model("someone/some-model")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_a_disk_without_room_or_rights_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def failing(*_: Any, **__: Any) -> str:
+        raise OSError(number, os.strerror(number), "/cache/x")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", failing)
+    with pytest.raises(ModelLoadError, match=f"/cache/x: {os.strerror(number)} .--download-dir"):
+        resolve_model("someone/some-model")
+
+
+@pytest.mark.parametrize(
+    "model", ["models/llama", "models/lama", "llama", "./models/x", "a/b/c", "~/x", "../none-such"]
+)
+def test_a_folder_that_is_missing_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """The hub is asked for what may be a name on it, and for nothing else."""
+    asked = list[str]()
+
+    def failing(name: str, **_: Any) -> str:
+        asked.append(name)
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", failing)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "llama2").mkdir(parents=True)
+    with pytest.raises(ModelLoadError) as caught:
+        resolve_model(model)
+    assert asked == ([model] if model in ("models/llama", "models/lama", "llama") else [])
+    assert ("did you mean 'models/llama2'" in str(caught.value)) is (model in ("models/llama", "models/lama"))
+    assert "a hub id such as Qwen/Qwen3-0.6B" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("model", "sentence"),
-    [("", "no model was given"), ("/no/such folder", "neither an existing folder nor a hub model")],
+    [("", "no model was given"), ("/no/such folder", "the folder '/no/such folder' does not exist")],
 )
 def test_a_name_that_can_be_neither_is_refused(model: str, sentence: str) -> None:
     with pytest.raises(ModelLoadError, match=sentence):

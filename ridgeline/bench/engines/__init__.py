@@ -32,6 +32,11 @@ class Engine(Protocol):
     version: str
     dtype: str  # "bfloat16", …
 
+    @staticmethod
+    def check(model: str) -> None:
+        """Import what the engine needs. Raise InvalidConfig if it is not there, or if it cannot read a file of that
+        kind."""
+
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
         """Run all prompts, as token ids, together; return how many tokens each got."""
 

@@ -38,10 +38,15 @@ class _Request:
 class LlamaCpp:
     """llama.cpp. `extra` holds `parallel` (default 16) and fields of `llama_context_params`, such as n_threads."""
 
-    def __init__(self, model: str, options: LoadOptions) -> None:
-        llama_cpp = imported("llama_cpp", "llama-cpp-python")
+    @staticmethod
+    def check(model: str) -> None:
+        imported("llama_cpp", "llama-cpp-python")
         if Path(model).suffix != ".gguf" or not Path(model).is_file():
             raise InvalidConfig(f"llama.cpp reads a GGUF file, got {model!r}; give one with --peer-model FILE.gguf.")
+
+    def __init__(self, model: str, options: LoadOptions) -> None:
+        self.check(model)
+        llama_cpp = imported("llama_cpp", "llama-cpp-python")
         self.version: str = llama_cpp.__version__
         self.dtype = "gguf:" + Path(model).stem
         self._c = llama_cpp

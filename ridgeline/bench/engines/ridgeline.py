@@ -13,6 +13,10 @@ from ridgeline.version import __version__
 class Ridgeline:
     version = __version__
 
+    @staticmethod
+    def check(_model: str) -> None:
+        """All that it needs was imported with this module."""
+
     def __init__(self, model: str, options: LoadOptions) -> None:
         self.llm = LLM(
             model,

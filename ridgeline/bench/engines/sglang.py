@@ -14,6 +14,10 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_DISABLE_TELEMETRY": "1"}
 
 
 class SGLang:
+    @staticmethod
+    def check(_model: str) -> None:
+        imported("sglang.srt.entrypoints.engine", "sglang", ENVIRONMENT)
+
     def __init__(self, model: str, options: LoadOptions) -> None:
         engine = imported("sglang.srt.entrypoints.engine", "sglang", ENVIRONMENT).Engine
         self.version: str = imported("sglang", "sglang").__version__

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from ridgeline.bench.engines import LoadOptions
-from ridgeline.core.errors import InvalidConfig
+from ridgeline.bench.engines import LoadOptions, imported
 
 PADDED_TOKENS = 64 * 2048  # in one generate call; more would not fit beside an 8B model
 
 
 class Transformers:
+    @staticmethod
+    def check(_model: str) -> None:
+        imported("transformers", "transformers")
+
     def __init__(self, model: str, options: LoadOptions) -> None:
-        try:
-            import transformers
-        except ModuleNotFoundError as error:
-            raise InvalidConfig("the transformers peer is not installed: pip install transformers.") from error
+        transformers = imported("transformers", "transformers")
         self.version: str = transformers.__version__
         cuda = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
         self.device = torch.device("cuda" if cuda else "cpu")

@@ -19,6 +19,10 @@ ENVIRONMENT = {
 
 
 class VLLM:
+    @staticmethod
+    def check(_model: str) -> None:
+        imported("vllm", "vllm", ENVIRONMENT)
+
     def __init__(self, model: str, options: LoadOptions) -> None:
         vllm = imported("vllm", "vllm", ENVIRONMENT)
         self.version: str = vllm.__version__
