@@ -59,7 +59,7 @@ class Completion:
             if event.finish_reason == "stop" and event.token_id in self.request.stop_ids:
                 output.stop_reason = event.token_id
             rest = self._detokenizer.finish() if self._detokenizer else ""
-            output.text += rest
+            self._add_text(rest)
             text += rest
             if self._detokenizer is not None and self._detokenizer.stopped is not None:
                 output.finish_reason, output.stop_reason = "stop", self._detokenizer.stopped
@@ -83,8 +83,15 @@ class Completion:
             self._repeats_at = len(output.token_ids)
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
             text += detokenizer.finish() if detokenizer is not None else ""
-        output.text += text
+        self._add_text(text)
         return text
+
+    def _add_text(self, piece: str) -> None:
+        """Add to the output's text. A string that nothing else refers to grows where it is; a copy for each token would
+        take time that grows with the square of the output."""
+        text, self.output.text = self.output.text, ""
+        text += piece
+        self.output.text = text
 
     def _fail(self, error: InvalidRequest) -> str:
         self.output.finish_reason, self.output.error = "error", str(error)

@@ -35,10 +35,18 @@ def check_text(text: str) -> None:
     if "\\u00" in text:  # the parts' names may be spelled in escapes
         parts = [(name, part) for name, part in json.loads(text).items() if name in _PARTS]
     else:
-        decode = json.JSONDecoder().raw_decode
-        parts = [(found[1], decode(text, found.end())[0]) for found in _PART.finditer(text)]
+        parts = list(_found(text))
     for name, part in parts:
         _check_part(name, part)
+
+
+def _found(text: str) -> Iterator[tuple[str, object]]:
+    """Yield the parts with their names, without those that stand within another."""
+    decode, end = json.JSONDecoder().raw_decode, 0
+    for found in _PART.finditer(text):
+        if found.start() >= end:
+            part, end = decode(text, found.end())
+            yield found[1], part
 
 
 def _check_part(name: str, part: object) -> None:

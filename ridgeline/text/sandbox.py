@@ -230,7 +230,7 @@ def check_growth(name: str, subject: object, values: list[Any]) -> None:
         check_size(_largest(values))
     elif name in ("format", "format_map") and isinstance(subject, str):
         check_size(max((int(digits) for digits in re.findall(r"\d{7,18}", subject)), default=0))
-        if re.search(r"\*|:[^{}]*\{", subject):  # widths come from the values
+        if re.search(r"\*|:[^{}:]*\{", subject):  # widths come from the values
             check_size(_largest(values))
     elif name == "join":
         check_size(_size(subject) * max(map(_size, values), default=0))

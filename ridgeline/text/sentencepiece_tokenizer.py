@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from ridgeline.core.errors import ModelLoadError
 from ridgeline.text.components import check_charsmap
 from ridgeline.weights.formats.sentencepiece_file import Piece, PieceType, SentencePieceModel
 
 SPACE = "▁"
+MAX_PIECE = (
+    512  # characters of a piece that text is cut into, as in sentencepiece's trainer; time grows with its square
+)
+# Runs of spaces, as Oniguruma reads patterns. At the end sentencepiece takes its own sign for one too.
+BEGINNING, END = r"\A ++", rf"(?<![ {SPACE}])[ {SPACE}]++\z"
 
 
 def sentencepiece_backend(
@@ -21,6 +27,7 @@ def sentencepiece_backend(
     Special tokens are found as transformers finds them. With `prefix_each` the space before a text also stands after
     each special token (transformers' `legacy`), and not only at the text's beginning.
     """
+    _check_lengths(model.pieces)
     backend = tokenizers.Tokenizer(_bpe(model) if model.kind == "bpe" else _unigram(model))
     backend.normalizer = normalizers.Sequence(_normalizers(model))
     backend.pre_tokenizer = _prefix(model, prefix_each)
@@ -62,13 +69,25 @@ def merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     ways: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece in pieces:
-        if piece.type not in (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED):
+        if (
+            piece.type not in (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.UNUSED)
+            or len(piece.text) > MAX_PIECE
+        ):
             continue
         for cut in range(1, len(piece.text)):
             left, right = piece.text[:cut], piece.text[cut:]
             if left in ids and right in ids:
                 ways.append((-piece.score, ids[left], ids[right], (left, right)))
     return [way[-1] for way in sorted(ways)]
+
+
+def _check_lengths(pieces: Sequence[Piece]) -> None:
+    for i, piece in enumerate(pieces):
+        if len(piece.text) > MAX_PIECE and piece.type not in (PieceType.CONTROL, PieceType.USER_DEFINED):
+            raise ModelLoadError(
+                f"the vocabulary's piece {i} has {len(piece.text)} characters, of at most {MAX_PIECE}; copy the file "
+                "again from the model's source."
+            )
 
 
 def _bpe(model: SentencePieceModel) -> models.BPE:
@@ -100,8 +119,9 @@ def _normalizers(model: SentencePieceModel) -> list[normalizers.Normalizer]:
         check_charsmap(model.charsmap)
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:
-        # The prefix puts the one space before a text that belongs there.
-        ends = " +$" if model.add_dummy_prefix else "^ +| +$"
+        # The prefix puts the one space before a text that belongs there. A run is tried from its first space alone:
+        # from each of them, a long run that is not at the end would take time that grows with the square of its length.
+        ends = END if model.add_dummy_prefix else f"{BEGINNING}|{END}"
         steps += [normalizers.Replace(Regex(ends), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     return [*steps, normalizers.Replace(" ", SPACE)]
 

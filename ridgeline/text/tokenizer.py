@@ -301,10 +301,10 @@ def _missing_tokens(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, AddedToken]
 ) -> list[AddedToken]:
     """Return the tokens that the config files know and tokenizer.json does not, or knows with other flags, by id."""
-    held = backend.get_added_tokens_decoder().values()
+    held = {str(token): token for token in backend.get_added_tokens_decoder().values()}
     spelled = config.get("added_tokens_decoder", {})
     listed = [AddedToken(**spelled[i]) for i in sorted(spelled, key=int)]
-    missing = [token for token in listed if token not in held]
+    missing = [token for token in listed if held.get(str(token)) != token]
     texts = {str(token) for token in (*held, *missing)}
     extra = config.get("extra_special_tokens", config.get("additional_special_tokens"))
     unnamed = [_as_added_token(value) for value in extra] if isinstance(extra, list) else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.text.parsers.choose import choose
 from ridgeline.text.parsers.events import CallDelta, Content, Reasoning
 from ridgeline.text.parsers.reader import AnswerReader, Parser
 from ridgeline.text.parsers.tools import TOOL_FORMS
@@ -248,21 +246,3 @@ def test_what_is_broken_reads_the_same_however_it_is_cut(data: st.DataObject, na
     whole = joined(FORMS[name].parser(TOOLS), [text])
     assert joined(FORMS[name].parser(TOOLS), cut(text, places)) == whole
     assert joined(FORMS[name].parser(TOOLS), list(text)) == whole
-
-
-@pytest.mark.parametrize("form", [form.name for form in TOOL_FORMS])
-def test_time_grows_with_the_text_alone(form: str) -> None:
-    """A run of spaces, or a name that does not end, is not looked at again with each of its characters."""
-    found = choose(form, "none", [], ())
-    assert found.tools is not None
-    frame = found.tools.frame
-    assert frame is not None
-    begun = frame.start + frame.call.partition("$ARGS")[0]
-    begun = begun.replace("$NAME", "f").replace("$QUOTED", '"f"').replace("$INDEX", "0")
-    for text in (begun + " " * 8000, begun.partition("f")[0] + "f" * 8000):
-        reader = found.reader("Hi", {"f": {}}, calls=True)
-        start = time.process_time()
-        for char in text:
-            reader.read(char, ended=False)
-        reader.read("", ended=True)
-        assert time.process_time() - start < 0.6

@@ -13,17 +13,21 @@ from ridgeline.text.parsers.scanner import Give, Reading, Scanner, Tags
 Tools = Mapping[str, Mapping[str, Any]]  # a function's name → the JSON schema of its arguments
 
 # Everything up to an object of arguments. It has no "<", so that it never reaches beyond a tag.
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\<]|\\[^<])*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 MARKS = re.compile(r'["\\{}\[\]<]')
 SEPARATORS = re.compile(r"[\s,]*")
 LIST, LIST_END = Tags("["), Tags("]")
 
 
 class JsonSpan:
-    """The place within a JSON object or list that comes in pieces."""
+    """The place within a JSON object or list that comes in pieces.
 
-    def __init__(self) -> None:
+    inner: stop once, before the first object within.
+    """
+
+    def __init__(self, *, inner: bool = False) -> None:
         self._depth, self._quoted, self._escaped = 0, False, False
+        self._inner = inner
 
     def end(self, text: str, start: int = 0) -> tuple[int, bool]:
         """Return where the value's part of the text ends, and if the value ends there.
@@ -43,6 +47,10 @@ class JsonSpan:
             elif char == '"':
                 self._quoted = True
             elif char in "{[":
+                if self._inner and self._depth == 1:
+                    self._inner = False
+                    if char == "{":
+                        return place - 1, False
                 self._depth += 1
             elif char in "}]":
                 self._depth -= 1
@@ -78,14 +86,12 @@ class CallParser(Scanner):
         """Give a JSON object or list as it comes, and return True if it is complete."""
         span = JsonSpan()
         while True:
-            end, complete = span.end(self._text)
-            if end:
-                give(self.cut(end))
+            end, complete = span.end(self._text, self._at)
+            if end > self._at:
+                give(self.cut(end - self._at))
             if complete:
                 return True
             if not (yield from self.more()):
-                if self._text:
-                    continue
                 return False
 
     def json_arguments(self) -> Reading[None]:
@@ -101,33 +107,33 @@ class CallParser(Scanner):
 
         Arguments are given as they come where the name stands before them, and otherwise when the object has ended.
         """
-        read, looked, span = 0, 0, JsonSpan()
+        read, span = list[str](), JsonSpan(inner=True)
         while True:
-            fresh = "{" in self._text[looked:]  # a head ends at one; a long name is not looked at again and again
-            head, looked = HEAD.match(self._text) if fresh else None, len(self._text)
-            name = decoded(head[1]) if head else None
-            if head and isinstance(name, str):
-                self.cut(head.end())
-                self.begin(name)
-                yield from self.json_value(self.arguments)
-                yield from self.space()
-                yield from self.rest_of_call()
-                return None
-            read, complete = span.end(self._text, read)
-            if complete or (self._ended and read >= len(self._text)):
-                text = self.cut(read)
+            end, complete = span.end(self._text, self._at)
+            read.append(self.cut(end - self._at))
+            if self.left and not complete:  # before the first object within, and only there arguments can begin
+                head = HEAD.fullmatch("".join(read))
+                name = decoded(head[1]) if head else None
+                if isinstance(name, str):
+                    self.begin(name)
+                    yield from self.json_value(self.arguments)
+                    yield from self.space()
+                    yield from self.rest_of_call()
+                    return None
+            elif complete or self._ended:
+                text = "".join(read)
                 return None if self.whole_call(text) else text
-            yield
+            else:
+                yield
 
     def rest_of_call(self) -> Reading[None]:
         """Read on from the end of a call's arguments to the end of its object, which may say more, such as an id."""
         if (yield from self.peek()) in ("}", ","):
             span = JsonSpan()
-            end = 0
             while True:
-                end, complete = span.end(self._text, end)
+                end, complete = span.end(self._text, self._at)
+                self.cut(end - self._at)
                 if complete or self._ended:
-                    self.cut(end)
                     return
                 yield
 

@@ -33,11 +33,11 @@ class Tags:
         self.find = re.compile("|".join(map(re.escape, texts)) or r"(?!)").search
         first = "".join(re.escape(char) for char in sorted({text[0] for text in texts}))
         self.starts = re.compile(f"[{first}]" if first else r"(?!)").search  # finds where a tag may begin
-        self._longest = max(map(len, texts), default=0) - 1
+        self.longest = max(map(len, texts), default=0)
 
-    def begun(self, text: str) -> int:
-        """Return how many characters at the end of the text may be the beginning of a tag."""
-        start = self.starts(text, max(0, len(text) - self._longest))
+    def begun(self, text: str, at: int) -> int:
+        """Return how many characters at the end of the text, which is read from `at` on, may begin a tag."""
+        start = self.starts(text, max(at, len(text) - self.longest + 1))
         while start is not None:
             rest = text[start.start() :]
             if any(tag.startswith(rest) for tag in self.texts):
@@ -48,12 +48,16 @@ class Tags:
 
 class Scanner:
     """The base of parsers. `position` counts the characters that were read for good. `turns` lists where reasoning
-    begins (True) and ends (False). `reasons` says that a parser looks for it."""
+    begins (True) and ends (False). `reasons` says that a parser looks for it.
+
+    `_text` is the last piece, read up to `_at`. A method that waits leaves no more of it than a tag's length and keeps
+    the rest in a list of its own, so a text takes time in proportion to its length, in one piece or in many.
+    """
 
     reasons = False
 
     def __init__(self) -> None:
-        self._text = ""
+        self._text, self._at = "", 0
         self._ended = False
         self._found: list[Event] = []
         self._run: Reading[None] | None = self.parse()
@@ -66,7 +70,7 @@ class Scanner:
 
     def push(self, text: str) -> list[Event]:
         """Return what is certain after a further piece of text."""
-        self._text += text
+        self._text, self._at = self._text[self._at :] + text, 0
         return self._resume()
 
     def finish(self) -> list[Event]:
@@ -83,8 +87,8 @@ class Scanner:
             else:
                 if not self._ended:
                     break
-        if self._run is None and self._text:
-            self.content(self.cut(len(self._text)))
+        if self._run is None:
+            self.content(self.cut(self.left))
         found, self._found = self._found, []
         return found
 
@@ -110,11 +114,19 @@ class Scanner:
 
     # ---- what is read -------------------------------------------------------------------------------------------
 
+    @property
+    def left(self) -> int:
+        """The number of characters that have come and are not read."""
+        return len(self._text) - self._at
+
     def cut(self, length: int) -> str:
         """Take so many characters for good."""
-        taken, self._text = self._text[:length], self._text[length:]
         self.position += length
-        return taken
+        return self._pass(length)
+
+    def _pass(self, length: int) -> str:
+        start, self._at = self._at, self._at + length
+        return self._text[start : self._at]
 
     def more(self) -> Reading[bool]:
         """Wait for more text. Return False if none comes."""
@@ -127,21 +139,21 @@ class Scanner:
         that has begun there is given only if the text is `whole` without it."""
         while True:
             text = self._text
-            if text and tags.starts(text) is None:  # most texts, so this is done before all else
-                self.position += len(text)
-                self._text = ""
-                give(text)
-            elif text:
-                found = tags.find(text)
+            start = tags.starts(text, self._at)
+            if start is None:  # most texts, so this is done first
+                if self.left:
+                    give(self.cut(self.left))
+            else:
+                found = tags.find(text, start.start())
                 if found is not None:
-                    if found.start():
-                        give(self.cut(found.start()))
+                    if found.start() > self._at:
+                        give(self.cut(found.start() - self._at))
                     return self.cut(len(found[0]))
-                certain = len(text) - (0 if self._ended and whole else tags.begun(text))
+                certain = self.left - (0 if self._ended and whole else tags.begun(text, self._at))
                 if certain:
                     give(self.cut(certain))
             if self._ended:
-                self.cut(len(self._text))
+                self.cut(self.left)
                 return None
             yield
 
@@ -154,21 +166,24 @@ class Scanner:
     def expect(self, tags: Tags) -> Reading[str | None]:
         """Take and return the tag with which the text goes on, or None if it goes on with none of them."""
         while True:
+            text = self._text[self._at : self._at + tags.longest]
             for tag in tags.texts:
-                if self._text.startswith(tag):
+                if text.startswith(tag):
                     return self.cut(len(tag))
-            if self._ended or not any(tag.startswith(self._text) for tag in tags.texts):
+            if self._ended or not any(tag.startswith(text) for tag in tags.texts):
                 return None
             yield
 
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Take and return a run of characters, such as a name. The pattern is a class of characters, repeated."""
-        end = 0
+        parts: list[str] = []
         while True:
-            found = pattern.match(self._text, end)  # what was looked at is not looked at again
-            end = found.end() if found else end
-            if end < len(self._text) or self._ended:
-                return self.cut(end)
+            if (found := pattern.match(self._text, self._at)) is not None:
+                parts.append(self._pass(len(found[0])))
+            if self.left or self._ended:
+                run = "".join(parts)
+                self.position += len(run)  # only now, because what it belongs to was not known
+                return run
             yield
 
     def space(self) -> Reading[str]:
@@ -177,23 +192,24 @@ class Scanner:
 
     def peek(self) -> Reading[str]:
         """Return the next character without taking it; "" if the text ends."""
-        while not self._text and not self._ended:
+        while not self.left and not self._ended:
             yield
-        return self._text[:1]
+        return self._text[self._at : self._at + 1]
 
 
 class Trimmed:
     """A giver that leaves out white space at both ends of what it is given."""
 
     def __init__(self, give: Give) -> None:
-        self._give, self._held, self.begun = give, "", False
+        self._give, self.begun = give, False
+        self._held: list[str] = []  # white space, which may be the last
 
     def __call__(self, text: str) -> None:
         if not self.begun:
             text = text.lstrip()
-        text = self._held + text
         bare = text.rstrip()
-        self._held = text[len(bare) :]
         if bare:
             self.begun = True
-            self._give(bare)
+            self._give("".join((*self._held, bare)))
+            self._held.clear()
+        self._held.append(text[len(bare) :])

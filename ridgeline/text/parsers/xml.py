@@ -3,13 +3,13 @@ string is taken as it stands, and numbers, booleans, lists and objects are decod
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ridgeline.text.parsers.calls import CallParser, Tools, decoded
+from ridgeline.text.parsers.literals import python_literal
 from ridgeline.text.parsers.scanner import Give, Reading, Tags
 
 MOST_REFERENCES = 8  # followed one after another
@@ -55,6 +55,7 @@ class XmlParser(CallParser):
         self._keys = Tags(*dict.fromkeys((form.key, self._end, form.close)))
         self._key_end, self._value_end = Tags(form.key_end), Tags(form.value_end)
         self._value = Tags(form.value) if form.value else None
+        self._types: dict[tuple[str, str], frozenset[str]] = {}  # by function and argument, of those that came
         super().__init__(tools)
 
     def parse(self) -> Reading[None]:
@@ -91,7 +92,9 @@ class XmlParser(CallParser):
             key = key.strip().strip(QUOTES)
             self.arguments(f"{'{' if first else ', '}{json.dumps(key, ensure_ascii=False)}: ")
             first = False
-            yield from self._read_value(types_of(schema, key))
+            if (name, key) not in self._types:
+                self._types[name, key] = types_of(schema, key)
+            yield from self._read_value(self._types[name, key])
             tag = yield from self.until(self._keys, self.drop)
         if tag is not None or first:
             self.arguments("{}" if first else "}")
@@ -138,25 +141,38 @@ def types_of(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or name not in properties:
         return frozenset({"string"})
-    return _types(properties[name], schema, MOST_REFERENCES)
+    return _Types(schema).of(properties[name], MOST_REFERENCES)
 
 
-def _types(part: object, whole: Mapping[str, Any], depth: int) -> frozenset[str]:
-    if not isinstance(part, Mapping) or depth == 0:
-        return ANY
-    if isinstance(reference := part.get("$ref"), str):
-        return _types(_referred(reference, whole), whole, depth - 1)
-    named = part.get("type")
-    if isinstance(named, str):
-        return frozenset({named})
-    if isinstance(named, list):
-        return frozenset(each for each in named if isinstance(each, str)) or ANY
-    for choice in ("anyOf", "oneOf", "allOf"):
-        if isinstance(part.get(choice), list) and part[choice]:
-            found = [_types(each, whole, depth - 1) for each in part[choice]]
-            return frozenset.intersection(*found) if choice == "allOf" else frozenset.union(*found)
-    values = [part["const"]] if "const" in part else part.get("enum")
-    return _types_of_values(values) if isinstance(values, list) and values else ANY
+class _Types:
+    """The types that parts of a schema allow. A part is looked at once for each depth, however many refer to it."""
+
+    def __init__(self, whole: Mapping[str, Any]) -> None:
+        self._whole = whole
+        self._known: dict[tuple[int, int], frozenset[str]] = {}
+
+    def of(self, part: object, depth: int) -> frozenset[str]:
+        if not isinstance(part, Mapping) or depth == 0:
+            return ANY
+        known = self._known.get((id(part), depth))
+        if known is None:
+            known = self._known[id(part), depth] = self._found(part, depth)
+        return known
+
+    def _found(self, part: Mapping[str, Any], depth: int) -> frozenset[str]:
+        if isinstance(reference := part.get("$ref"), str):
+            return self.of(_referred(reference, self._whole), depth - 1)
+        named = part.get("type")
+        if isinstance(named, str):
+            return frozenset({named})
+        if isinstance(named, list):
+            return frozenset(each for each in named if isinstance(each, str)) or ANY
+        for choice in ("anyOf", "oneOf", "allOf"):
+            if isinstance(part.get(choice), list) and part[choice]:
+                found = [self.of(each, depth - 1) for each in part[choice]]
+                return frozenset.intersection(*found) if choice == "allOf" else frozenset.union(*found)
+        values = [part["const"]] if "const" in part else part.get("enum")
+        return _types_of_values(values) if isinstance(values, list) and values else ANY
 
 
 def _types_of_values(values: Iterable[object]) -> frozenset[str]:
@@ -179,10 +195,10 @@ def as_json(text: str, types: frozenset[str], line: bool) -> str:
         return bare
     if "string" not in types or bare == "None":
         try:
-            value = ast.literal_eval(bare.capitalize() if bare in ("true", "false") else bare)
+            value = python_literal(bare.capitalize() if bare in ("true", "false") else bare)
             if not isinstance(value, str) and _fits(value, types):
                 return json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        except (ValueError, TypeError, RecursionError):
             pass
     if "string" not in types and isinstance(decoded(bare), str):
         return bare

@@ -17,6 +17,8 @@ from ridgeline.core.errors import ModelLoadError
 
 Field = int | bytes | float
 
+MAX_BYTES = 1 << 26  # the largest real files have a tenth of it
+
 
 class PieceType(IntEnum):
     """The types of pieces, numbered as in sentencepiece and in GGUF after it."""
@@ -68,7 +70,7 @@ _KINDS: dict[object, Literal["bpe", "unigram"]] = {1: "unigram", 2: "bpe"}
 def read_sentencepiece(path: Path) -> SentencePieceModel:
     """Return the vocabulary. Raise ModelLoadError if the file is no such message, or needs what we do not have."""
     try:
-        fields = list(_fields(path.read_bytes()))
+        fields = list(_fields(_content(path)))
         pieces = [_piece(_bytes(value)) for number, value in fields if number == _PIECES]
         trainer = dict(_fields(_bytes(_last(fields, _TRAINER, b""))))
         normalizer = dict(_fields(_bytes(_last(fields, _NORMALIZER, b""))))
@@ -88,6 +90,12 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         add_dummy_prefix=bool(normalizer.get(_DUMMY_PREFIX, 1)),
         remove_extra_whitespaces=bool(normalizer.get(_REMOVE_EXTRA, 1)),
     )
+
+
+def _content(path: Path) -> bytes:
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"it has {size} bytes, of at most {MAX_BYTES}")
+    return path.read_bytes()
 
 
 def _piece(data: bytes) -> Piece:

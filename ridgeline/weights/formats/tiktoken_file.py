@@ -12,7 +12,10 @@ from pathlib import Path
 from ridgeline.core.errors import ModelLoadError
 
 MAX_BYTES = 1 << 24  # Kimi K2's file has a sixth of it
-MAX_TOKEN = 256  # bytes; the time that merges take grows with the square of a token's length
+MAX_TOKEN = 256  # bytes
+# The squares of all tokens' lengths together, because the time to find a token's merges grows with the square of its
+# length. Real vocabularies have a tenth of it, which takes a second.
+MAX_SQUARES = 1 << 27
 _MAX_LINE = 4 * (MAX_TOKEN + 2) // 3 + 12  # a token in base64, a space and a rank
 _AGAIN = "copy the file again from the model's source"
 
@@ -67,5 +70,10 @@ def _check(tokens: Sequence[bytes], path: Path) -> None:
                 f"{path} gives the rank {rank} to a token of {len(token)} bytes, of 1 to {MAX_TOKEN}; {_AGAIN}."
             )
         ranks[token] = rank
+    if (squares := sum(len(token) ** 2 for token in tokens)) > MAX_SQUARES:
+        raise ModelLoadError(
+            f"{path} has too many long tokens: the squares of their lengths add up to {squares}, of at most "
+            f"{MAX_SQUARES}; {_AGAIN}."
+        )
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ModelLoadError(f"{path} has no token for the byte 0x{missing[0]:02X}; {_AGAIN}.")

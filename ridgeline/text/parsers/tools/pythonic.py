@@ -7,13 +7,14 @@ Llama 4 may put <|python_start|> and <|python_end|> around the list.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ridgeline.text.parsers.calls import CallParser
 from ridgeline.text.parsers.forms import Frame, ToolForm
+from ridgeline.text.parsers.literals import python_literal
 from ridgeline.text.parsers.scanner import Reading, Tags
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -57,40 +58,42 @@ class PythonicParser(CallParser):
             if not name or parenthesis is None or (self.tools and name not in self.tools):
                 return read + name + (parenthesis or "")
             self.begin(name)
-            yield from self._arguments(list(self.tools.get(name, {}).get("properties", {})))
+            properties = self.tools.get(name, {}).get("properties")
+            yield from self._arguments(properties if isinstance(properties, Mapping) else ())
 
-    def _arguments(self, names: list[str]) -> Reading[None]:
+    def _arguments(self, names: Iterable[str]) -> Reading[None]:
         """Read the arguments of a call and the parenthesis behind them. `names` are those of arguments without one."""
         self.arguments("{")
-        first = True
+        first, used = True, set[str]()
+        free = (name for name in names if name not in used)
         while True:
             yield from self.match(COMMAS)
             if (yield from self.peek()) in (")", ""):
-                if self._text:
+                if self.left:
                     self.cut(1)
                     self.arguments("}")
                 return
             word = yield from self.match(WORD)
             equals = yield from self.expect(self.equals)
             text = ("" if equals else word) + (yield from self._literal())
-            key = word if equals else names.pop(0) if names else "argument"
-            if key in names:
-                names.remove(key)
-            if not self._text:  # the value may not be whole
+            key = word if equals else next(free, "argument")
+            used.add(key)
+            if not self.left:  # the value may not be whole
                 return
             self.arguments(f"{'' if first else ', '}{json.dumps(key, ensure_ascii=False)}: {as_json(text)}")
             first = False
 
     def _literal(self) -> Reading[str]:
         """Return the text of a value, up to the comma or parenthesis behind it."""
-        depth, quote, place = 0, "", 0
+        depth, quote, escaped, parts = 0, "", False, list[str]()
         while True:
+            place = self._at
+            if escaped and self.left:
+                place, escaped = place + 1, False
             while (mark := MARKS.search(self._text, place)) is not None:
                 char, place = mark[0], mark.end()
                 if char == "\\":
-                    if place == len(self._text) and not self._ended:
-                        place -= 1  # what it escapes has not come
-                        break
+                    escaped = place == len(self._text)
                     place += 1
                 elif quote:
                     quote = "" if char == quote else quote
@@ -99,13 +102,12 @@ class PythonicParser(CallParser):
                 elif char in "([{":
                     depth += 1
                 elif depth == 0 and char in "),":
-                    return self.cut(place - 1)
+                    return "".join((*parts, self.cut(place - 1 - self._at)))
                 elif char in ")]}":
                     depth -= 1
-            else:
-                place = len(self._text)
+            parts.append(self.cut(self.left))
             if not (yield from self.more()):
-                return self.cut(len(self._text))
+                return "".join(parts)
 
 
 def as_json(text: str) -> str:
@@ -113,11 +115,11 @@ def as_json(text: str) -> str:
     bare = text.strip()
     if bare in WORDS:
         return json.dumps(WORDS[bare])
-    for read in (json.loads, ast.literal_eval):
+    for read in (json.loads, python_literal):
         try:
             value: Any = read(bare)
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        except (ValueError, TypeError, RecursionError):
             continue
     return json.dumps(bare, ensure_ascii=False)
 
