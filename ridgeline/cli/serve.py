@@ -37,7 +37,9 @@ SERVE_HELP = {
     "uds": "Unix socket to listen on, instead of host and port.",
     "served_model_name": "Names of the model for clients (default: its folder's name, or its hub id).",
     "api_key": "Keys that clients may send (without one, none is asked for).",
-    "admin_key": "Keys for routes that show other clients' requests (default: the API keys).",
+    "admin_key": "Keys for routes that show other clients' requests (default: the API keys), and for those that pause, "
+    "sleep, reload or reset (default: these are closed).",
+    "open_admin_routes": "Without an admin key, let every client pause, sleep, reload or reset the engine.",
     "api_server_count": "Processes that face the network.",
     "data_parallel_size": "Engines side by side, each on devices of its own (replicas of the model). With "
     "enable_expert_parallel they divide the experts between them.",

@@ -33,7 +33,8 @@ class ServeConfig:
     grpc_port: the port of the gRPC server on the same host (None: there is none).
     served_model_name: the name that clients use for the model; several names are aliases (default: the folder's name).
     api_key: the keys that clients may use (none: no key is asked for).
-    admin_key: the keys for routes that show other clients' requests.
+    admin_key: the keys for routes that show other clients' requests, or change what all clients get.
+    open_admin_routes: without an admin key, let every client change what all get (pause, sleep, reload, forget).
     api_server_count: how many API servers run.
     data_parallel_size: how many engines run the model side by side, each on devices of its own.
     shutdown_timeout: the seconds that running requests get to finish.
@@ -90,6 +91,7 @@ class ServeConfig:
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     admin_key: tuple[str, ...] = ()
+    open_admin_routes: bool = False
     api_server_count: int = 1
     data_parallel_size: int = 1
     shutdown_timeout: float = 30.0

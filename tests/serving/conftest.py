@@ -219,5 +219,5 @@ def start_server(engine_socket: Path) -> StartServer:
 
 @pytest.fixture(scope="session")
 def server(start_server: StartServer) -> Iterator[Server]:
-    with start_server() as running:
+    with start_server(open_admin_routes=True) as running:
         yield running

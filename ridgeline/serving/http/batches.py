@@ -26,6 +26,7 @@ from ridgeline.serving.batches.records import BATCH_ID, FILE_ID, Batch, StoredFi
 from ridgeline.serving.batches.store import KEPT, NoSuchEntry, Store
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
+from ridgeline.serving.http.attachment import attachment
 from ridgeline.serving.http.describe import answers as answers_of
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import ClientGone, read_body
@@ -145,7 +146,8 @@ def router(api: ApiServer) -> APIRouter:
     async def content(file_id: str) -> Response:
         files, mine, name = store(), whose(), _named(file_id, "File")
         found = await apart(lambda: files.file(name, mine))
-        return FileResponse(files.content(name), media_type="application/octet-stream", filename=found.filename)
+        headers = {"Content-Disposition": attachment(found.filename), "X-Content-Type-Options": "nosniff"}
+        return FileResponse(files.content(name), media_type="application/octet-stream", headers=headers)
 
     # ---- batches ----------------------------------------------------------------------------------------------
 

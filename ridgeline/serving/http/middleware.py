@@ -38,10 +38,13 @@ access = logging.getLogger("ridgeline.access")
 
 # open to everybody
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
-# these show what other clients do, or change what they get
-ADMIN = (
-    *("/v1/requests", "/dashboard", "/server_info", "/reset_prefix_cache", "/reload_weights"),
-    *("/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping"),
+# these change what all clients get
+ORDERS = ("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache")
+# these show what other clients do, too
+ADMIN = (*ORDERS, "/v1/requests", "/dashboard", "/server_info", "/is_paused", "/is_sleeping")
+CLOSED = (
+    "this route changes what all clients get, so it is closed; start the server with --admin-key KEY and send that, "
+    "or with --open-admin-routes."
 )
 # who waits for a paused engine must be able to end
 WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused", "/wake_up", "/is_sleeping")
@@ -70,7 +73,7 @@ def wrap(app: ASGIApp, api: ApiServer) -> ASGIApp:
     uploads = config.batch_file_bytes + FORM_BYTES if config.batch_dir is not None else 0
     layers = with_whole_body(layers, config.max_body_bytes, uploads)
     layers = with_draining(layers, api.service.admission)
-    layers = with_keys(layers, config.api_key, config.admin_key)
+    layers = with_keys(layers, config.api_key, config.admin_key, open_orders=config.open_admin_routes)
     if config.allowed_origins:
         layers = CORSMiddleware(
             layers,
@@ -166,9 +169,9 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
     return run
 
 
-def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> ASGIApp:
+def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str], *, open_orders: bool = False) -> ASGIApp:
     """Ask for a key on every route but health, if there are any keys. An admin key opens every route; if there is one,
-    it alone opens those that show other clients' requests."""
+    it alone opens those in ADMIN. Without one, those in ORDERS are closed, unless `open_orders` says otherwise."""
     clients = (*keys, *admin_keys) if keys else ()
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,6 +182,8 @@ def with_keys(app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str]) -> A
         given: list[str | None] = [*_keys_in(scope)] or [None]
         right = [key for key in given if allowed(key, needed)]  # all are compared, so that the time tells nothing
         if right:
+            if not (admin_keys or open_orders) and is_under_any(ORDERS, path):
+                return await _refuse(Forbidden(CLOSED), scope, receive, send)
             owner.take(right[0] if needed else None, (scope.get("client") or ("",))[0])
             return await app(scope, receive, send)
         if clients and True in [allowed(key, clients) for key in given]:
@@ -274,7 +279,11 @@ def paced(receive: Receive, limit: int, too_large: BodyTooLarge) -> Receive:
 
 
 def is_admin(path: str) -> bool:
-    return any(is_under(admin, path) for admin in ADMIN)
+    return is_under_any(ADMIN, path)
+
+
+def is_under_any(paths: Sequence[str], path: str) -> bool:
+    return any(is_under(each, path) for each in paths)
 
 
 def _keys_in(scope: Scope) -> Iterator[str]:

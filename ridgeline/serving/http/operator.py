@@ -77,7 +77,7 @@ def router(api: ApiServer) -> APIRouter:
     @routes.post(
         "/reset_prefix_cache",
         summary="Let no later request find anything in the prefix cache",
-        responses=answered(Forgotten),
+        responses=answered(Forgotten, 403),
     )
     async def reset_prefix_cache() -> dict[str, str]:
         await api.client.forget()

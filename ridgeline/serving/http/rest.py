@@ -1,6 +1,7 @@
 """Routes that let the engine stand still, sleep, wake up, and read its weights again. The names are vLLM's.
 
-The engine obeys one order after the other. All of these routes ask for the admin key, if one is set.
+The engine obeys one order after the other. All of these routes ask for the admin key. Without one the orders are closed
+(middleware.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LOADING_TIMEOUT = 900.0  # seconds for an order by which a model is loaded
 MOST_PATH = 4096
 REFUSED: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The request is wrong"},
+    403: {"model": ErrorAnswer, "description": "The admin key is needed"},
     409: {"model": ErrorAnswer, "description": "The engine cannot obey as it stands now"},
 }
 

@@ -30,6 +30,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
+from ridgeline.serving.keys import tell_of_orders
 from ridgeline.serving.processes.keeper import GaveUp, Keeper
 from ridgeline.serving.processes.lifeline import LAST, GivenUp
 from ridgeline.serving.processes.placement import environments
@@ -97,6 +98,8 @@ class Supervisor:
         except InvalidConfig:
             self._kept_open.close()
             raise
+        if not self.quiet:
+            tell_of_orders(self._config)
         try:
             return asyncio.run(self._run(directory))
         finally:

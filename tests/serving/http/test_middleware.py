@@ -17,8 +17,8 @@ from ridgeline.core.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http import idempotency, middleware
 from ridgeline.serving.http.app import create_app
-from ridgeline.serving.http.middleware import HEALTH, wrap
-from ridgeline.serving.keys import allowed
+from ridgeline.serving.http.middleware import HEALTH, ORDERS, wrap
+from ridgeline.serving.keys import allowed, tell_of_orders
 from ridgeline.serving.processes.logs import JsonLines
 
 FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
@@ -61,6 +61,7 @@ def test_every_route_but_health_asks_for_a_key(api_server_of: FaceOf) -> None:
             "/healthy",
         )
         for path, method in [*routes, *((path, "GET") for path in others)]:
+            await asyncio.sleep(0.01)  # this client is in the server's event loop, which must hear of its engine
             for headers in ({}, bearer("wrong"), {"Authorization": "key-1"}, {"X-API-Key": ""}):
                 answer = await client.request(method, path, headers=headers)
                 assert answer.status_code == (200 if path in HEALTH else 401), (method, path, headers)
@@ -101,6 +102,47 @@ def test_an_admin_key_alone_leaves_the_rest_open(api_server_of: FaceOf) -> None:
         assert (await client.get("/v1/requests")).status_code == 401
 
     run(api_server_of, test, admin_key=("admin",))
+
+
+@pytest.mark.parametrize("keys", [(), ("client",), ("client", "other")], ids=len)
+def test_what_changes_what_others_get_is_closed_without_an_admin_key(
+    api_server_of: FaceOf, keys: tuple[str, ...]
+) -> None:
+    document: dict[str, Any] = {}
+
+    async def closed(client: httpx.AsyncClient, api: ApiServer) -> None:
+        document.update(create_app(api).openapi()["paths"])
+        for path in (*ORDERS, "/pause/", "/sleep/x"):
+            for headers in ({}, bearer("wrong"), bearer("client")):
+                answer = await client.post(path, headers=headers)
+                assert answer.status_code == (403 if not keys or headers == bearer("client") else 401)
+            assert answer.json()["error"]["code"] == "admin_key_required"
+            assert "--admin-key" in answer.json()["error"]["message"]
+        assert (await client.get("/is_paused", headers=bearer("client"))).json() == {"is_paused": False}
+
+    async def opened(client: httpx.AsyncClient, api: ApiServer) -> None:
+        assert (await client.post("/reset_prefix_cache", headers=bearer("client"))).status_code == 200
+        assert (await client.post("/reset_prefix_cache")).status_code == (401 if keys else 200)
+
+    run(api_server_of, closed, api_key=keys)
+    run(api_server_of, opened, api_key=keys, open_admin_routes=True)
+    posts = {
+        path for path, methods in document.items() if "post" in methods and methods["post"]["tags"] == ["operator"]
+    }
+    assert posts == set(ORDERS), "an order that nobody has decided about"
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [({}, "INFO"), ({"api_key": ("k",)}, "WARNING"), ({"open_admin_routes": True}, "WARNING")],
+)
+def test_the_log_says_who_may_give_orders(
+    settings: dict[str, Any], level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        tell_of_orders(ServeConfig(**settings))
+        tell_of_orders(ServeConfig(**settings, admin_key=("a",)))
+    assert [record.levelname for record in caplog.records] == [level]
 
 
 def test_a_proxys_prefix_opens_nothing(api_server_of: FaceOf) -> None:

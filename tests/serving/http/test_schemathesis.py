@@ -23,7 +23,7 @@ def small(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -
     socket = tmp_path_factory.mktemp("engine") / "socket"
     process = start_engine(socket, max_model_len=64)
     try:
-        with start_server(engine=socket) as server:
+        with start_server(engine=socket, open_admin_routes=True) as server:
             yield server
     finally:
         stop_engine(process)

@@ -29,7 +29,9 @@ LONG = 150  # tokens, which take several turns
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     models = [f"{name}={folder}" for name, folder in FOLDERS.items()]
-    with Served(*models, "--model-turn", "0.25", "--dtype", "float32", "--device", "cpu") as running:
+    with Served(
+        *models, "--model-turn", "0.25", "--open-admin-routes", "--dtype", "float32", "--device", "cpu"
+    ) as running:
         yield running
 
 
