@@ -178,6 +178,8 @@ def kimi_delta(w: Weights, c: Config, x_TM: Tensor) -> Tensor:
 
 # ---- latent attention -----------------------------------------------------------------------------------------------
 
+LATENT_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps says, as in the authors' code
+
 
 def latent(w: Weights, c: Config, x_TM: Tensor) -> Tensor:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), keys and values written out."""
@@ -185,12 +187,10 @@ def latent(w: Weights, c: Config, x_TM: Tensor) -> Tensor:
     if "q_proj.weight" in w:
         q_TX = linear(w, "q_proj", x_TM)
     else:
-        q_TX = linear(w, "q_b_proj", rms(linear(w, "q_a_proj", x_TM), latent_eps(c), w["q_a_layernorm.weight"]))
+        q_TX = linear(w, "q_b_proj", rms(linear(w, "q_a_proj", x_TM), LATENT_EPS, w["q_a_layernorm.weight"]))
     q_THS = q_TX.unflatten(-1, (heads, -1))
     latent_TX, shared_TR = linear(w, "kv_a_proj_with_mqa", x_TM).tensor_split((c.kv_lora_rank,), dim=-1)
-    kv_THX = linear(w, "kv_b_proj", rms(latent_TX, latent_eps(c), w["kv_a_layernorm.weight"])).unflatten(
-        -1, (heads, -1)
-    )
+    kv_THX = linear(w, "kv_b_proj", rms(latent_TX, LATENT_EPS, w["kv_a_layernorm.weight"])).unflatten(-1, (heads, -1))
     k_THS, v_THP = kv_THX.tensor_split((c.qk_nope_head_dim,), dim=-1)
     q_THR, k_T1R, scale = q_THS[..., -rope:], shared_TR[:, None], q_THS.shape[2] ** -0.5
     if c.model_type != "kimi_linear":  # which has no positions
@@ -202,11 +202,6 @@ def latent(w: Weights, c: Config, x_TM: Tensor) -> Tensor:
     later_TT = torch.ones(len(x_TM), len(x_TM), dtype=torch.bool).triu(1)
     shares_HTT = scores_HTT.masked_fill(later_TT, -math.inf).softmax(-1)
     return linear(w, "o_proj", torch.einsum("htu,uhp->thp", shares_HTT, v_THP).flatten(1))
-
-
-def latent_eps(c: Config) -> float:
-    """The norms of latents have an eps of their own, which no config names: 1e-6, but for Kimi Linear and MiniCPM3."""
-    return c.rms_norm_eps if c.model_type in ("kimi_linear", "minicpm3") else 1e-6
 
 
 def rotated(c: Config, x_THR: Tensor) -> Tensor:
