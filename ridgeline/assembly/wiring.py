@@ -43,6 +43,7 @@ from ridgeline.worker.memory import MemoryReport, host_memory, scratch_states
 
 if TYPE_CHECKING:
     from ridgeline.ranks.leader import Group
+    from ridgeline.ranks.recruits import Recruits
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +75,20 @@ class Assembly:
         return self.worker
 
 
-def assemble(config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False) -> Assembly:
+def assemble(
+    config: LLMConfig, progress: Progress | None = None, *, interactive: bool = False, recruits: Recruits | None = None
+) -> Assembly:
     """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
 
     interactive: somebody reads along, so a prompt must not hold up those who decode (`LLMConfig.itl_target`).
+    recruits: processes for the model's ranks that were started already.
 
     For a CPU a thread does it that then ends. The threads with which OpenMP shares its loops end with it, and only the
     worker's are left: were there more threads than cores, each would go to sleep after every loop instead of looking
     out for the next (libgomp's rule), which makes a step of a small model 10 to 20 % longer.
     """
     if config.ranks > 1:
-        return _assemble_group(config, progress, interactive)
+        return _assemble_group(config, progress, interactive, recruits)
     device = choose_device(config.device)
     if device.type != "cpu":
         if ":" not in str(device):  # a number, so that every thread means the same one
@@ -124,7 +128,9 @@ def _assemble(config: LLMConfig, device: torch.device, progress: Progress | None
     )
 
 
-def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: bool) -> Assembly:
+def _assemble_group(
+    config: LLMConfig, progress: Progress | None, interactive: bool, recruits: Recruits | None
+) -> Assembly:
     """Start the ranks, which load the model, and wire an engine to them. This process holds no part of it."""
     if find_spec("msgspec") is None:
         raise InvalidConfig("several ranks need the package msgspec; pip install 'ridgeline[serve]'.")
@@ -154,9 +160,10 @@ def _assemble_group(config: LLMConfig, progress: Progress | None, interactive: b
         )
     sent = _sent(config, folder, draft)
     if config.data_parallel_size > 1:
-        group: Group = Apart(sent, size, config.distributed_timeout_seconds, progress)
+        group: Group = Apart(sent, size, config.distributed_timeout_seconds, progress, recruits=recruits)
     else:
-        group = Group(sent, size, config.distributed_timeout_seconds, progress, stages=stages)
+        limit = config.distributed_timeout_seconds
+        group = Group(sent, size, limit, progress, stages=stages, recruits=recruits)
     try:
         read = folders_read(LLMConfig(**sent))
         if any(seen != fingerprint(*read) for seen in group.fingerprints):

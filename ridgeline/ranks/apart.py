@@ -22,6 +22,7 @@ from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.member import Progress
 from ridgeline.ranks.messages import PlanSender, Round, decode_as, sent_masks
+from ridgeline.ranks.recruits import Recruits
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,20 @@ class Apart(Group):
     """The group of such ranks. A plan that fails on one of them leaves the others waiting for it in the next mixture,
     so the group is then lost."""
 
-    def __init__(self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        size: int,
+        limit: float,
+        progress: Progress | None,
+        *,
+        recruits: Recruits | None = None,
+    ) -> None:
         self._senders = [PlanSender() for _ in range(size)]
         self._waiting: deque[list[StepPlan | None]] = deque()  # rounds that were not sent
         self._sent = [deque[int]() for _ in range(size)]  # plans of each rank
         self.seats = [Seat(self, rank) for rank in range(size)]
-        super().__init__(options, size, limit, progress)
+        super().__init__(options, size, limit, progress, recruits=recruits)
 
     def put(self, rank: int, plan: StepPlan) -> None:
         """Give a rank a plan, in the first round behind its last one."""

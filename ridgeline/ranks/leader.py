@@ -31,6 +31,7 @@ from ridgeline.ranks.merging import merged, of_parts, of_stages
 from ridgeline.ranks.messages import PlanSender, Settle, Stop, Watch, decode_as, sent_masks
 from ridgeline.ranks.parts import Dealer, Part, given_to
 from ridgeline.ranks.rebalancer import Rebalancer
+from ridgeline.ranks.recruits import Recruits
 from ridgeline.ranks.waits import Clocks, Waits
 
 SILENCE = LLMConfig.hang_timeout  # seconds, where the options say nothing
@@ -61,13 +62,20 @@ class Group(Members):
     """A `core.plan.Worker` whose work is divided between processes.
 
     options: arguments of `LLMConfig`, for every rank. limit: seconds that a step may take. stages: of a pipeline; the
-        ranks of each have consecutive numbers.
+        ranks of each have consecutive numbers. recruits: processes that were started already.
 
     Raise what the ranks raise while they load: InvalidConfig or ModelLoadError.
     """
 
     def __init__(
-        self, options: Mapping[str, Any], size: int, limit: float, progress: Progress | None, *, stages: int = 1
+        self,
+        options: Mapping[str, Any],
+        size: int,
+        limit: float,
+        progress: Progress | None,
+        *,
+        stages: int = 1,
+        recruits: Recruits | None = None,
     ) -> None:
         super().__init__(size, limit, float(options.get("hang_timeout", SILENCE)))
         self._plans = PlanSender()
@@ -80,7 +88,7 @@ class Group(Members):
         trace_dir = options.get("rank_trace_dir")
         self._waits = Waits(size, Path(trace_dir)) if trace_dir is not None else None
         try:
-            self._start(options)
+            self._start(options, recruits)
             self._wait_until_ready(progress)
             if self._waits is not None:
                 self._waits.clocks = self._compare_clocks()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from ridgeline.core.cores import available
-from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.plan import StepResult
 from ridgeline.core.silence import Silence
 from ridgeline.ranks.channel import Channel
@@ -26,8 +21,8 @@ from ridgeline.ranks.messages import (
     Ready,
     decode_from_rank,
 )
+from ridgeline.ranks.recruits import Recruit
 
-MODULE = "ridgeline.rank_process"
 LOOK = 0.25  # seconds between looks at what is overdue
 SEND_LIMIT = 30.0  # seconds that a rank may leave messages unread
 
@@ -39,37 +34,17 @@ class Member:
 
     speaks: it has given a sign of life.
     results: the outcomes of plans that were not compared yet.
-
-    meeting: the descriptor of a file that the process inherits. Raise ModelLoadError if no process can be started.
     """
 
-    def __init__(self, rank: int, size: int, meeting: int) -> None:
-        self.rank, self.speaks = rank, False
+    def __init__(self, recruit: Recruit) -> None:
+        self.rank, self.speaks = recruit.rank, False
         self._heard = False  # since the last look
         self.ready: Ready | None = None
         self.mistake: Mistake | None = None
         self.results: deque[StepResult] = deque()
         self.answers: deque[Answer] = deque()
-        ours, theirs = socket.socketpair()
-        threads = str(max(1, available() // size))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)}
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    # -P: no file in the user's folder may stand in for a module
-                    [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
-                    stdin=subprocess.PIPE,  # the other end of which closes when this process is gone (`orphan.py`)
-                    pass_fds=(theirs.fileno(), meeting),
-                    env={"OMP_NUM_THREADS": threads, **environment},
-                    start_new_session=True,  # Ctrl-C reaches the leader alone, which then ends its ranks
-                )
-            except OSError as error:
-                ours.close()
-                raise ModelLoadError(
-                    f"the process of rank {rank} could not be started ({error.strerror or error}); end others, or "
-                    "take fewer ranks."
-                ) from error
-        self.channel = Channel(ours, SEND_LIMIT)
+        self._recruit, self._process = recruit, recruit.process
+        self.channel = Channel(recruit.socket, SEND_LIMIT)
         self._clock = Silence(self._process.pid, LOOK)
 
     def silence(self) -> float:
@@ -116,11 +91,4 @@ class Member:
 
     def end(self, patience: float) -> None:
         """Wait so many seconds for the process to end, then kill it."""
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self.channel.close()
+        self._recruit.end(patience)

@@ -20,6 +20,7 @@ from ridgeline.core.silence import Laps
 from ridgeline.ranks.channel import Closed
 from ridgeline.ranks.member import LOOK, Member, Progress
 from ridgeline.ranks.messages import Ask, Begin, FromLeader, Mistake, Ready, encode
+from ridgeline.ranks.recruits import Recruits
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +37,14 @@ class Members:
         self._lost: str | None = None
         self._members: list[Member] = []
 
-    def _start(self, options: Mapping[str, Any]) -> None:
-        """Start the processes. They meet over a file without a name, of which nothing stays behind."""
-        meeting = os.memfd_create("ridgeline-meeting")
-        try:
-            for rank in range(self._size):
-                self._members.append(Member(rank, self._size, meeting))
-                place = f"/proc/self/fd/{meeting}"
-                self._tell_one(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
-                if self._lost is not None:
-                    return
-        finally:
-            os.close(meeting)
+    def _start(self, options: Mapping[str, Any], recruits: Recruits | None) -> None:
+        """Let the processes begin. Those that were not started yet are."""
+        recruits = recruits or Recruits(self._size)
+        self._members = [Member(recruit) for recruit in recruits.each]
+        place = f"/proc/self/fd/{recruits.meeting}"
+        for rank in range(self._size):
+            self._tell_one(rank, Begin(rank, self._size, place, self._limit, dict(options), self._speaks(rank)))
+        os.close(recruits.meeting)
 
     @property
     def facts(self) -> Ready:

@@ -21,7 +21,7 @@ from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.request import Request
-from ridgeline.ranks import member
+from ridgeline.ranks import recruits
 from ridgeline.worker.state import context
 from tests import tiny_models
 from tests.driving import Outcome, ask
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_one_sentence(
     family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other combination is refused before a process is started."""
-    monkeypatch.setattr(member, "MODULE", "tests.ranks.nowhere")
+    monkeypatch.setattr(recruits, "MODULE", "tests.ranks.nowhere")
     refused = [each for each in divisions([family]) if not each.works]
     assert refused
     for division in refused:

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from ridgeline.core.request import Request
 from ridgeline.kernels.ops import DETERMINISTIC
-from ridgeline.ranks import member
+from ridgeline.ranks import recruits
 from tests.driving import rig
 from tests.test_triton_engine import TRITON
 from tests.worker.test_company import arriving, mixed_requests, one_by_one, report, save_model
@@ -37,7 +37,7 @@ def test_no_bit_depends_on_what_runs_beside_a_request_on_two_ranks(
     def requests() -> list[Request]:
         return mixed_requests(number, longest=20, most=most, vocab=320)
 
-    monkeypatch.setattr(member, "MODULE", "tests.ranks.interpreted_rank")
+    monkeypatch.setattr(recruits, "MODULE", "tests.ranks.interpreted_rank")
     folder = save_model(tmp_path, **SMALL)
     options = {
         "tensor_parallel_size": 2,

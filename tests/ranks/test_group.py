@@ -25,7 +25,7 @@ from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError
 from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request
 from ridgeline.core.token_bits import packed
-from ridgeline.ranks import member, members
+from ridgeline.ranks import members, recruits
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.messages import encode
 from tests import tiny_models
@@ -288,7 +288,7 @@ def test_ranks_that_cannot_be_started_are_one_sentence(broken: str, monkeypatch:
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
         sentence = "the process of rank 0 could not be started"
     else:
-        monkeypatch.setattr(member, "MODULE", "tests.ranks.nowhere")
+        monkeypatch.setattr(recruits, "MODULE", "tests.ranks.nowhere")
         sentence = "could not be loaded on 2 ranks: rank . ended with code 1"
     with pytest.raises(ModelLoadError, match=sentence):
         Group({}, 2, 60.0, None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ridgeline.core.plan import Feature, Rows, StepPlan
-from ridgeline.ranks import leader, member, members
+from ridgeline.ranks import leader, members, recruits
 from ridgeline.ranks.leader import Group
 from tests.ranks.fake_rank import STEP
 
@@ -20,7 +20,7 @@ Start = Callable[..., Group]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Returns a function that starts a group of two ranks with a fault."""
-    monkeypatch.setattr(member, "MODULE", "tests.ranks.fake_rank")
+    monkeypatch.setattr(recruits, "MODULE", "tests.ranks.fake_rank")
     groups: list[Group] = []
 
     def begin(fault: str, limit: float = 60.0) -> Group:

@@ -15,7 +15,7 @@ from ridgeline import LLM
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.defaults import device_of_rank
-from ridgeline.ranks import member
+from ridgeline.ranks import recruits
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_a_model_cannot_is_refused_before_ranks_start(
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(member, "MODULE", "tests.ranks.nowhere")
+    monkeypatch.setattr(recruits, "MODULE", "tests.ranks.nowhere")
     with pytest.raises(InvalidConfig, match=sentence), LLM(tiny_model(family), device="cpu", **settings):
         pass
 

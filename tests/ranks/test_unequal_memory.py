@@ -16,7 +16,7 @@ from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import _agreed
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.ranks import member
+from ridgeline.ranks import recruits
 from ridgeline.worker.memory import CPU_SHARE, MemoryReport, weight_bytes
 from tests.driving import ask, rig
 from tests.engine.layouts import layout_of
@@ -68,7 +68,7 @@ def poor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int
         )
         free = [RICH] * config.ranks
         free[rank] = int(needed * config.ranks / CPU_SHARE)
-        monkeypatch.setattr(member, "MODULE", "tests.ranks.unequal_rank")
+        monkeypatch.setattr(recruits, "MODULE", "tests.ranks.unequal_rank")
         monkeypatch.setenv("RANK_MEMORY", " ".join(map(str, free)))
         monkeypatch.setenv("RANK_NOTES", str(tmp_path))
 

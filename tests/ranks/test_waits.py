@@ -19,7 +19,7 @@ from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.stamps import KINDS, SEGMENT, DeviceStamps, HostStamps, what
-from ridgeline.ranks import member, waits
+from ridgeline.ranks import recruits, waits
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.waits import Clocks, StepWaits, Waits, events_of, trace
 from tests.driving import ask, rig
@@ -41,7 +41,7 @@ def notes(*events: tuple[int, int, int], shift: int = 0, nbytes: int = 64) -> np
 def test_the_trace_and_the_figures_name_the_slow_rank(
     tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member, "MODULE", "tests.ranks.slow_rank")
+    monkeypatch.setattr(recruits, "MODULE", "tests.ranks.slow_rank")
     monkeypatch.setattr(waits, "PERIOD", 0.0)
     folder = tmp_path / "traces"
     with rig(tiny_model("llama"), tensor_parallel_size=2, rank_trace_dir=str(folder)) as own:

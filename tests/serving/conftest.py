@@ -32,7 +32,8 @@ from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
-from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.serving.processes.engine_host import EngineHost
+from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import READY
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL

@@ -24,7 +24,8 @@ from ridgeline.assembly import assemble
 from ridgeline.core.config import LLMConfig
 from ridgeline.serving.grpc.health import ready as grpc_ready
 from ridgeline.serving.processes import loaded
-from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.serving.processes.engine_host import EngineHost
+from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine

@@ -19,7 +19,8 @@ from ridgeline.core.request import Preemption
 from ridgeline.engine.cache.checkpoints import Counts
 from ridgeline.engine.figures import Figures
 from ridgeline.serving.observed.counted import Counted
-from ridgeline.serving.processes.engine_process import EngineHost, EngineSettings
+from ridgeline.serving.processes.engine_host import EngineHost
+from ridgeline.serving.processes.engine_settings import EngineSettings
 from tests.driving import Rig, ask
 from tests.test_speculation import LOOKUP, Always, prompt
 

@@ -25,7 +25,7 @@ from benchmarks.serving_endurance import Served
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import DeviceLost
 from ridgeline.engine.engine import FAILED_STEPS
-from ridgeline.serving.processes.engine_process import StepBound
+from ridgeline.serving.processes.engine_host import StepBound
 from ridgeline.transport.messages import Cancel, Hello, Look, Submit, Welcome, decode_from_engine, encode
 from ridgeline.transport.zmq import LARGEST
 from ridgeline.worker.local import _lost

@@ -83,9 +83,28 @@ async def lose(server: Served, running: list[Any], victim: Callable[[], int]) ->
     assert server.wait_idle()
 
 
-def test_who_waits_outlives_a_rank() -> None:
+NOTED = """
+import os, pathlib, sys
+class Torch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            found = pathlib.Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            with open(os.environ["NOTES"], "a") as notes:
+                print(len(found), file=notes)
+            sys.meta_path.remove(self)
+if "ridgeline.serving.processes.engine_process" in " ".join(sys.orig_argv):
+    sys.meta_path.insert(0, Torch())
+"""
+
+
+def test_who_waits_outlives_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so that the next engine comes soon, both its ranks import torch while it does."""
+    (tmp_path / "sitecustomize.py").write_text(NOTED)
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with Served("-tp", "2", "--device", "cpu", "--dtype", "float32", "--max-num-seqs", "2") as server:
         asyncio.run(lose(server, LONG, lambda: ranks_of(server)[1]))
+    assert (tmp_path / "notes").read_text() == "2\n2\n", "children of each engine when it began to import torch"
 
 
 def ranks_of(server: Served) -> list[int]:
