@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.results import host
 from ridgeline.core.request import Request, TokenMask
-from ridgeline.serving.grammars.grammar import compiled
+from ridgeline.serving.grammars.grammar import matcher
+from ridgeline.serving.grammars.kept import Compiled
 from ridgeline.serving.grammars.masks import GrammarMask
 from ridgeline.transport.messages import Grammar
 
@@ -71,7 +72,7 @@ class Engine:
         texts = self.llm.get_tokenizer().backend.to_str()
         self._tokenizer, self._executor = LLTokenizer(texts, self._vocab, [0]), LLExecutor()
         self._grammars = {
-            name: LLMatcher(self._tokenizer, compiled(Grammar(kind="json", text=json.dumps(schema))), log_level=0)
+            name: Compiled(matcher(Grammar(kind="json", text=json.dumps(schema)), self._tokenizer), self._tokenizer)
             for name, schema in SCHEMAS.items()
         }
         scheduler = self._engine.scheduler
@@ -94,7 +95,7 @@ class Engine:
         before = self._engine.scheduler.figures().drafts or {}
         for number, prompt in enumerate(prompts):
             grammar = self._grammars.get(case)
-            mask: TokenMask | None = grammar and GrammarMask(grammar, self._vocab, self._executor)
+            mask: TokenMask | None = grammar and GrammarMask(grammar, self._executor)
             bad = None if grammar else [[700, 701], [9]]
             params = SamplingParams(temperature=0, max_tokens=TOKENS, bad_words=bad)
             self._engine.add(

@@ -89,6 +89,7 @@ def grammar_masks(count: int, vocab: int) -> list[Any]:
         return []
     from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
+    from ridgeline.serving.grammars.kept import Compiled
     from ridgeline.serving.grammars.masks import GrammarMask
 
     class MadeUp:
@@ -104,7 +105,7 @@ def grammar_masks(count: int, vocab: int) -> list[Any]:
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
     made = []
     for n in range(count):
-        mask = GrammarMask(LLMatcher(tokenizer, grammar, log_level=0), vocab, executor)
+        mask = GrammarMask(Compiled(LLMatcher(tokenizer, grammar, log_level=0), tokenizer), executor)
         for byte in TEXT[: n % 14]:
             mask.accept(byte)
         made.append(mask)

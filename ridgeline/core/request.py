@@ -360,11 +360,11 @@ class DraftingMask(TokenMask, Protocol):
     def walks(self) -> bool: ...
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that should come next, because every text that is allowed goes on with theirs. They are a
-        guess: the same text may be made of other tokens."""
+        """Return tokens that should come next, because what is allowed goes on with their text. They are a guess: the
+        same text may be made of other tokens, and another text may be allowed that has no token of its own."""
 
     def save(self) -> object:
-        """Return the state that the mask is in, for `restore`."""
+        """Return the state that the mask is in, for `restore`, which follows whatever happens."""
 
     def restore(self, state: object) -> None:
         """Go back to a saved state, over `MOST_DRAFTS` tokens at most and even if the mask has failed since."""

@@ -5,7 +5,7 @@ host knows all tokens of such a request when its mask is due. So it guesses what
 guesses, and brings it back. Guesses are
 
 * the only token that a mask allows, which is always right;
-* the token with which the text goes on that a grammar forces;
+* the longest token with which the text goes on, if a grammar allows only beginnings of it;
 * what followed the request's last tokens where they stood before, if prompt lookup is asked for.
 
 Masks of one kind find what they allow together (`masks.prepare`), so all rows take their steps side by side.
@@ -78,8 +78,7 @@ class Walk:
 
     def end(self) -> None:
         """Bring the mask back."""
-        if self._moved is not None:
-            self.mask.restore(self._state)
+        self.mask.restore(self._state)
 
     @property
     def drafts(self) -> MaskedDrafts:

@@ -1,7 +1,12 @@
 """Structured outputs: grammars as data, and the check that llguidance can use one.
 
 An API server checks a grammar before it accepts the request, in a process that can be killed (checks.py). The engine's
-process compiles the grammar once more, beside the steps, and asks it for a mask at every token (masks.py).
+process compiles the grammar once more, beside the steps, and asks it for a mask at every token (masks.py). Both give
+llguidance the same text and the same limits.
+
+llguidance can also compute the whole text that must come next ("forcing"), and then allows only the tokens in which the
+model's tokenizer writes that text. This is switched off for two reasons. The forced text of a short grammar may have
+millions of characters, and the tokenizer writes text such as `<think>` as an added token, which the grammar refuses.
 """
 
 from __future__ import annotations
@@ -10,7 +15,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars import schemas
@@ -22,6 +28,9 @@ MOST_USABLE = 1 << 20  # characters of a grammar that was put into other words
 MOST_DEPTH = 64  # levels of nesting in a schema
 MOST_REASON = 400  # characters of the library's reason
 BYTES = LLTokenizer("byte")
+MOST_STATES = 100_000  # of a grammar's lexer, at most about 400 bytes each
+LIMITS = LLParserLimits(max_lexer_states=MOST_STATES)
+UNFORCED = '\n%llguidance {"no_forcing": true}'  # the last such line of a grammar counts
 # Bounded, because a weak model would indent until its tokens run out.
 WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
 DETAILS: Any = WHITESPACE | {"json_allowed_escapes": schemas.ESCAPES}
@@ -30,16 +39,44 @@ DETAILS: Any = WHITESPACE | {"json_allowed_escapes": schemas.ESCAPES}
 def compiled(grammar: Grammar) -> str:
     """Return the grammar in llguidance's form. Raise InvalidRequest if it is not a grammar."""
     try:
-        match grammar.kind:
-            case "json":
-                schema = grammar.text or '{"type": "object"}'
-                return LLMatcher.grammar_from_json_schema(schema, defaults=DETAILS, overrides={"lenient": False})
-            case "regex":
-                return LLMatcher.grammar_from_regex(grammar.text)
-            case "grammar":
-                return LLMatcher.grammar_from_lark(grammar.text)
+        return _lark(grammar) + UNFORCED
     except Exception as error:  # the library may raise anything
         raise wrong(str(error)) from None
+
+
+def _lark(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json":
+            schema = grammar.text or '{"type": "object"}'
+            made = LLMatcher.grammar_from_json_schema(schema, defaults=DETAILS, overrides={"lenient": False})
+            return "start: %json " + _part(made, "json_schema")
+        case "regex":
+            made = LLMatcher.grammar_from_regex(grammar.text)
+            return msgspec.json.decode(_part(made, "lark_grammar"), type=str)
+        case "grammar":
+            return grammar.text
+
+
+def _part(made: str, name: str) -> str:
+    """Return a part of what the library made, without reading it: it may be long."""
+    return bytes(msgspec.json.decode(made, type=_Made).grammars[0][name]).decode()
+
+
+class _Made(msgspec.Struct):
+    grammars: list[dict[str, msgspec.Raw]]
+
+
+def matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return a matcher for the grammar that has seen no token. Raise InvalidRequest with the reason if there is none.
+
+    The first mask is computed here, so that no step waits for it.
+    """
+    found = LLMatcher(tokenizer, compiled(grammar), log_level=0, limits=LIMITS)
+    if not found.is_error():
+        found.compute_bitmask()
+    if found.is_error():
+        raise wrong(found.get_error())
+    return found
 
 
 class Vocabulary:
@@ -70,11 +107,7 @@ def check(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> None:
     The check does what the engine will do, over a vocabulary of bytes. Parsing alone would not tell: it takes no time
     even where building the automaton takes minutes (a `multipleOf` of a million).
     """
-    matcher = LLMatcher(tokenizer, compiled(grammar), log_level=0)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise wrong(matcher.get_error())
+    matcher(grammar, tokenizer)
 
 
 def usable(grammar: Grammar, tokenizer: LLTokenizer = BYTES) -> Grammar:

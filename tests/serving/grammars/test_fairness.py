@@ -261,14 +261,14 @@ def test_completions_of_one_grammar_share_its_compilation_and_nothing_else() -> 
 
 
 def test_the_engine_takes_owners_in_turn_and_says_busy_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, compiling = threading.Event(), Grammars._matcher
+    gate, compiling = threading.Event(), Grammars._compiled
 
-    def compile_slowly(self: Grammars, grammar: Grammar) -> Any:
+    def compile_slowly(self: Grammars, grammar: Grammar, owner: str) -> Any:
         if grammar != SMALL:  # a thread cannot be ended, so this one only waits
             gate.wait(60)
-        return compiling(self, grammar)
+        return compiling(self, grammar, owner)
 
-    monkeypatch.setattr(Grammars, "_matcher", compile_slowly)
+    monkeypatch.setattr(Grammars, "_compiled", compile_slowly)
     grammars = Grammars(EMBEDDED_MODEL, 4096, [0], 0.2)
     for number in range(3):  # past an API server that did not look at them
         grammars.compile(b"face", submit(number, Grammar(kind="json", text=f'{{"const": {number}}}'), "hostile"))

@@ -16,6 +16,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.engine.masks import prepare
+from ridgeline.serving.grammars.kept import Compiled
 from ridgeline.serving.grammars.masks import WORTH_THREADS, GrammarMask
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ def taken(matcher: LLMatcher) -> list[int]:
 def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer, together: int) -> None:
     draw, executor = random.Random(together), LLExecutor(2)
     matchers = [LLMatcher(tokenizer, GRAMMAR, log_level=0) for _ in range(together)]
-    masks = [GrammarMask(matcher, VOCAB, executor) for matcher in matchers]
+    masks = [GrammarMask(Compiled(matcher, tokenizer), executor) for matcher in matchers]
     seen = set()
     for _ in range(4):
         prepare(masks)
@@ -58,7 +59,9 @@ def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer
 
 def test_a_matcher_that_fails_is_one_requests_matter(tokenizer: LLTokenizer) -> None:
     executor = LLExecutor(2)
-    masks = [GrammarMask(LLMatcher(tokenizer, GRAMMAR, log_level=0), VOCAB, executor) for _ in range(6)]
+    masks = [
+        GrammarMask(Compiled(LLMatcher(tokenizer, GRAMMAR, log_level=0), tokenizer), executor) for _ in range(6)
+    ]
     forbidden = next(token for token in range(VOCAB) if token not in allowed(masks[2]))
     with pytest.raises(InvalidRequest, match="cannot be used"):
         masks[2].accept(forbidden)
