@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLTokenizer
 from rich.console import Console
 from rich.table import Table
 

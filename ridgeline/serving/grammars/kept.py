@@ -19,7 +19,8 @@ from ridgeline.transport.messages import Grammar
 KEPT_BYTES = 256 << 20  # of all grammars that are kept
 REUSED_BYTES = 64 << 20  # of one grammar: above that the next request compiles it again
 MOST_BYTES = 128 << 20  # of one grammar while requests use it
-OWNERS_BYTES = 512 << 20  # of all grammars of one owner while requests use them
+OWNERS_BYTES = 1 << 30  # of all grammars of one owner while requests use them; above that the large ones end
+LARGE = 32 << 20  # of one grammar
 # A lexer has a state for each place in a text that it can tell apart. It spends "fuel" on building them, at least one
 # unit for each, and the expressions behind a unit take some bytes.
 BASE, OF_STATE, OF_FUEL = 1 << 20, 400, 40
@@ -46,7 +47,7 @@ class Compiled:
         self._fuel = max(self._fuel, fuel_of(matcher))
         if self.bytes > MOST_BYTES:
             raise wrong(f"its text takes more than {MOST_BYTES >> 20} MiB of memory to be checked; make it simpler")
-        if self._kept is not None and self._kept.of_owner(self.owner) > OWNERS_BYTES:
+        if self.bytes > LARGE and self._kept is not None and self._kept.of_owner(self.owner) > OWNERS_BYTES:
             raise wrong(
                 f"the grammars of this client's requests take more than {OWNERS_BYTES >> 20} MiB of memory; make them "
                 "simpler or send fewer at once"

@@ -59,9 +59,7 @@ def test_masks_found_together_are_what_each_matcher_takes(tokenizer: LLTokenizer
 
 def test_a_matcher_that_fails_is_one_requests_matter(tokenizer: LLTokenizer) -> None:
     executor = LLExecutor(2)
-    masks = [
-        GrammarMask(Compiled(LLMatcher(tokenizer, GRAMMAR, log_level=0), tokenizer), executor) for _ in range(6)
-    ]
+    masks = [GrammarMask(Compiled(LLMatcher(tokenizer, GRAMMAR, log_level=0), tokenizer), executor) for _ in range(6)]
     forbidden = next(token for token in range(VOCAB) if token not in allowed(masks[2]))
     with pytest.raises(InvalidRequest, match="cannot be used"):
         masks[2].accept(forbidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,10 @@ def test_calls_are_found_in_what_the_model_writes(hermes: Server) -> None:
 
 
 def test_a_call_that_is_cut_off_ends_for_its_length(hermes: Server) -> None:
-    asked = writes(WRITTEN, max_tokens=len(hermes.api.tokenizer.encode(WRITTEN[:70], add_special_tokens=False)))
+    whole = hermes.client.chat.completions.create(**writes(WRITTEN, logprobs=True, temperature=0)).choices[0]
+    assert whole.logprobs is not None
+    lengths = [len(token.bytes or ()) for token in whole.logprobs.content or ()]
+    asked = writes(WRITTEN, temperature=0, max_tokens=sum(end <= 70 for end in accumulate(lengths)))
     choice = hermes.client.chat.completions.create(**asked).choices[0]
     [call] = choice.message.tool_calls or []
     assert (choice.message.content, call.function.name, choice.finish_reason) == ("Let me see.\n", "weather", "length")
