@@ -19,7 +19,9 @@ from ridgeline.engine.cache.prefix import tenant_number
 from ridgeline.engine.draft import NOBODY, InFlight, Standing
 from ridgeline.engine.drafting import Drafting
 from ridgeline.engine.even_drafts import EvenDrafting
+from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.prefix_groups import PrefixGroups
+from ridgeline.engine.pressure import Pressure
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.slots import SlotTable
 
@@ -50,6 +52,8 @@ class Running:
             state_interval=config.state_checkpoint_interval,
         )
         self.slots = SlotTable(config.max_num_seqs)
+        self.forecast = Forecast(layout, self.slots, self.each - 1 + self.ahead)
+        self.pressure = Pressure(self.cache, self.forecast)
         self.prefilling: dict[Sequence, None] = {}
         self.decoding: dict[Sequence, None] = {}
         self.paced: dict[Sequence, None] = {}
@@ -83,10 +87,16 @@ class Running:
 
     # ---- coming and going -------------------------------------------------------------------------------------
 
-    def start(self, seq: Sequence, *, reserve_blocks: int) -> bool:
-        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit."""
+    def start(self, seq: Sequence, *, reserve_blocks: int, foresees: bool = False) -> bool:
+        """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit.
+        foresees: nor if all would come to need more than there is."""
         members = seq.members
-        admitted = self.cache.admit(*members, reserve_blocks=reserve_blocks)
+        foresees = foresees and self.num_requests > 0
+        admitted = self.cache.admit(
+            *members,
+            reserve_blocks=reserve_blocks,
+            fits=lambda seqs: not foresees or self.pressure.admits(seqs, self.num_seqs),
+        )
         if not admitted and self.num_requests == 0 and not seq.private:
             seq.make_private()  # its hit lies scattered over too many pages
             admitted = self.cache.admit(*members, reserve_blocks=0)

@@ -41,7 +41,7 @@ from ridgeline.engine.running import Running
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.waiting import WaitingQueue
 
-LOOK_AGAIN = 16  # plans after which it is looked again for whom the first waiting request could take the place of
+LOOK_AGAIN = 16  # plans after which it is looked again if the first waiting request can start, or in whose place
 
 
 class Scheduler:
@@ -180,6 +180,12 @@ class Scheduler:
         while not self._could_start(seq, ()):
             self._preempt(lower.pop(), Preemption.PRIORITY)
 
+    def _outranks(self, seq: Sequence) -> bool:
+        """Return whether some running request would make way for this one."""
+        return self._policy.preempts and any(
+            self._policy.outranks(seq.request, other.request) for other in self.running.leaders()
+        )
+
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return whether there would be slots and blocks for `seq` if the running requests `without` had none."""
         leaving = [member for other in without for member in other.members]
@@ -193,6 +199,8 @@ class Scheduler:
         full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
         full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
         full += [seq for seq in self.running.due(self._retired) if kv_len[seq.slot] >= capacity[seq.slot]]
+        if full and self._relieve():
+            full = [seq for seq in full if seq.slot != NO_SLOT]
         if not full:
             return
         for seq in full if self.cache.tables.windowed else ():
@@ -206,6 +214,14 @@ class Scheduler:
         for seq in full:
             if seq.slot != NO_SLOT:
                 self._grow(seq)
+
+    def _relieve(self) -> bool:
+        """Preempt requests if too few blocks are left. Return whether any was."""
+        before = self.running.departures
+        while self.num_running > 1 and self.running.pressure.is_high(self.running.num_seqs):
+            for victim in self.running.pressure.victims(sorted(self.running.leaders(), key=lambda s: s.order)):
+                self._make_way(victim)
+        return self.running.departures > before
 
     def _grow(self, seq: Sequence) -> bool:
         """Room for a row's tokens; False when the request itself had to give way."""
@@ -275,12 +291,12 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""
         room = self.cache.pool.free_pages, self.running.num_seqs
-        if seq.last_plan > self._retired or self._waiting.refused(seq, *room):
+        if seq.last_plan > self._retired or self._waiting.refused(seq, *room, self._plan_id - LOOK_AGAIN):
             return False
         if self.running.num_seqs + len(seq.members) > self._pace.rows:
             return False
-        if not self.running.start(seq, reserve_blocks=self.running.num_seqs):
-            self._waiting.refuse(seq, *room)
+        if not self.running.start(seq, reserve_blocks=self.running.num_seqs, foresees=not self._outranks(seq)):
+            self._waiting.refuse(seq, *room, self._plan_id)
             return False
         return True
 
@@ -458,8 +474,12 @@ class Scheduler:
         return [seq.request for seq in self._by_id.values()]
 
     def _finish(self, seq: Sequence, *, stopped: bool = False) -> None:
+        for member in seq.members:
+            self.cache.pool.returned(member)
         if seq.slot != NO_SLOT:
             self.running.leave(seq, self._plan_id, stopped=stopped)
+        if seq.request.task is None:
+            self.running.forecast.outputs.note(len(seq.output), cut=len(seq.tokens) >= seq.request.max_total_tokens)
         seq.status = Status.FINISHED
         self._recovery.suspects.pop(seq, None)
         del self._by_id[seq.request.id]

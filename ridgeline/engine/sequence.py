@@ -68,6 +68,7 @@ class Sequence:
         "prompt_logprobs_sent",
         "published",
         "request",
+        "shared_tokens",
         "slot",
         "source",
         "status",
@@ -99,7 +100,7 @@ class Sequence:
         self.has_waited = False
         self.private = request.whole or request.embeds is not None
         self.distrusted = False
-        self.cached_tokens = 0
+        self.cached_tokens = self.shared_tokens = 0
         self.last_plan = 0
         self.prompt_logprobs_sent = 0
         self.arrival = request.arrival

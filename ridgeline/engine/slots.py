@@ -14,7 +14,8 @@ from ridgeline.engine.sequence import NO_SLOT, Sequence
 class SlotTable:
     """kv_len: tokens in the cache once every submitted plan has run, if its rows emit all they may. capacity: kv_len
     from which on its blocks have no room for a decoding row. last_kv_len: kv_len after which the request has sampled
-    its last token."""
+    its last token. used: somebody has the slot. known, prompt, shared: its tokens when it got it, those of its prompt,
+    and those in blocks that others had as well."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
@@ -22,6 +23,10 @@ class SlotTable:
         self.kv_len = np.zeros(num_slots, np.int32)
         self.capacity = np.zeros(num_slots, np.int32)
         self.last_kv_len = np.zeros(num_slots, np.int32)
+        self.used = np.zeros(num_slots, np.bool_)
+        self.known = np.zeros(num_slots, np.int32)
+        self.prompt = np.zeros(num_slots, np.int32)
+        self.shared = np.zeros(num_slots, np.int32)
 
     @property
     def num_free(self) -> int:
@@ -34,7 +39,10 @@ class SlotTable:
         seq.slot, seq.generation = slot, self._generation[slot]
         self.kv_len[slot] = self.capacity[slot] = kv_len
         self.last_kv_len[slot] = seq.request.max_total_tokens - 1
+        self.used[slot] = True
+        self.known[slot], self.prompt[slot], self.shared[slot] = len(seq.tokens), seq.num_prompt, seq.shared_tokens
 
     def release(self, seq: Sequence) -> None:
         self._free.append(seq.slot)
+        self.used[seq.slot] = False
         seq.slot = NO_SLOT

@@ -12,7 +12,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple, Sequence]] = []
-        self._refused: tuple[Sequence, int, int] | None = None
+        self._refused: tuple[Sequence, int, int, int] | None = None
 
     def push(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
@@ -24,13 +24,13 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
-    def refuse(self, seq: Sequence, free_pages: int, num_running: int) -> None:
+    def refuse(self, seq: Sequence, free_pages: int, num_running: int, plan_id: int) -> None:
         """Remember that `seq` did not fit, so that its prefix is not searched again at every step."""
-        self._refused = seq, free_pages, num_running
+        self._refused = seq, free_pages, num_running, plan_id
 
-    def refused(self, seq: Sequence, free_pages: int, num_running: int) -> bool:
-        """Return whether `seq` did not fit, and nothing was given back since."""
+    def refused(self, seq: Sequence, free_pages: int, num_running: int, since: int) -> bool:
+        """Return whether `seq` did not fit in a plan after `since`, and nothing was given back from then on."""
         if self._refused is None or self._refused[0] is not seq:
             return False
-        _, pages_then, running_then = self._refused
-        return free_pages <= pages_then and 0 < running_then <= num_running
+        _, pages_then, running_then, plan_then = self._refused
+        return plan_then > since and free_pages <= pages_then and 0 < running_then <= num_running

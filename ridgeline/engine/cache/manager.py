@@ -17,7 +17,7 @@ block of its own, and its first plan copies the other one into it (copy on write
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 
 from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
@@ -30,6 +30,8 @@ from ridgeline.engine.cache.prefix import Hash
 from ridgeline.engine.cache.published import Published
 from ridgeline.engine.cache.tables import Tables
 from ridgeline.engine.sequence import Sequence
+
+Fits = Callable[[PySequence[Sequence]], bool]
 
 
 class CacheManager:
@@ -66,10 +68,11 @@ class CacheManager:
 
     # ---- admission --------------------------------------------------------------------------------------------
 
-    def admit(self, *seqs: Sequence, reserve_blocks: int) -> bool:
+    def admit(self, *seqs: Sequence, reserve_blocks: int, fits: Fits = lambda seqs: True) -> bool:
         """Give `seqs` their prefix hits, if the rest of what they know would fit beside `reserve_blocks` spare blocks.
 
-        A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens.
+        A hit leaves at least one token to run (`Sequence.may_skip`). Sets blocks, source, published, cached_tokens and
+        shared_tokens. fits: asked whether they may start, once they have their hits.
         """
         hits = [self._search.search(seq) for seq in seqs]
         if not self._take_ends(seqs, hits, reserve_blocks):
@@ -77,7 +80,13 @@ class CacheManager:
             if not self.pool.can_take(wanted):
                 self._take_back(seqs)
                 return False
+        for seq in seqs:
+            seq.shared_tokens = self._shared(seq)
+        if not fits(seqs):
+            self._take_back(seqs)
+            return False
         for seq, hit in zip(seqs, hits, strict=True):
+            self.pool.returned(seq)
             for checkpoint in {checkpoint for checkpoint in self._begun_from(seq) if checkpoint is not None}:
                 seq.checkpoint = checkpoint
                 self.checkpoints.use(checkpoint)
@@ -155,6 +164,11 @@ class CacheManager:
         seq.passed = [0] * len(self.specs)
         seq.cached_tokens = hit.tokens(self.block_size)
         seq.checkpoint, seq.keeps_at = None, 0
+
+    def _shared(self, seq: Sequence) -> int:
+        """Return how many tokens of a sequence's hit lie in blocks that others hold as well."""
+        blocks = seq.blocks[0] if self.specs[0].span is None else []
+        return bisect_left(blocks, True, key=lambda block: self.pool.refs(0, block) < 2) * self.block_size
 
     def _take_back(self, seqs: PySequence[Sequence]) -> None:
         for seq in seqs:
@@ -258,6 +272,8 @@ class CacheManager:
         they will hold the state of when all that is submitted has run. resumes: the sequence will go on."""
         self.published.leave(seq, last_plan, kv_len, resumes=resumes)
         self._release_source(seq, last_plan)
+        if resumes and self.names.shares(seq):
+            self.pool.await_return(seq, ((g, block) for g, blocks in enumerate(seq.blocks) for block in set(blocks)))
         for g, blocks in enumerate(seq.blocks):
             for block in reversed(blocks):
                 if block != NULL_BLOCK:

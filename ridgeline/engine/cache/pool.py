@@ -31,7 +31,8 @@ the block has retired. `is_quiet` answers that.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from math import inf
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.engine.cache.idle import Idle, IdlePages
@@ -78,6 +79,8 @@ class BlockPool:
         self._filled: dict[int, int] = {}  # busy page that is filled up → the blocks that it lacked
         self._lacking = [0] * len(groups)  # their sum
         self._last_plan = [0] * layout.num_pages  # newest plan that may name a block given back to the page
+        self._awaited: dict[int, set[Hashable]] = {}  # page → who comes back for it
+        self._awaits: dict[Hashable, list[int]] = {}  # and the other way round; some pages may be others' by now
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
@@ -90,6 +93,11 @@ class BlockPool:
     def free_pages(self) -> int:
         """Pages that any group could take now (fresh or idle)."""
         return len(self._fresh) + len(self._idle)
+
+    @property
+    def awaited_pages(self) -> int:
+        """Free pages that somebody comes back for."""
+        return sum(page in self._idle for page in self._awaited)
 
     def can_take(self, wanted: Sequence[int], freed: Sequence[Sequence[int]] = ()) -> bool:
         """Tell if `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
@@ -197,6 +205,25 @@ class BlockPool:
         else:
             state.cached = False
 
+    # ---- what is awaited --------------------------------------------------------------------------------------
+
+    def await_return(self, owner: Hashable, blocks: Iterable[tuple[int, int]]) -> None:
+        """Keep the pages of these blocks, each with its group, as long as others can be given up: `owner` comes back
+        for them."""
+        pages = {self.layout.page_of(group, block) for group, block in blocks if self.is_cached(group, block)}
+        self._awaits[owner] = list(pages)
+        for page in pages:
+            self._awaited.setdefault(page, set()).add(owner)
+
+    def returned(self, owner: Hashable) -> None:
+        """The owner is back, or never comes: what it did not take is worth what it would be without it."""
+        for page in self._awaits.pop(owner, ()):
+            owners = self._awaited.get(page, set())
+            owners.discard(owner)
+            if not owners and self._awaited.pop(page, None) is not None and (group := self._idle.get(page)) is not None:
+                self._ranked_of[group].discard(page)
+                self._rank(group, page)
+
     # ---- inside -----------------------------------------------------------------------------------------------
 
     def _take(self, group: int, scarce: bool, fills: bool) -> int:
@@ -252,12 +279,20 @@ class BlockPool:
         cached = [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
         if 0 < len(cached) < self._per_page[group]:
             self._partial[group][page] = self._per_page[group] - len(cached)
-        self._order += 1
-        self._ranked_of[group].add(Idle(self._clock + self._worth(group, cached), self._order, page))
+        self._rank(group, page)
         self._dissolve_if_worthless(group, page)
         states = self._ranked[1]
         while len(states) > self._most_states and (least := states.least()) is not None:
             self._give_up(least)
+
+    def _rank(self, group: int, page: int) -> None:
+        """Give an idle page its place among those that may be given up."""
+        self._order += 1
+        rank = inf
+        if page not in self._awaited:
+            cached = [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
+            rank = self._clock + self._worth(group, cached)
+        self._ranked_of[group].add(Idle(rank, self._order, page))
 
     def _wake(self, group: int, page: int) -> None:
         """A block of an idle page is about to be held."""
@@ -279,7 +314,8 @@ class BlockPool:
 
     def _give_up(self, idle: Idle) -> None:
         page, group = idle.page, self._idle[idle.page]
-        self._clock = max(self._clock, idle.rank)
+        if idle.rank < inf:
+            self._clock = max(self._clock, idle.rank)
         for block in self._blocks_of(group, page):
             if self._blocks[group][block].cached:
                 self._on_evict(group, block)
@@ -295,6 +331,7 @@ class BlockPool:
             del self._blocks[group][block]
         del self._busy[page]
         del self._idle[page]
+        self._awaited.pop(page, None)
         self._ranked_of[group].discard(page)
         self._partial[group].pop(page, None)
         self._fresh.append(page)

@@ -1,0 +1,108 @@
+"""The pages that running requests will come to need: the lengths of earlier outputs tell how long these will last.
+
+Where an output ends is unknown. Known are the outputs that ended before, and those that have not ended yet. The share
+of outputs that are longer than n tokens is estimated from both (Kaplan and Meier 1958), over buckets of lengths. An
+output that reached its client's limit only says that it would not have ended earlier. A few outputs of a usual shape
+are assumed before any has ended. So every running request is still there after t more tokens with a known chance, and
+holds blocks for all its tokens then. The expected growth is the largest, over several t, of the sum of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as PySequence
+
+import numpy as np
+
+from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.engine.sequence import Sequence
+from ridgeline.engine.slots import SlotTable
+
+EDGES = np.array([0, *(round(16 * 2 ** (n / 2)) for n in range(33))], np.float64)  # of the buckets, in tokens
+# Assumed before any output has ended, and soon outweighed: limits up to SURE tokens are reached, as jobs of a fixed
+# length do, and longer outputs have USUAL tokens more in the mean
+SURE, USUAL = 256, 512
+FORGOTTEN = 1 / 256  # share of what is known that is forgotten with every output that ends
+LEAST = 1e-9  # shares below this one are taken for it, so that none is divided by 0
+MOMENTS = 8  # of each kind, at which the sum is computed
+UNDER_WAY = 2  # plans after its last in which a request still holds its blocks
+
+
+class Outputs:
+    """The lengths of outputs. reached: how many came to the end of a bucket or ended in it; ended: in it."""
+
+    def __init__(self) -> None:
+        self._reached = np.zeros(len(EDGES) - 1)
+        self._ended = np.zeros(len(EDGES) - 1)
+        self._assumed = 1 - np.exp(-np.diff(np.maximum(EDGES, SURE)) / USUAL)
+
+    def note(self, length: int, *, cut: bool) -> None:
+        """Learn that an output ended after `length` tokens. cut: its limit ended it."""
+        bucket = int(np.searchsorted(EDGES[:-1], length, "right")) - 1
+        for counts in (self._reached, self._ended):
+            counts *= 1 - FORGOTTEN
+        self._reached[: bucket + (not cut)] += 1
+        self._ended[bucket] += not cut
+
+    def longer(self, lengths_R: np.ndarray) -> np.ndarray:
+        """Return the share of outputs that are longer than each of EDGES. lengths_R: those of running requests."""
+        buckets_R = np.searchsorted(EDGES[:-1], lengths_R, "right") - 1
+        passed = len(buckets_R) - np.cumsum(np.bincount(buckets_R, minlength=len(EDGES) - 1))
+        ends = (self._ended + self._assumed) / (self._reached + passed + 1)
+        return np.concatenate([[1.0], np.cumprod(1 - ends)])
+
+
+class Forecast:
+    """The growth of all requests in slots. ahead: positions behind a request's tokens that need blocks too."""
+
+    def __init__(self, layout: CacheLayout, slots: SlotTable, ahead: int) -> None:
+        self.outputs = Outputs()
+        self._slots, self._ahead, self._block_size = slots, ahead, layout.block_size
+        self._most = [group.spec.blocks_needed(1 << 30, 1, layout.block_size) for group in layout.groups]
+        self._pages_each = [1 / layout.blocks_per_page(g) for g in range(len(layout.groups))]
+
+    def growth(self, new: PySequence[Sequence] = (), without: PySequence[Sequence] = ()) -> float:
+        """Return by how many pages the running requests will grow, at most and in expectation.
+
+        new: requests that would run as well, and have their hits. without: running ones that would not.
+        """
+        slots, used_S = self._slots, self._slots.used
+        if without:
+            used_S = used_S.copy()
+            used_S[[seq.slot for seq in without]] = False
+        at_R = used_S.nonzero()[0]
+        columns = (slots.kv_len, slots.known, slots.prompt, slots.last_kv_len, slots.shared)
+        more = np.array([_columns(seq) for seq in new], np.int32).reshape(-1, len(columns)).T
+        joined = (np.concatenate([column[at_R], own]) for column, own in zip(columns, more, strict=True))
+        return self._growth(*joined) if len(at_R) + len(new) else 0.0
+
+    def _growth(
+        self, now_R: np.ndarray, known_R: np.ndarray, prompt_R: np.ndarray, last_R: np.ndarray, shared_R: np.ndarray
+    ) -> float:
+        """Return the growth of requests that hold blocks for `now` tokens, will for `known` ones once their prompts
+        have run, and for `last` ones if they reach their limits. Shared blocks stay when one of them ends."""
+        known_R = np.maximum(known_R, now_R)
+        left_R, output_R = np.maximum(last_R - known_R, 0), np.maximum(known_R - prompt_R, 0)
+        after_T1 = _moments(left_R + UNDER_WAY)[:, None]
+        longer = self.outputs.longer(output_R)
+        there_TR = np.interp(after_T1 + output_R, EDGES, longer) / np.maximum(np.interp(output_R, EDGES, longer), LEAST)
+        there_TR *= after_T1 <= left_R + UNDER_WAY
+        shared = self._pages(shared_R)
+        own_TR = self._pages(known_R + np.minimum(after_T1, left_R)) - shared
+        return float((there_TR * own_TR).sum(1).max() + (shared - self._pages(now_R)).sum())
+
+    def _pages(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the pages that a request of so many tokens fills."""
+        blocks = -(-(tokens + self._ahead) // self._block_size)
+        groups = zip(self._most, self._pages_each, strict=True)
+        return np.sum([np.minimum(blocks, most) * each for most, each in groups], axis=0)
+
+
+def _columns(seq: Sequence) -> tuple[int, int, int, int, int]:
+    """Return what the slot table would say of a request that has its hits."""
+    return seq.cached_tokens, len(seq.tokens), seq.num_prompt, seq.request.max_total_tokens - 1, seq.shared_tokens
+
+
+def _moments(left_R: np.ndarray) -> np.ndarray:
+    """Return numbers of tokens from now: those at which some requests end, and others between."""
+    ends = np.sort(left_R)[np.linspace(0, len(left_R) - 1, MOMENTS).astype(np.intp)]
+    return np.unique(np.concatenate([ends, np.geomspace(1, max(1, ends[-1]), MOMENTS)]).astype(np.int64))

@@ -1,0 +1,73 @@
+"""Decisions where requests need more of the cache than there is: whether one may start, and which are preempted.
+
+A preempted request goes on from the blocks that the cache still has of it, its head first. All its blocks are kept as
+long as anything else can be given up (`BlockPool.await_return`). They are lost to the growth of the requests that go on
+running, so three rules keep that small:
+
+* A request starts if the pool will hold what all come to need (`forecast.py`). A new one may overbook it by a tenth,
+  since forecasts err and tokens are cheap to run again. One that was preempted may not: it would soon be preempted
+  again.
+* Requests are preempted while some blocks are still free. Another request often ends before these are used up, and
+  then nothing is lost at all.
+* As many are preempted together as it takes that the others, as they grow, use up little of what these leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as PySequence
+
+from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.engine.forecast import Forecast
+from ridgeline.engine.sequence import Sequence
+
+# Chosen with benchmarks/preemption.py. docs/scheduling.md has the figures of these
+OVERBOOKED = (
+    0.1  # of the pool. With 0 equal requests lose a tenth of their throughput, with 0.25 twice as many run again
+)
+SPARE = 0.5  # blocks for each running sequence. Half of all full blocks' worth: 8 steps with blocks of 16 tokens
+LOSS = 0.15  # of the blocks of requests that are preempted together, what the others may use up
+
+
+class Pressure:
+    def __init__(self, cache: CacheManager, forecast: Forecast) -> None:
+        self._cache, self._forecast = cache, forecast
+
+    def admits(self, seqs: PySequence[Sequence], num_running: int) -> bool:
+        """Return whether a request's sequences, which have their hits, can run beside the others to the end."""
+        pool = self._cache.pool
+        overbooked = 0.0 if seqs[0].preemptions else OVERBOOKED * pool.num_pages
+        spare = self._pages(self._spare(num_running))
+        return self._forecast.growth(new=seqs) <= pool.free_pages - pool.awaited_pages - spare + overbooked
+
+    def is_high(self, num_running: int) -> bool:
+        """Return whether so few blocks are left that somebody must be preempted."""
+        pool, wanted = self._cache.pool, self._spare(num_running)
+        return pool.free_pages < sum(wanted) and not pool.can_take(wanted)
+
+    def victims(self, leaders: PySequence[Sequence]) -> list[Sequence]:
+        """Return those of the running requests that should be preempted, in that order: the last of them first.
+
+        leaders: of all running requests, at least two, in policy order. The first one goes on in any case.
+        """
+        fewest, most = 1, len(leaders) - 1
+        while fewest < most:
+            count = (fewest + most) // 2
+            if self._lose_little(leaders[-count:]):
+                most = count
+            else:
+                fewest = count + 1
+        return list(leaders[: -fewest - 1 : -1])
+
+    def _lose_little(self, victims: PySequence[Sequence]) -> bool:
+        members = [member for seq in victims for member in seq.members]
+        pool, specs = self._cache.pool, self._cache.specs
+        left = self._pages([sum(len(seq.blocks[g]) - seq.passed[g] for seq in members) for g in range(len(specs))])
+        return self._forecast.growth(without=members) <= pool.free_pages - pool.awaited_pages + LOSS * left
+
+    def _spare(self, num_running: int) -> list[int]:
+        """Return how many blocks of each group should be free."""
+        return [0 if spec.exact else int(SPARE * num_running) for spec in self._cache.specs]
+
+    def _pages(self, blocks: PySequence[int]) -> float:
+        layout = self._cache.layout
+        return sum(count / layout.blocks_per_page(g) for g, count in enumerate(blocks))
