@@ -30,6 +30,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined, so before any is imported
 
+from ridgeline.engine import pressure
 from tests import selection, tiny_models
 
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
@@ -116,6 +117,13 @@ def pytest_unconfigure() -> None:
 def pytest_runtest_setup() -> None:
     """Make the fixtures of modules and of the session of the same random numbers, whichever test comes first."""
     start_numbers()
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every request start that fits at first, as where outputs become longer than forecast, so that some are
+    preempted later."""
+    monkeypatch.setattr(pressure, "OVERBOOKED", 1e6)
 
 
 @pytest.fixture(autouse=True)

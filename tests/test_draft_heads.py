@@ -132,6 +132,7 @@ def test_a_prefix_that_was_found_has_the_heads_keys_too(head: Head, folder: Path
     assert record.check(head, texts_of([again], got)) > 30
 
 
+@pytest.mark.usefixtures("crowded")
 def test_requests_that_give_way_draft_as_before(head: Head, folder: Path, tmp_path: Path) -> None:
     files = head.save(tmp_path / "head")
     want = greedy(folder)

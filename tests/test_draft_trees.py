@@ -388,6 +388,7 @@ def test_the_layer_for_multi_token_prediction_drafts_trees(tmp_path: Path) -> No
 
 
 @by_form
+@pytest.mark.usefixtures("crowded")
 def test_requests_that_give_way_draft_as_before(
     kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ def test_guidance_of_models_with_states_is_that_of_transformers_logits(family: s
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.usefixtures("crowded")
 def test_preemption_changes_nothing(policy: str, open_llm) -> None:
     guidance, prompts = {"guidance_scale": 1.5, "negative_prompt": list(range(100, 120))}, PROMPTS[:6]
     settings = {**TIGHT, "max_num_seqs": 6, "scheduling_policy": policy}

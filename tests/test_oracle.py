@@ -234,6 +234,7 @@ def test_settings_and_neighbours_change_nothing(
         for policy in ("fcfs", "priority")
     ],
 )
+@pytest.mark.usefixtures("crowded")
 def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_model: Callable[[str], Path]) -> None:
     settings: Settings = {"max_num_batched_tokens": 16, "block_size": 4, "max_num_seqs": 6, "max_model_len": 96}
     layout = open_llm(family, **settings).assembly.memory.layout

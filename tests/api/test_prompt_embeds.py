@@ -53,6 +53,7 @@ def test_vectors_take_the_place_of_tokens(embedding: LLM) -> None:
         assert output.num_cached_tokens == 0
 
 
+@pytest.mark.usefixtures("crowded")
 def test_preempted_requests_go_on_with_their_vectors(embedding: LLM) -> None:
     prompts = [vectors(24, seed) for seed in range(4)]
     before = sum(embedding.engine.scheduler.preemptions.values())

@@ -28,13 +28,6 @@ def ranked(name: str, prompt: tuple[int, ...], priority: int, **params: int) -> 
     return replace(make_request(name, prompt, **params), priority=priority)
 
 
-def surprised(desk: Desk) -> Desk:
-    """The desk, whose outputs so far were short: more requests run at once than there are blocks for in the end."""
-    for _ in range(99):
-        desk.scheduler.running.forecast.outputs.note(1, cut=False)
-    return desk
-
-
 def plans_until_token(desk: Desk, name: str) -> int:
     for count in range(1, 200):
         desk.submit()
@@ -131,9 +124,10 @@ def test_nobody_is_preempted_for_who_does_not_outrank_it(policy: str, priorities
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.usefixtures("crowded")
 def test_for_want_of_blocks_the_last_in_order_gives_way(policy: str) -> None:
     """Nine blocks: both grow to six."""
-    desk = surprised(desk_of(policy, pages=10))
+    desk = desk_of(policy, pages=10)
     ended: dict[str, RequestStats] = {}
     desk.scheduler.on_finish = lambda request, stats: ended.update({request.id: stats})
     first, last = ("a", "b") if policy == "fcfs" else ("b", "a")
@@ -146,9 +140,10 @@ def test_for_want_of_blocks_the_last_in_order_gives_way(policy: str) -> None:
     assert desk.got == {request.id: desk.alone(request) for request in requests}
 
 
+@pytest.mark.usefixtures("crowded")
 def test_who_gave_way_to_others_finds_its_beginning_in_the_cache() -> None:
     """Nine blocks: both grow to six. Only a request that is short of blocks alone has to do without the cache."""
-    desk = surprised(desk_of("fcfs", pages=10))
+    desk = desk_of("fcfs", pages=10)
     desk.add(make_request("a", SHORT, max_tokens=20), last := make_request("b", (*SHORT, 1), max_tokens=20))
     seq = desk.scheduler._by_id["b"]
     while not seq.preemptions or seq.status is not Status.RUNNING:

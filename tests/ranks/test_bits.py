@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.thorough  # slow to interpret
 @pytest.mark.parametrize(("number", "most"), [(5, 3), (13, 6)], ids=["filters and prompts", "every kind"])
+@pytest.mark.usefixtures("crowded")
 def test_no_bit_depends_on_what_runs_beside_a_request_on_two_ranks(
     number: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_requests_get_the_tokens_of_one_device(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("crowded")
 def test_requests_that_come_and_go_where_memory_is_short(seed: int, tmp_path: Path) -> None:
     """Preemptions and aborts: slots and blocks pass from one request to the next while parts are under way."""
     tiny_models.build("llama").save_pretrained(tmp_path)
