@@ -1,7 +1,7 @@
 """What preemption costs where requests need more of the KV cache than there is: the scheduler and the prefix cache.
 
     python -m benchmarks.preemption [--json benchmarks/results/preemption.jsonl] [--only equal ...]
-    python -m benchmarks.preemption --draw        # docs/images/preemption.svg, from the stored results
+    python -m benchmarks.preemption --draw        # docs/images/preemption.svg, from the stored results (extra `train`)
 
 Scheduler, cache and plans are the engine's own. Only the model is left out: a worker gives random tokens, and ends each
 request where a draw made beforehand says. *Oversubscription* is the need of all requests that run or wait, each with
@@ -268,18 +268,47 @@ def show(records: list[dict[str, Any]]) -> None:
     Console(width=200).print(table)
 
 
+def draw(records: list[dict[str, Any]]) -> None:
+    """Draw the share of tokens that run again, for each workload and commit, where new requests come steadily."""
+    import matplotlib as mpl  # only here, since tests run this module without the extra
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "ridgeline", "font.size": 9, "font.family": "DejaVu Sans"})
+    figure, (again, found) = plt.subplots(1, 2, figsize=(8.2, 3.2), facecolor="white")
+    commits = list(dict.fromkeys(record["commit"] for record in records))
+    for place, (workload, commit) in enumerate(itertools.product(WORKLOADS, commits)):
+        own = [r for r in records if (r["workload"], r["commit"], r["arrivals"]) == (workload.name, commit, "steady")]
+        newest = commit == commits[-1]
+        style = {"color": f"C{place // len(commits)}", "linestyle": "-" if newest else ":", "marker": ".", "lw": 1.3}
+        factors = [record["oversubscription"] for record in own]
+        again.plot(factors, [100 * record["run_again"] for record in own], label=workload.name * newest, **style)
+        seen = [record for record in own if record["found"] is not None]
+        found.plot([r["oversubscription"] for r in seen], [100 * r["found"] for r in seen], **style)
+    again.set(title="tokens that run again, % of all", xlabel="oversubscription of the cache", ylim=0)
+    found.set(title="of preempted requests found again, %", xlabel="oversubscription of the cache", ylim=(0, 102))
+    found.axhline(80, color="grey", lw=0.8)
+    again.legend(frameon=False, title="dotted: " + ", ".join(commits[:-1]))
+    figure.tight_layout()
+    figure.savefig(IMAGE, metadata={"Title": "Preemption", "Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], choices=[workload.name for workload in WORKLOADS])
-    parser.add_argument("--json", type=Path, help="write the records here, one a line")
+    parser.add_argument("--json", type=Path, help="add the records to this file, one a line")
+    parser.add_argument("--draw", action="store_true", help="draw the stored results instead")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw([json.loads(line) for line in RESULTS.read_text().splitlines()])
+        return
     records = list(measure(arguments.only))
     show(records)
     if arguments.json:
         commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
         about = {"date": datetime.date.today().isoformat(), "commit": commit}
         about["python"] = platform.python_version()
-        arguments.json.write_text("".join(json.dumps(record | about) + "\n" for record in records))
+        with arguments.json.open("a") as file:
+            file.writelines(json.dumps(record | about) + "\n" for record in records)
 
 
 if __name__ == "__main__":
