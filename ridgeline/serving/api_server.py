@@ -20,6 +20,7 @@ from ridgeline.serving.generation.service import Run, Service
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.grammars.checks import GrammarChecks
 from ridgeline.serving.kept.kept import Kept
+from ridgeline.serving.observed.inferences import Inferences
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.serving.repository.folder import served_models
 from ridgeline.serving.repository.models import ServedModel
@@ -35,8 +36,8 @@ from ridgeline.weights.modules import read_prompts
 class ApiServer:
     """An API server. `names` are what clients may call the model, and answers carry the first. `folder` is the
     model's. `forms` are those of its tool calls and its reasoning. `kept` are answers that may be asked for again, and
-    `served` the models that KServe's clients see. `beside` are the API servers of all models of this process, this one
-    among them; they have the devices in turn."""
+    `served` the models that KServe's clients see, with the figures of their `inferences`. `beside` are the API servers
+    of all models of this process, this one among them; they have the devices in turn."""
 
     config: ServeConfig
     names: tuple[str, ...]
@@ -52,6 +53,7 @@ class ApiServer:
     forms: Forms = field(default_factory=Forms)
     kept: Kept = field(default_factory=Kept)
     served: Mapping[str, ServedModel] = field(default_factory=dict)
+    inferences: Inferences = field(default_factory=Inferences)
     beside: tuple[ApiServer, ...] = ()
 
     def __post_init__(self) -> None:

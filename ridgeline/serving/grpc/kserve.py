@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from google.protobuf.json_format import ParseDict
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.api_server import ApiServer
@@ -55,16 +56,30 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
             told[side] = [tensor(**each) for each in told[side]]
         return pb.ModelMetadataResponse(**told)
 
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        told = model_of(self._api, request.name, request.version).config()
+        return pb.ModelConfigResponse(config=ParseDict(told, pb.ModelConfig()))
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        told = kserve.statistics_of(self._api, request.name, request.version)
+        return ParseDict(told, pb.ModelStatisticsResponse())
+
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        if parameters_of(request).get("stream"):
+        parameters = parameters_of(request)
+        if parameters.get("stream"):
             raise BadRequest("ModelInfer answers once; use ModelStreamInfer for pieces.", param="stream")
-        model, value = self._read(request)
-        if not model.generates:
-            return response_with(model, request, await self._converted(model, value, request))
-        async with self._api.service.run(await self._asked(model, value, request, context)) as run:
-            with self._running.known(run, context):
-                await run.finish()
-        return last_response(model, request, run, kserve.result_of(model, run.result.outputs[0]))
+        model = model_of(self._api, request.model_name, request.model_version)
+        with self._api.inferences.of(model.name) as inference:
+            kserve.takes_empty_final(parameters)  # one response is never empty
+            value = value_in(model, request)
+            if not model.generates:
+                inference.computes()
+                return response_with(model, request, await kserve.converted(self._api, model, value, parameters))
+            async with self._api.service.run(await self._asked(model, value, parameters, context)) as run:
+                inference.run = run
+                with self._running.known(run, context):
+                    await run.finish()
+            return last_response(model, request, run, kserve.result_of(model, run.result.outputs[0]))
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -105,37 +120,41 @@ class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         await responses.put(None)
 
     async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
-        model, value = self._read(request)
-        if not model.generates:
-            response = response_with(model, request, await self._converted(model, value, request))
-            response.parameters["triton_final_response"].bool_param = True
-            yield response
-            return
-        asked = await self._asked(model, value, request, context)
-        streams = kserve.streams(asked, parameters_of(request))
-        async with self._api.service.run(asked) as run:
-            with self._running.known(run, context):
-                async for piece in run:
-                    if streams and (found := kserve.result_of(model, piece)):
-                        yield response_with(model, request, found)
-        whole = kserve.result_of(model, run.result.outputs[0])
-        yield last_response(model, request, run, type(whole)() if streams else whole)
-
-    def _read(self, request: pb.ModelInferRequest) -> tuple[ServedModel, Value]:
-        model = model_of(self._api, request.model_name, request.model_version)
-        check_outputs(model, (output.name for output in request.outputs))
-        return model, kserve.value_of(model, tensors_of(request))
-
-    async def _converted(self, model: ServedModel, value: Value, request: pb.ModelInferRequest) -> Value:
-        return await kserve.converted(self._api, model, value, parameters_of(request))
+        model, parameters = model_of(self._api, request.model_name, request.model_version), parameters_of(request)
+        with self._api.inferences.of(model.name) as inference:
+            without_output = kserve.takes_empty_final(parameters)
+            value = value_in(model, request)
+            if not model.generates:
+                inference.computes()
+                response = response_with(model, request, await kserve.converted(self._api, model, value, parameters))
+                with inference.response():
+                    yield with_final(response, final=True)
+                return
+            asked = await self._asked(model, value, parameters, context)
+            streams = kserve.streams(asked, parameters)
+            async with self._api.service.run(asked) as run:
+                inference.run = run
+                with self._running.known(run, context):
+                    async for piece in run:
+                        if streams and (found := kserve.result_of(model, piece)):
+                            with inference.response():
+                                yield with_final(response_with(model, request, found), final=False)
+            whole = kserve.result_of(model, run.result.outputs[0])
+            rest = (None if without_output else type(whole)()) if streams else whole
+            with inference.response(empty=streams):
+                yield last_response(model, request, run, rest)
 
     async def _asked(
-        self, model: ServedModel, value: Value, request: pb.ModelInferRequest, context: Context
+        self, model: ServedModel, value: Value, parameters: dict[str, Any], context: Context
     ) -> GenerationRequest:
-        asked, timeout = await kserve.generation(
-            self._api, model, value, parameters_of(request), request_id_of(context)
-        )
+        asked, timeout = await kserve.generation(self._api, model, value, parameters, request_id_of(context))
         return within(asked, timeout=timeout, context=context)
+
+
+def value_in(model: ServedModel, request: pb.ModelInferRequest) -> Value:
+    """Return the request's input. Raise BadRequest, also for an output that there is not."""
+    check_outputs(model, (output.name for output in request.outputs))
+    return kserve.value_of(model, tensors_of(request))
 
 
 def parameters_of(request: pb.ModelInferRequest) -> dict[str, Any]:
@@ -168,9 +187,11 @@ def tensors_of(request: pb.ModelInferRequest) -> list[Tensor]:
     return found
 
 
-def response_with(model: ServedModel, request: pb.ModelInferRequest, value: Value) -> pb.ModelInferResponse:
-    """Return the response with this output, as raw bytes if the request was raw."""
+def response_with(model: ServedModel, request: pb.ModelInferRequest, value: Value | None) -> pb.ModelInferResponse:
+    """Return the response with this output, as raw bytes if the request was raw, or without one."""
     response = pb.ModelInferResponse(model_name=request.model_name, model_version=model.version, id=request.id)
+    if value is None:
+        return response
     spec = model.output
     output = response.outputs.add(name=spec.name, datatype=spec.datatype, shape=kserve.shape_of(model, value))
     if request.raw_input_contents:
@@ -181,16 +202,22 @@ def response_with(model: ServedModel, request: pb.ModelInferRequest, value: Valu
     return response
 
 
-def last_response(model: ServedModel, request: pb.ModelInferRequest, run: Run, value: Value) -> pb.ModelInferResponse:
-    """Return the last response of a run: why it ended, and its usage. Triton's clients recognize a stream's last
-    response by a parameter."""
+def last_response(
+    model: ServedModel, request: pb.ModelInferRequest, run: Run, value: Value | None
+) -> pb.ModelInferResponse:
+    """Return the last response of a run: why it ended, and its usage."""
     response = response_with(model, request, value)
     for name, told in kserve.told(run).items():
         if isinstance(told, str):
             response.parameters[name].string_param = told
         else:
             response.parameters[name].int64_param = told
-    response.parameters["triton_final_response"].bool_param = True
+    return with_final(response, final=True)
+
+
+def with_final(response: pb.ModelInferResponse, *, final: bool) -> pb.ModelInferResponse:
+    """Say whether a response is its request's last one, as Triton says it of each in a stream."""
+    response.parameters["triton_final_response"].bool_param = final
     return response
 
 

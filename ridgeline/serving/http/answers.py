@@ -583,6 +583,46 @@ class KServeModel(Answer):
     outputs: list[KServeTensor]
 
 
+class KServeConfigured(Answer):
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class KServeConfig(Answer):
+    """The model's config.pbtxt, as JSON."""
+
+    name: str
+    platform: str
+    backend: str
+    version_policy: dict[str, Any]
+    max_batch_size: int
+    input: list[KServeConfigured]
+    output: list[KServeConfigured]
+    model_transaction_policy: dict[str, bool]
+    ensemble_scheduling: dict[str, Any] | None = None
+
+
+class KServeDuration(Answer):
+    count: int
+    ns: int
+
+
+class KServeCounted(Answer):
+    name: str
+    version: str
+    last_inference: int = Field(description="milliseconds since 1970")
+    inference_count: int
+    execution_count: int
+    inference_stats: dict[str, KServeDuration]
+    response_stats: dict[str, dict[str, KServeDuration]] = Field(description="by the response's place in its stream")
+    batch_stats: list[dict[str, int | KServeDuration]]
+
+
+class KServeStatistics(Answer):
+    model_stats: list[KServeCounted]
+
+
 class KServeReady(Answer):
     name: str
     ready: bool

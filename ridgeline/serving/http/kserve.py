@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +24,7 @@ from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import request_id, while_connected
 from ridgeline.serving.http.health import RETRY_AFTER
 from ridgeline.serving.http.sse import PlainEvents, Write
+from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
 from ridgeline.serving.requests.bodies import Body, Name
@@ -34,7 +36,7 @@ from ridgeline.version import __version__
 HEAD_LENGTH = "inference-header-content-length"  # of the JSON, where bytes follow it
 MOST_TENSORS = 64
 STREAMS = "this route answers once; use generate_stream for pieces."
-EXTENSIONS = ["binary_tensor_data", "generate"]
+EXTENSIONS = ["binary_tensor_data", "generate", "model_configuration", "statistics"]
 # TensorRT-LLM's name for a field of ours. Its examples send it, and bad_words, empty.
 RENAMED = {"stop_words": "stop"}
 PREFIX = "/v2/models/{model:path}"  # names of hub models have a slash
@@ -99,45 +101,64 @@ def router(api: ApiServer) -> APIRouter:
         model_of(api, model, version)
         return state("ready", api.unready, name=model)
 
+    async def config(model: str, version: str = "") -> dict[str, Any]:
+        return model_of(api, model, version).config()
+
+    async def statistics(model: str = "", version: str = "") -> dict[str, Any]:
+        return kserve.statistics_of(api, model, version)
+
     async def infer(request: Request, model: str, version: str = "") -> Response:
         found = model_of(api, model, version)
-        data, length = await request.body(), request.headers.get(HEAD_LENGTH)
-        body, rest = await off_loop(len(data), INLINE_BYTES, lambda: _split(data, length))
-        check_outputs(found, (output.name for output in body.outputs or ()))
-        parameters = dict(body.parameters or {})
-        binary = parameters.pop("binary_data_output", False)
-        for output in body.outputs or ():
-            binary = (output.parameters or {}).get("binary_data", binary)
-        if parameters.get("stream"):
-            raise BadRequest(STREAMS, param="stream")
-        tensors = await off_loop(len(data), INLINE_BYTES, lambda: _tensors(body.inputs, rest))
-        value = kserve.value_of(found, tensors)
-        answered, more = await _run(request, found, value, parameters)
-        return _inferred(found, body.id, answered, more, binary=bool(binary))
+        with api.inferences.of(found.name) as inference:
+            data, length = await request.body(), request.headers.get(HEAD_LENGTH)
+            body, rest = await off_loop(len(data), INLINE_BYTES, lambda: _split(data, length))
+            check_outputs(found, (output.name for output in body.outputs or ()))
+            parameters = dict(body.parameters or {})
+            binary = parameters.pop("binary_data_output", False)
+            for output in body.outputs or ():
+                binary = (output.parameters or {}).get("binary_data", binary)
+            if parameters.get("stream"):
+                raise BadRequest(STREAMS, param="stream")
+            tensors = await off_loop(len(data), INLINE_BYTES, lambda: _tensors(body.inputs, rest))
+            value = kserve.value_of(found, tensors)
+            answered, more = await _run(request, found, value, parameters, inference)
+            return _inferred(found, body.id, answered, more, binary=bool(binary))
 
     async def generate(request: Request, model: str, version: str = "") -> Response:
         found = model_of(api, model, version)
-        value, parameters, name = await _generate_body(request, found)
-        if parameters.get("stream"):
-            raise BadRequest(STREAMS, param="stream")
-        answered, more = await _run(request, found, value, parameters)
-        return JSONResponse(_generated(found, name, answered, more))
+        with api.inferences.of(found.name) as inference:
+            value, parameters, name = await _generate_body(request, found)
+            if parameters.get("stream"):
+                raise BadRequest(STREAMS, param="stream")
+            answered, more = await _run(request, found, value, parameters, inference)
+            return JSONResponse(_generated(found, name, answered, more))
 
     async def generate_stream(request: Request, model: str, version: str = "") -> Response:
         found = model_of(api, model, version)
-        value, parameters, name = await _generate_body(request, found)
-        if not found.generates:
-            raise BadRequest(f"the model {found.name} writes nothing that could be streamed; use infer.", param="model")
-        asked = await _asked(request, found, value, parameters)
-        streams = kserve.streams(asked, parameters)
+        with ExitStack() as stack:
+            inference = stack.enter_context(api.inferences.of(found.name))
+            value, parameters, name = await _generate_body(request, found)
+            without_output = kserve.takes_empty_final(parameters)
+            if not found.generates:
+                raise BadRequest(
+                    f"the model {found.name} writes nothing that could be streamed; use infer.", param="model"
+                )
+            asked = await _asked(request, found, value, parameters)
+            streams = kserve.streams(asked, parameters)
+            under_way = stack.pop_all()
 
         async def produce(write: Write) -> None:
-            async with api.service.run(asked) as run:
-                async for piece in run:
-                    if streams and (part := kserve.result_of(found, piece)):
-                        await write(_generated(found, name, part, {}))
-            whole = kserve.result_of(found, run.result.outputs[0])
-            await write(_generated(found, name, type(whole)() if streams else whole, kserve.told(run)))
+            with under_way:
+                async with api.service.run(asked) as run:
+                    inference.run = run
+                    async for piece in run:
+                        if streams and (part := kserve.result_of(found, piece)):
+                            with inference.response():
+                                await write(_generated(found, name, part, {}))
+                whole = kserve.result_of(found, run.result.outputs[0])
+                rest = (None if without_output else type(whole)()) if streams else whole
+                with inference.response(empty=streams):
+                    await write(_generated(found, name, rest, kserve.told(run)))
 
         return PlainEvents(produce)
 
@@ -147,14 +168,17 @@ def router(api: ApiServer) -> APIRouter:
         return dataclasses.replace(asked, timeout=min(bounds, default=0.0))
 
     async def _run(
-        request: Request, model: ServedModel, value: Value, parameters: Parameters
+        request: Request, model: ServedModel, value: Value, parameters: Parameters, inference: Inference
     ) -> tuple[Value, Mapping[str, Any]]:
+        kserve.takes_empty_final(parameters)  # one response is never empty
         if not model.generates:
+            inference.computes()
             return await kserve.converted(api, model, value, parameters), {}
         asked = await _asked(request, model, value, parameters)
 
         async def whole() -> tuple[Value, Mapping[str, Any]]:
             async with api.service.run(asked) as run:
+                inference.run = run
                 await run.finish()
             return kserve.result_of(model, run.result.outputs[0]), kserve.told(run)
 
@@ -170,6 +194,10 @@ def router(api: ApiServer) -> APIRouter:
 
         return add
 
+    told = answers_of(answers.KServeStatistics, 404)
+    routes.get("/v2/models/stats", summary="Counts and durations of all models", responses=told)(statistics)
+    both(routes.get, "/stats", summary="Counts and durations of a model", responses=told)(statistics)
+    both(routes.get, "/config", summary="Its configuration", responses=answers_of(answers.KServeConfig, 404))(config)
     both(routes.get, "/ready", summary="If it is ready", responses=answers_of(answers.KServeReady, 404))(model_ready)
     both(routes.post, "/infer", **described(InferBody, "One answer, as tensors", answers.KServeInferred))(infer)
     generated = described(GenerateBody, "One answer", answers.KServeGenerated)
@@ -267,6 +295,7 @@ def _inferred(model: ServedModel, name: str | None, value: Value, more: Mapping[
     return Response(head + data, headers=headers, media_type="application/octet-stream")
 
 
-def _generated(model: ServedModel, name: str | None, value: Value, more: Mapping[str, Any]) -> dict[str, Any]:
+def _generated(model: ServedModel, name: str | None, value: Value | None, more: Mapping[str, Any]) -> dict[str, Any]:
     own = {} if name is None else {"id": name}
-    return {**own, "model_name": model.name, "model_version": model.version, model.output.name: value, **more}
+    output = {} if value is None else {model.output.name: value}
+    return {**own, "model_name": model.name, "model_version": model.version, **output, **more}

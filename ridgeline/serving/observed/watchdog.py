@@ -20,7 +20,8 @@ QUIET = 1.0  # seconds between two lines in the log: a loop that is held up must
 
 class Watchdog:
     """The watchdog of one event loop. `stalls` counts how often the loop was late by more than LATE, and `seconds` by
-    how much in all."""
+    how much in all. Time in which the loop's thread could run and got no core does not count: a busy machine is no
+    fault of the loop's."""
 
     def __init__(self) -> None:
         self.stalls, self.seconds = 0, 0.0
@@ -28,10 +29,12 @@ class Watchdog:
         self._held_by = ""
         self._logged = 0.0
         self._stop = threading.Event()
+        self._starved = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Watch the loop in which this is called, until `stop`."""
         self._loop = loop
+        self._starved = starved()
         self._beat()
         thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), name="watchdog", daemon=True)
         thread.start()
@@ -40,8 +43,8 @@ class Watchdog:
         self._stop.set()
 
     def _beat(self) -> None:
-        now = time.monotonic()
-        late = now - self._due
+        now, before, self._starved = time.monotonic(), self._starved, starved()
+        late = now - self._due - (self._starved - before)
         if late > LATE:
             self.stalls, self.seconds = self.stalls + 1, self.seconds + late
             if now - self._logged > QUIET:
@@ -60,6 +63,15 @@ class Watchdog:
                 frame = sys._current_frames().get(thread)
                 if frame is not None:
                     self._held_by = _told(frame)
+
+
+def starved() -> float:
+    """Return for how many seconds the calling thread could have run and got no core (Linux; elsewhere 0)."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _told(frame: FrameType) -> str:

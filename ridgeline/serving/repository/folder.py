@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.serving.repository.models import ServedModel, TensorSpec, plain
+from ridgeline.serving.repository.models import TYPES, ServedModel, TensorSpec, plain
 from ridgeline.serving.repository.pbtxt import Fields, Name, read_pbtxt
 
 BACKENDS = ("ridgeline", "vllm")
-TYPES = {"TYPE_STRING": "BYTES", "TYPE_INT32": "INT32", "TYPE_INT64": "INT64"}
 ROLES = {(False, True): "tokenize", (True, True): "generate", (True, False): "detokenize", (False, False): "text"}
 CHAINS = (["tokenize", "generate", "detokenize"], ["text"])
 # Fields of a model's configuration that change no answer here, and why.
@@ -68,6 +67,11 @@ class _Step:
     model: str
     inputs: dict[str, str]  # the model's tensor, and the ensemble's
     outputs: dict[str, str]
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "model_name": self.model, "model_version": -1, "input_map": self.inputs, "output_map": self.outputs,
+        }  # fmt: skip
 
 
 def served_models(folder: str | None, names: Sequence[str]) -> Mapping[str, ServedModel]:
@@ -124,6 +128,7 @@ def _described(folder: Path, ignored: list[str]) -> _Described:
     source = _tensor(folder, given, "input", "text_input" if not ensemble else None, batched)
     target = _tensor(folder, given, "output", "text_output" if not ensemble else None, batched)
     role = ROLES[source.datatype != "BYTES", target.datatype != "BYTES"]
+    steps = _steps(folder, given) if ensemble else None
     model = ServedModel(
         name=name,
         role=role,  # type: ignore[arg-type]  # one of these
@@ -132,8 +137,9 @@ def _described(folder: Path, ignored: list[str]) -> _Described:
         platform="ensemble" if ensemble else backend,
         version=_version(folder, given),
         batched=batched,
+        steps=tuple(step.json() for step in steps or ()),
     )
-    return _Described(folder, model, _parameters(folder, given), _steps(folder, given) if ensemble else None)
+    return _Described(folder, model, _parameters(folder, given), steps)
 
 
 def _tensor(folder: Path, given: Fields, side: str, default: str | None, batched: bool) -> TensorSpec:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Role = Literal["text", "tokenize", "generate", "detokenize"]
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
+TYPES = {"TYPE_STRING": "BYTES", "TYPE_INT32": "INT32", "TYPE_INT64": "INT64"}  # of configurations, and KServe's
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class TensorSpec:
 @dataclass(frozen=True)
 class ServedModel:
     """A model. Its `role` says what it does: text to text, text to token ids, token ids to those that follow, or token
-    ids to text. If it is `batched`, tensors have a first dimension, which is 1 in every request."""
+    ids to text. If it is `batched`, tensors have a first dimension, which is 1 in every request. `steps` are those of
+    an ensemble, as its configuration has them."""
 
     name: str
     role: Role = "text"
@@ -34,6 +36,7 @@ class ServedModel:
     platform: str = "ridgeline"
     version: str = VERSION
     batched: bool = False
+    steps: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def generates(self) -> bool:
@@ -47,6 +50,25 @@ class ServedModel:
             "inputs": [self.input.json()],
             "outputs": [self.output.json()],
         }
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration, in the names of config.pbtxt."""
+        ensemble = self.platform == "ensemble"
+        found: dict[str, Any] = {
+            "name": self.name,
+            "platform": self.platform if ensemble else "",
+            "backend": "" if ensemble else self.platform,
+            "version_policy": {"latest": {"num_versions": 1}},
+            "max_batch_size": int(self.batched),
+            "input": [self._configured(self.input)],
+            "output": [self._configured(self.output)],
+            "model_transaction_policy": {"decoupled": self.generates},
+        }
+        return found | ({"ensemble_scheduling": {"step": [dict(step) for step in self.steps]}} if ensemble else {})
+
+    def _configured(self, tensor: TensorSpec) -> dict[str, Any]:
+        kind = next(name for name, datatype in TYPES.items() if datatype == tensor.datatype)
+        return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[int(self.batched) :])}
 
 
 def plain(names: Sequence[str]) -> dict[str, ServedModel]:

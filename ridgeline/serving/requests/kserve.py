@@ -32,6 +32,7 @@ AS_JSON = frozenset(
 )
 # The protocol says these elsewhere or, in the case of `timeout`, in another way.
 NOT_FIELDS = frozenset({"model", "prompt", "stream", "timeout"})
+EMPTY_FINAL = "triton_enable_empty_final_response"
 WIDTHS = {"INT32": "i", "INT64": "q"}
 
 Value = str | list[int]
@@ -60,6 +61,13 @@ def model_of(api: ApiServer, name: str, version: str) -> ServedModel:
             f"model {name!r} has no version {version[:200]!r}, only {found.version}.", param="model_version"
         )
     return found
+
+
+def statistics_of(api: ApiServer, name: str, version: str) -> dict[str, Any]:
+    """Return the figures of the model of this name, or of all models where it is empty. Raise ModelNotFound."""
+    if name:
+        return {"model_stats": [api.inferences.told(model_of(api, name, version))]}
+    return {"model_stats": [each.inferences.told(model) for each in api.beside for model in each.served.values()]}
 
 
 def check_outputs(model: ServedModel, names: Iterable[str]) -> None:
@@ -176,6 +184,15 @@ def told(run: Run) -> dict[str, str | int]:
 def streams(asked: GenerationRequest, parameters: dict[str, Any]) -> bool:
     """Return True if pieces can be sent. With best_of the chosen completion comes at once, when all have ended."""
     return bool(parameters.get("stream", True)) and asked.params.num_drawn == 1 and asked.beams is None
+
+
+def takes_empty_final(parameters: dict[str, Any]) -> bool:
+    """Remove Triton's parameter about a stream's last response from the others. Return True if that response may be
+    without an output. Raise BadRequest."""
+    wanted = parameters.pop(EMPTY_FINAL, False)
+    if not isinstance(wanted, bool):
+        raise BadRequest(f"{EMPTY_FINAL} must be true or false, got {str(wanted)[:80]!r}.", param=EMPTY_FINAL)
+    return wanted
 
 
 def timeout_of(parameters: dict[str, Any]) -> float | None:

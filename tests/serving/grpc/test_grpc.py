@@ -29,6 +29,7 @@ from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.version import __version__
+from tests.serving.clients.asked import needing
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, start_engine, stop_engine
 from tests.serving.grpc.grpc_server import GrpcServer, serve_grpc
 
@@ -332,7 +333,7 @@ class _WithMetadata(grpc.StreamStreamClientInterceptor):
 def test_every_method_but_health_asks_for_a_key(engine_socket: Path) -> None:
     with serve_grpc(engine_socket, api_key=("one", "two"), admin_key=("root",)) as served:
         methods = [*all_methods(served, "two"), "/unknown/Method"]
-        assert len(methods) == 17
+        assert len(methods) == 19
 
         def code(method: str, *metadata: tuple[str, str], timeout: float = 0.5) -> grpc.StatusCode:
             # Closing tells one that streams from one that refuses: an open stream ends as the deadline says.
@@ -654,6 +655,150 @@ def test_infer_describes_itself(served: GrpcServer) -> None:
     assert served.kserve.ServerReady(kserve.ServerReadyRequest()).ready
     nobody = kserve.ModelMetadataRequest(name="nobody")
     assert fails(lambda: served.kserve.ModelMetadata(nobody)).code() == Code.NOT_FOUND
+
+
+def statistics(served: GrpcServer, name: str = MODEL) -> kserve.ModelStatistics:
+    [told] = served.kserve.ModelStatistics(kserve.ModelStatisticsRequest(name=name)).model_stats
+    return told
+
+
+def grown(after: Any, before: Any) -> dict[str, tuple[int, int]]:
+    """How much the counts and the nanoseconds of each duration grew."""
+    names = [field.name for field in after.DESCRIPTOR.fields if field.message_type is not None]
+    return {
+        name: (
+            getattr(after, name).count - getattr(before, name).count,
+            getattr(after, name).ns - getattr(before, name).ns,
+        )
+        for name in names
+    }
+
+
+def test_statistics_add_up_to_what_clients_saw(served: GrpcServer) -> None:
+    before, begun, day = statistics(served), time.monotonic(), time.time()
+    for prompt in PROMPTS:
+        served.kserve.ModelInfer(infer_request(prompt))
+    took = time.monotonic() - begun
+    told = statistics(served)
+    assert (told.name, told.version) == (MODEL, "1")
+    assert abs(told.last_inference / 1000 - day) < took + 1
+    assert told.inference_count - before.inference_count == told.execution_count - before.execution_count == 3
+    spent = grown(told.inference_stats, before.inference_stats)
+    assert {name: count for name, (count, _) in spent.items()} == {
+        **dict.fromkeys(("success", "queue", "compute_input", "compute_infer", "compute_output"), 3),
+        **dict.fromkeys(("fail", "cache_hit", "cache_miss"), 0),
+    }
+    parts = [spent[name][1] for name in ("queue", "compute_input", "compute_infer", "compute_output")]
+    assert sum(parts) == pytest.approx(spent["success"][1], abs=100)
+    assert 0 < spent["success"][1] < took * 1e9
+    assert spent["compute_infer"][1] > spent["success"][1] / 2, "24 tokens take longer than all around them"
+    [batch] = told.batch_stats
+    assert (batch.batch_size, batch.compute_infer) == (1, told.inference_stats.compute_infer)
+
+    def fail() -> None:
+        served.kserve.ModelInfer(infer_request("x", temperature=-1.0))
+
+    assert fails(fail).code() == Code.INVALID_ARGUMENT
+    failed = statistics(served)
+    assert grown(failed.inference_stats, told.inference_stats)["fail"][0] == 1
+    assert failed.inference_count == told.inference_count
+    names = {each.name for each in served.kserve.ModelStatistics(kserve.ModelStatisticsRequest()).model_stats}
+    assert names == {MODEL, "alias"}
+    nobody = kserve.ModelStatisticsRequest(name="nobody")
+    assert fails(lambda: served.kserve.ModelStatistics(nobody)).code() == Code.NOT_FOUND
+
+
+@pytest.mark.parametrize("without_output", [False, True, None])
+def test_a_stream_ends_with_an_empty_response_where_that_is_asked_for(
+    served: GrpcServer, offline: dict[str, Any], without_output: bool | None
+) -> None:
+    before = statistics(served)
+    more = {} if without_output is None else {"triton_enable_empty_final_response": without_output}
+    asked = infer_request(PROMPTS[0], **more)
+    *pieces, last = [each.infer_response for each in served.kserve.ModelStreamInfer(iter([asked]), timeout=PATIENCE)]
+    assert "".join(map(inferred, pieces)) == offline[PROMPTS[0]].outputs[0].text
+    assert [each.parameters["triton_final_response"].bool_param for each in pieces] == [False] * len(pieces)
+    assert last.parameters["triton_final_response"].bool_param
+    assert last.parameters["finish_reason"].string_param == "length"
+    if without_output:
+        assert not last.outputs
+        assert not last.raw_output_contents
+    else:
+        assert inferred(last) == ""
+    told = statistics(served)
+    for place, response in enumerate([*pieces, last]):
+        spent = grown(told.response_stats[str(place)], before.response_stats[str(place)])
+        kind = "empty_response" if response is last else "success"
+        assert {name for name, (count, _) in spent.items() if count} >= {kind}
+    assert (
+        fails(lambda: served.kserve.ModelInfer(infer_request("x", triton_enable_empty_final_response=1))).code()
+        == Code.INVALID_ARGUMENT
+    )
+
+
+def test_an_answer_in_one_piece_needs_no_empty_response(served: GrpcServer, offline: dict[str, Any]) -> None:
+    for asked in (
+        infer_request(PROMPTS[0], stream=False, triton_enable_empty_final_response=True),
+        infer_request(PROMPTS[0], triton_enable_empty_final_response=True, best_of=2, temperature=1.0),
+    ):
+        [told] = [each.infer_response for each in served.kserve.ModelStreamInfer(iter([asked]), timeout=PATIENCE)]
+        assert told.parameters["triton_final_response"].bool_param
+        assert inferred(told)
+
+
+def test_the_configuration_is_tritons(served: GrpcServer) -> None:
+    config = served.kserve.ModelConfig(kserve.ModelConfigRequest(name=MODEL)).config
+    assert (config.name, config.backend, config.platform, config.max_batch_size) == (MODEL, "ridgeline", "", 0)
+    assert config.model_transaction_policy.decoupled
+    assert config.version_policy.latest.num_versions == 1
+    for [tensor], name in ((config.input, "text_input"), (config.output, "text_output")):
+        assert (tensor.name, tensor.data_type, list(tensor.dims)) == (name, kserve.TYPE_STRING, [1])
+    nobody = kserve.ModelConfigRequest(name=MODEL, version="2")
+    assert fails(lambda: served.kserve.ModelConfig(nobody)).code() == Code.NOT_FOUND
+
+
+TRITON = """
+import queue, sys
+import numpy as np, tritonclient.grpc as triton
+address, model, prompt = sys.argv[1:]
+client = triton.InferenceServerClient(address)
+config = client.get_model_config(model, as_json=True)["config"]
+assert config["model_transaction_policy"] == {"decoupled": True}, config
+assert config["input"][0]["data_type"] == "TYPE_STRING", config
+answers = queue.Queue()
+client.start_stream(lambda result, error: answers.put((result, error)))
+given = triton.InferInput("text_input", [1], "BYTES")
+given.set_data_from_numpy(np.array([prompt.encode()], object))
+text = []
+for _ in range(2):
+    client.async_stream_infer(
+        model, [given], parameters={"max_tokens": 24, "temperature": 0}, enable_empty_final_response=True
+    )
+    while True:
+        result, error = answers.get(timeout=120)
+        assert error is None, error
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            assert result.as_numpy("text_output") is None
+            break
+        text.append(result.as_numpy("text_output")[0].decode())
+client.stop_stream()
+stats = client.get_inference_statistics(model).model_stats[0]
+assert stats.inference_count >= 2 and stats.inference_stats.success.ns > 0, stats
+assert stats.response_stats["0"].success.count >= 2, stats
+assert len(client.get_inference_statistics().model_stats) == 2
+print("".join(text))
+"""
+
+
+@needing("tritonclient")
+def test_tritons_client_reads_streams_configurations_and_statistics(
+    served: GrpcServer, offline: dict[str, Any]
+) -> None:
+    """In a process of its own: both of us describe messages of these names."""
+    command = [sys.executable, "-c", TRITON, served.address, MODEL, PROMPTS[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == 2 * offline[PROMPTS[0]].outputs[0].text + "\n"
 
 
 def _changed(change: Callable[[kserve.ModelInferRequest], Any], **options: Any) -> kserve.ModelInferRequest:

@@ -124,6 +124,42 @@ def test_generate_answers_whole_and_in_pieces(server: Server, want: str) -> None
     assert stopped.json()["text_output"] == want[: want.index(want[3:5])]
 
 
+def test_a_model_has_a_configuration_and_statistics(server: Server, want: str) -> None:
+    for path in (f"/models/{MODEL}/config", f"/models/{MODEL}/versions/1/config"):
+        told = get(server, path).json()
+        assert told["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
+        assert told["model_transaction_policy"] == {"decoupled": True}
+
+    def counted() -> dict[str, Any]:
+        [told] = get(server, f"/models/{MODEL}/stats").json()["model_stats"]
+        assert told == get(server, f"/models/{MODEL}/versions/1/stats").json()["model_stats"][0]
+        assert told in get(server, "/models/stats").json()["model_stats"]
+        return told
+
+    before = counted()
+    post(server, f"/models/{MODEL}/infer", infer_body())
+    post(server, f"/models/{MODEL}/generate", {"text_input": PROMPT, **GREEDY})
+    post(server, f"/models/{MODEL}/generate", {"text_input": PROMPT, "temperature": -1})
+    after = counted()
+    assert after["inference_count"] - before["inference_count"] == 2
+    for name, count in (("success", 2), ("compute_infer", 2), ("fail", 1), ("cache_hit", 0)):
+        spent, earlier = after["inference_stats"][name], before["inference_stats"][name]
+        assert spent["count"] - earlier["count"] == count
+        assert (spent["ns"] > earlier["ns"]) is (count > 0)
+    for without_output in (True, False):
+        body = {"text_input": PROMPT, **GREEDY, "triton_enable_empty_final_response": without_output}
+        answered = post(server, f"/models/{MODEL}/generate_stream", body)
+        *events, last = [json.loads(line.removeprefix("data: ")) for line in answered.text.split("\n\n") if line]
+        assert "".join(event["text_output"] for event in events) == want
+        assert ("text_output" in last) is not without_output
+        assert last["finish_reason"] in ("stop", "length")
+    streamed = counted()["response_stats"]
+    assert streamed["0"]["success"]["count"] >= 2
+    assert streamed[str(len(events))]["empty_response"]["count"] >= 2
+    for path in ("/models/none/config", "/models/none/stats", f"/models/{MODEL}/versions/2/stats"):
+        assert get(server, path).status_code == 404
+
+
 TEXT = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 
 
@@ -167,6 +203,8 @@ def test_tritons_client_gets_the_same(server: Server, want: str) -> None:
     import tritonclient.http as triton
 
     client = triton.InferenceServerClient(server.url.removeprefix("http://"))
+    assert client.get_model_config(MODEL)["model_transaction_policy"] == {"decoupled": True}
+    assert client.get_inference_statistics(MODEL)["model_stats"][0]["name"] == MODEL
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready(MODEL)
@@ -268,6 +306,19 @@ def test_an_ensemble_is_its_steps_one_after_the_other(ensemble: Server, want: st
     assert "".join(pieces) == want
     assert len(pieces) > 3
     assert get(ensemble, "/models/chat").json()["platform"] == "ensemble"
+    config = get(ensemble, "/models/chat/config").json()
+    assert (config["platform"], config["backend"], config["max_batch_size"]) == ("ensemble", "", 1)
+    assert config["input"] == [{"name": "question", "data_type": "TYPE_STRING", "dims": [1]}]
+    assert config["ensemble_scheduling"]["step"][1] == {
+        "model_name": "tokenize", "model_version": -1,
+        "input_map": {"TEXT": "question"}, "output_map": {"IDS": "a"},
+    }  # fmt: skip
+    assert not get(ensemble, "/models/tokenize/config").json()["model_transaction_policy"]["decoupled"]
+    stats = {each["name"]: each for each in get(ensemble, "/models/stats").json()["model_stats"]}
+    assert {name: each["inference_count"] for name, each in stats.items()} == {
+        "tokenize": 1, "llm": 1, "detokenize": 1, "chat": 2,
+    }  # fmt: skip
+    assert stats["tokenize"]["inference_stats"]["compute_infer"]["ns"] > 0
     for path, body, said in (
         ("tokenize/infer", infer_body({"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["x"]}), "no param"),
         ("detokenize/generate", {"IDS": [10**7]}, "outside the vocabulary"),

@@ -69,6 +69,16 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelInferRequest.SerializeToString,
                 response_deserializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStreamInferResponse.FromString,
                 _registered_method=True)
+        self.ModelConfig = channel.unary_unary(
+                '/inference.GRPCInferenceService/ModelConfig',
+                request_serializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelConfigRequest.SerializeToString,
+                response_deserializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelConfigResponse.FromString,
+                _registered_method=True)
+        self.ModelStatistics = channel.unary_unary(
+                '/inference.GRPCInferenceService/ModelStatistics',
+                request_serializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStatisticsRequest.SerializeToString,
+                response_deserializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStatisticsResponse.FromString,
+                _registered_method=True)
 
 
 class GRPCInferenceServiceServicer(object):
@@ -117,6 +127,19 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelConfig(self, request, context):
+        """Extensions of Triton's for a model's configuration and for its statistics.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ModelStatistics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -154,6 +177,16 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelStreamInfer,
                     request_deserializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelInferRequest.FromString,
                     response_serializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStreamInferResponse.SerializeToString,
+            ),
+            'ModelConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelConfig,
+                    request_deserializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelConfigRequest.FromString,
+                    response_serializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelConfigResponse.SerializeToString,
+            ),
+            'ModelStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelStatistics,
+                    request_deserializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStatisticsRequest.FromString,
+                    response_serializer=ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStatisticsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -345,6 +378,60 @@ class GRPCInferenceService(object):
             '/inference.GRPCInferenceService/ModelStreamInfer',
             ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelInferRequest.SerializeToString,
             ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStreamInferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/ModelConfig',
+            ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelConfigRequest.SerializeToString,
+            ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inference.GRPCInferenceService/ModelStatistics',
+            ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStatisticsRequest.SerializeToString,
+            ridgeline_dot_serving_dot_grpc_dot_proto_dot_kserve__pb2.ModelStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,
