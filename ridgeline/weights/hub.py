@@ -1,4 +1,4 @@
-"""What the hub of Hugging Face has of a model, and a sentence about what it has not."""
+"""Models of the hub of Hugging Face, and one sentence for each way in which one cannot be had."""
 
 from __future__ import annotations
 

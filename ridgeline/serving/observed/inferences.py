@@ -1,5 +1,4 @@
-"""What KServe's clients are told of a model's inferences: counts and durations, as Triton's extension for statistics
-has them.
+"""Counts and durations of a model's inferences for KServe's clients, as Triton's extension for statistics has them.
 
     with inferences.of(model.name) as inference:
         …                                    # the input is read
@@ -32,7 +31,7 @@ _OF_RESPONSES = ("compute_infer", "compute_output", "success", "fail", "empty_re
 
 @dataclass
 class Spent:
-    """How often something happened, and the nanoseconds that it took in all."""
+    """A count of something that happened, and the nanoseconds that it took in all."""
 
     count: int = 0
     ns: int = 0
