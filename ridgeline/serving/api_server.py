@@ -148,6 +148,8 @@ class ApiServer:
             return "the server is shutting down"
         if (illness := self.illness) is not None or len(self.beside) > 1:
             return illness
+        if (starting := self.client.starting) is not None:
+            return starting
         if self.client.asleep:
             return "the engine is asleep; POST /wake_up wakes it up"
         return "the engine is paused; POST /resume lets it go on" if self.client.paused else None

@@ -27,6 +27,8 @@ class Replicas:
     def __init__(self, engines: Sequence[EngineClient]) -> None:
         self.engines = tuple(engines)
         self.name = engines[0].name
+        self.first = len(engines) > 1  # the API server's first life: it has seen the engines start
+        self._begun = False  # every engine has answered once
         self._router = Router(len(engines))
         self._lives = [0] * len(engines)  # of the engines that the router knows
         for engine in engines if len(engines) > 1 else ():
@@ -54,6 +56,16 @@ class Replicas:
     @property
     def lives(self) -> int:
         return sum(engine.lives for engine in self.engines)
+
+    @property
+    def starting(self) -> str | None:
+        """The reason why requests should wait a moment: the server has just begun, and one of several engines has not
+        answered yet. Requests that came now would all lie on the others."""
+        if self._begun or not self.first:
+            return None
+        late = [f"engine {index} is starting" for index, engine in enumerate(self.engines) if not engine.lives]
+        self._begun = not late
+        return "; ".join(late) or None
 
     def illnesses(self) -> list[str]:
         """Return what is wrong with each engine that requests should not go to."""

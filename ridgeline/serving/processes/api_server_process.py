@@ -57,13 +57,14 @@ LOOK = 0.05  # seconds between looks at the requests that still run
 class ApiServerSettings(msgspec.Struct, kw_only=True):
     """The settings of an API server.
 
-    `name` is unlike any other API server's, including earlier lives of this one, and `place` is its number. `turns` are
-    the paths of the files that engines lock while they have the devices, where there are several models. `listener` is
-    the file descriptor of the listening socket, and `grpc_address` is "host:port". `app` is the "module:function" that
-    makes the app of an API server.
+    `name` is unlike any other API server's, including earlier lives of this one, which `life` counts. `place` is its
+    number. `turns` are the paths of the files that engines lock while they have the devices, where there are several
+    models. `listener` is the file descriptor of the listening socket, and `grpc_address` is "host:port". `app` is the
+    "module:function" that makes the app of an API server.
     """
 
     name: str
+    life: int = 1
     place: int = 1
     config: ServeConfig
     models: tuple[NamedModel, ...]
@@ -87,6 +88,8 @@ async def serve(settings: ApiServerSettings, pulse: Pulse, parent: Parent) -> No
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     config = settings.config
     apis = ApiServer.build_all(config, settings.models, settings.name, settings.place)
+    for api in apis:
+        api.client.first &= settings.life == 1  # one that took another's place waits for no engine that died meanwhile
     parent.listen(lambda news: loop.call_soon_threadsafe(_give_up, apis, news))
     loop.add_signal_handler(LAST, _end_all, apis, stop)
     server = Server(_uvicorn_config(wrap(by_model(_create_app(settings.app), apis), apis[0]), config))
@@ -211,7 +214,7 @@ async def _start_grpc(api: ApiServer, address: str | None) -> Any:
 async def _announce(apis: Sequence[ApiServer], server: uvicorn.Server) -> None:
     for api in apis:
         await api.client.wait_until_up()
-    while not server.started:
+    while not server.started or (len(apis) == 1 and apis[0].client.starting):
         await asyncio.sleep(LOOK)
     tell_ready()
 

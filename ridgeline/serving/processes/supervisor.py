@@ -226,7 +226,7 @@ class Supervisor:
         }
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            return lambda life: encode({**settings, "name": f"face-{index}-{life}", "place": index})
+            return lambda life: encode({**settings, "name": f"face-{index}-{life}", "life": life, "place": index})
 
         return [
             Keeper(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -58,6 +58,43 @@ async def pair(folder: Path) -> AsyncIterator[tuple[list[ScriptedEngine], ApiSer
         for engine in engines:
             engine.die()
             engine.socket.close()
+
+
+def test_a_server_is_ready_once_all_engines_have_been_there(tmp_path: Path) -> None:
+    """Requests that came while one still loads would all lie on the others. Later one may die, and it stays ready."""
+
+    async def work() -> None:
+        paths = [tmp_path / "first", tmp_path / "second"]
+        model = NamedModel(str(EMBEDDED_MODEL), (MODEL,), tuple(map(str, paths)))
+        api, again = (ApiServer.build(ServeConfig(), model, name) for name in ("face", "again"))
+        again.client.first = False  # it took a dead API server's place
+        engines = [ScriptedEngine(paths[0])]
+        running = [asyncio.create_task(each.client.run()) for each in (api, again)]
+        try:
+            await until_heard(engines[0], lambda: all(each.client.facts is not None for each in (api, again)))
+            assert (api.illness, api.unready) == (None, "engine 1 is starting")
+            assert again.unready is None
+            engines.append(ScriptedEngine(paths[1]))
+            await until_heard(engines[1], lambda: api.unready is None)
+            engines[1].die()
+            await until(lambda: api.client.engines[1].facts is None)
+            assert api.unready is None
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for engine in engines:
+                engine.die()
+                engine.socket.close()
+
+    in_time(work())
+
+
+async def until_heard(engine: ScriptedEngine, holds: Callable[[], bool]) -> None:
+    """Let an engine answer greetings until that is true."""
+    while not holds():
+        await engine.heard(Hello)
+        await asyncio.sleep(0.01)
 
 
 def test_an_engine_that_is_about_to_end_gets_nothing_more(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ ENGINES = ("0", "1")
 def served() -> Iterator[Served]:
     options = ["-dp", "2", "--device", "cpu", "--max-model-len", "1024", "--grpc-port", "0"]
     with tempfile.TemporaryFile("w+") as log, Served(*options, log=log.fileno()) as server:
-        wait_until(lambda: not down(server))
+        assert not down(server), "ready says that both engines are there"
         log.seek(0)
         said = log.read()
         assert all(f"[engine {engine}] " in said for engine in ENGINES)
@@ -72,6 +72,22 @@ def complete(server: Served, prompt: list[int], max_tokens: int = 4, **more: Any
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         told: dict[str, Any] = json.load(answer) | {"request": answer.headers["x-request-id"]}
     return told
+
+
+def test_streams_that_come_soon_after_it_is_ready_are_spread(served: Served) -> None:
+    """The first test of this server, whose second engine is there a while later than the first one."""
+
+    async def four() -> list[float]:
+        client = endurance.load(served.url)
+        bodies = [endurance.body(300, prompt=[number + 3] * 40) for number in range(4)]
+        running = [asyncio.ensure_future(endurance.ask(client, content)) for content in bodies]
+        await served.until_open(4)
+        shares = await asyncio.to_thread(each, served, "vllm:num_requests_running")
+        assert all(outcome.complete for outcome in await asyncio.gather(*running))
+        client.close()
+        return shares
+
+    assert asyncio.run(four()) == [2, 2]
 
 
 def test_both_engines_work_and_each_conversation_returns_to_its_own(served: Served) -> None:
