@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test thorough clients gpu check setup format proto clean
+.PHONY: demo test thorough clients versions gpu check setup format proto clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
@@ -29,6 +29,11 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt
 	grep '^torch==' constraints.txt >$(CLIENTS)/constraints.txt
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check -c $(CLIENTS)/constraints.txt -e '.[test,clients]'
 	@touch $@
+
+# The tests that compare with others' code, with the oldest and the newest torch, transformers and triton that
+# pyproject.toml allows; a line each goes to benchmarks/results/versions.jsonl. See tests/versions.py.
+versions:
+	$(PYTHON) tests/versions.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(TESTS)
 
 # On a machine with a GPU. `make gpu PART=1/2` runs one of two halves. What passed is listed in a file named after the
 # code, and is left out the next time, so a run that was cut off goes on. What measures runs alone.
