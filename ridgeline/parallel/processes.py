@@ -63,8 +63,10 @@ class ProcessAxis:
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
     ) -> tuple[Tensor, Tensor]:
-        if self._sums is not None and self._sums.fits_rows(x_TM):
-            return self._sums.all_reduce_norm(x_TM, residual_TM, weight_M, eps)
+        # Deterministic: a launch that also normalizes adds squares in its own order, and the tokens choose the launch
+        sums = None if ops.deterministic else self._sums
+        if sums is not None and sums.fits_rows(x_TM):
+            return sums.all_reduce_norm(x_TM, residual_TM, weight_M, eps)
         return ops.rms_norm(self.all_reduce(x_TM), residual_TM, weight_M, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
