@@ -287,8 +287,8 @@ def draw(records: list[dict[str, Any]]) -> None:
     again.set(title="tokens that run again, % of all", xlabel="oversubscription of the cache", ylim=0)
     found.set(title="of preempted requests found again, %", xlabel="oversubscription of the cache", ylim=(0, 102))
     found.axhline(80, color="grey", lw=0.8)
-    again.legend(frameon=False, title="dotted: " + ", ".join(commits[:-1]))
-    figure.tight_layout()
+    figure.legend(loc="center right", frameon=False, title="dotted:\n" + ", ".join(commits[:-1]))
+    figure.tight_layout(rect=(0, 0, 0.86, 1))
     figure.savefig(IMAGE, metadata={"Title": "Preemption", "Date": None})
 
 

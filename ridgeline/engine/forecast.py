@@ -60,10 +60,11 @@ class Forecast:
         self._most = [group.spec.blocks_needed(1 << 30, 1, layout.block_size) for group in layout.groups]
         self._pages_each = [1 / layout.blocks_per_page(g) for g in range(len(layout.groups))]
 
-    def growth(self, new: PySequence[Sequence] = (), without: PySequence[Sequence] = ()) -> float:
+    def growth(self, new: PySequence[Sequence] = (), without: PySequence[Sequence] = (), enough: float = 0.0) -> float:
         """Return by how many pages the running requests will grow, at most and in expectation.
 
         new: requests that would run as well, and have their hits. without: running ones that would not.
+        enough: if all could reach their limits within so many pages, the exact expectation does not matter.
         """
         slots, used_S = self._slots, self._slots.used
         if without:
@@ -73,22 +74,31 @@ class Forecast:
         columns = (slots.kv_len, slots.known, slots.prompt, slots.last_kv_len, slots.shared)
         more = np.array([_columns(seq) for seq in new], np.int32).reshape(-1, len(columns)).T
         joined = (np.concatenate([column[at_R], own]) for column, own in zip(columns, more, strict=True))
-        return self._growth(*joined) if len(at_R) + len(new) else 0.0
+        return self._growth(enough, *joined) if len(at_R) + len(new) else 0.0
 
     def _growth(
-        self, now_R: np.ndarray, known_R: np.ndarray, prompt_R: np.ndarray, last_R: np.ndarray, shared_R: np.ndarray
+        self,
+        enough: float,
+        now_R: np.ndarray,
+        known_R: np.ndarray,
+        prompt_R: np.ndarray,
+        last_R: np.ndarray,
+        shared_R: np.ndarray,
     ) -> float:
         """Return the growth of requests that hold blocks for `now` tokens, will for `known` ones once their prompts
         have run, and for `last` ones if they reach their limits. Shared blocks stay when one of them ends."""
         known_R = np.maximum(known_R, now_R)
         left_R, output_R = np.maximum(last_R - known_R, 0), np.maximum(known_R - prompt_R, 0)
+        held = self._pages(now_R).sum()
+        if (limit := float(self._pages(known_R + left_R).sum() - held)) <= enough:
+            return limit
         after_T1 = _moments(left_R + UNDER_WAY)[:, None]
         longer = self.outputs.longer(output_R)
         there_TR = np.interp(after_T1 + output_R, EDGES, longer) / np.maximum(np.interp(output_R, EDGES, longer), LEAST)
         there_TR *= after_T1 <= left_R + UNDER_WAY
         shared = self._pages(shared_R)
         own_TR = self._pages(known_R + np.minimum(after_T1, left_R)) - shared
-        return float((there_TR * own_TR).sum(1).max() + (shared - self._pages(now_R)).sum())
+        return float((there_TR * own_TR).sum(1).max() + shared.sum() - held)
 
     def _pages(self, tokens: np.ndarray) -> np.ndarray:
         """Return the pages that a request of so many tokens fills."""

@@ -37,7 +37,8 @@ class Pressure:
         pool = self._cache.pool
         overbooked = 0.0 if seqs[0].preemptions else OVERBOOKED * pool.num_pages
         spare = self._pages(self._spare(num_running))
-        return self._forecast.growth(new=seqs) <= pool.free_pages - pool.awaited_pages - spare + overbooked
+        room = pool.free_pages - pool.awaited_pages - spare + overbooked
+        return self._forecast.growth(new=seqs, enough=room) <= room
 
     def is_high(self, num_running: int) -> bool:
         """Return whether so few blocks are left that somebody must be preempted."""
