@@ -18,12 +18,13 @@ Message = Mapping[str, Any]
 
 SECONDS = 6.0  # the sandbox itself gives up after 5 s and says so
 MARK = "\ue000the text goes on from here\ue001 "  # no conversation has it, and no template takes it apart
+MOST = 3  # children at once
 MEMORY = 512 << 20  # bytes; an ordinary conversation takes a few thousand
 
 
 def template_processes() -> Confined:
     """Return the renderer in a process of its own, because the author of a template may have meant harm."""
-    return Confined("ridgeline.text.sandbox:renderer", seconds=SECONDS, memory=MEMORY)
+    return Confined("ridgeline.text.sandbox:renderer", seconds=SECONDS, memory=MEMORY, most=MOST)
 
 
 class ChatTemplate:

@@ -40,11 +40,11 @@ class FairPool:
     """A pool of at least two `threads`.
 
     An owner holds at most all threads but one, so long work of one owner never makes the next owner wait. Threads start
-    with the first work, and none of them delays the end of the process.
+    with the first work, and none of them delays the end of the process. `most_each` and `most` bound what may wait.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._threads, self._name = threads, name
+    def __init__(self, threads: int, name: str, *, most_each: int = MOST_EACH, most: int = MOST) -> None:
+        self._threads, self._name, self._most_each, self._most = threads, name, most_each, most
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the owner whose turn is next comes first
         self._running: Counter[str] = Counter()
@@ -55,7 +55,7 @@ class FairPool:
         job = Job(owner, work)
         with self._changed:
             queue = self._waiting.setdefault(owner, deque())
-            if len(queue) >= MOST_EACH or sum(map(len, self._waiting.values())) >= MOST:
+            if len(queue) >= self._most_each or sum(map(len, self._waiting.values())) >= self._most:
                 raise Full
             queue.append(job)
             if not self._begun:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 from grpc.aio import ServicerContext as Context
 
@@ -28,6 +28,7 @@ from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
+from ridgeline.serving.shares import TEXTS
 
 MOST_IDS = 1 << 20  # token ids in one Detokenize
 
@@ -72,7 +73,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise BadRequest(
                 f"token id {max(ids)} is outside the vocabulary (0 to {vocab_size - 1}).", param="token_ids"
             )
-        text = await asyncio.to_thread(self._api.tokenizer.decode, ids, skip_special_tokens=False)
+        text = await TEXTS.run(partial(self._api.tokenizer.decode, ids, skip_special_tokens=False))
         return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:

@@ -24,7 +24,7 @@ from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut
 from ridgeline.serving.grpc.bounds import INLINE_BYTES, check_message
 from ridgeline.serving.keys import allowed, bearer
-from ridgeline.serving.requests.bounded_json import off_loop
+from ridgeline.serving.shares import off_loop
 
 logger = logging.getLogger(__name__)
 

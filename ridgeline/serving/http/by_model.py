@@ -17,8 +17,9 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import ModelNotFound
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.paths import is_under, route_path
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES
 from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.shares import off_loop
 
 KSERVE = "/v2/models/"
 

@@ -19,10 +19,10 @@ from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import INLINE_ENTRIES, json_response, read_body, request_id, while_connected
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.bounded_json import off_loop
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.requests.validation import chat_request, check_model
+from ridgeline.serving.shares import off_loop
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import Event, Reasoning
 

@@ -27,8 +27,8 @@ from ridgeline.serving.http.exchange import (
 )
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import CompletionBody
-from ridgeline.serving.requests.bounded_json import off_loop
 from ridgeline.serving.requests.validation import check_model, completion_requests
+from ridgeline.serving.shares import off_loop
 from ridgeline.text.outputs import CompletionOutput
 
 

@@ -16,8 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode_body, off_loop
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode_body
 from ridgeline.serving.requests.validation import parse, read_names
+from ridgeline.serving.shares import off_loop
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http.errors import response_for
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES
+from ridgeline.serving.shares import off_loop
 
 LIFETIME = 60.0  # seconds after the answer's end
 MOST_ANSWERS = 1000

@@ -28,9 +28,10 @@ from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
 from ridgeline.serving.requests.bodies import Body, Name
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode, off_loop
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode
 from ridgeline.serving.requests.kserve import Tensor, Value, check_outputs, model_of
 from ridgeline.serving.requests.validation import parse
+from ridgeline.serving.shares import off_loop
 from ridgeline.version import __version__
 
 HEAD_LENGTH = "inference-header-content-length"  # of the JSON, where bytes follow it

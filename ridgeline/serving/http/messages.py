@@ -27,12 +27,13 @@ from ridgeline.serving.http.exchange import json_response, read_body, request_id
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.bounded_json import INLINE_BYTES, off_loop
+from ridgeline.serving.requests.bounded_json import INLINE_BYTES
 from ridgeline.serving.requests.messages import NAMES, CountMessagesBody, MessagesBody, chat_of
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import later_instructions, named
 from ridgeline.serving.requests.validation import chat_request, check_model, encode, render
+from ridgeline.serving.shares import off_loop
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import CallDelta, Event, Reasoning
 

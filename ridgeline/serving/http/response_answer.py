@@ -22,11 +22,11 @@ from ridgeline.serving.http.response_items import Output, Scores, texts_of
 from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.store import Log, Record
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.bounded_json import off_loop
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.responses import NAMES, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
+from ridgeline.serving.shares import off_loop
 from ridgeline.text.parsers.events import Content, Event, Reasoning
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,6 +15,7 @@ from ridgeline.serving.http.describe import answers, described
 from ridgeline.serving.http.exchange import json_response, read_body
 from ridgeline.serving.requests.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import check_model, encode, render
+from ridgeline.serving.shares import TEXTS
 
 
 def router(api: ApiServer) -> APIRouter:
@@ -47,7 +48,7 @@ def router(api: ApiServer) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
         check_model(api, body.model)
-        text = await asyncio.to_thread(api.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await TEXTS.run(partial(api.tokenizer.decode, body.tokens, skip_special_tokens=False))
         return await json_response(len(body.tokens), lambda: {"prompt": text})
 
     @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=answers(TokenizerInfo))

@@ -1,12 +1,10 @@
-"""JSON from strangers: its parts are counted before anything is built of it. Large JSON is read outside the event loop,
-in pieces that never hold the interpreter for long."""
+"""JSON from strangers: its parts are counted before anything is built of it. Large JSON is read outside the event loop
+(`serving/shares.py`), in pieces that never hold the interpreter for long."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,10 +19,6 @@ MOST_VALUES = (1 << 20) + (1 << 17)
 UNREAD = "…"  # stands for a value that nobody reads
 SLICE = 256 << 10  # bytes counted at a time
 
-# One thread, because the event loop would wait for each further one. What waits here is large, so it can wait;
-# small JSON never comes here.
-_THREAD = ThreadPoolExecutor(1, "bodies")
-_Result = TypeVar("_Result")
 _Fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -60,13 +54,6 @@ class Size:
                 raise BadRequest(f"the body holds more than {MOST_CONTAINERS} lists and objects; send less.")
             if self.values > MOST_VALUES:
                 raise BadRequest(f"the body holds more than {MOST_VALUES} values; send less.")
-
-
-async def off_loop(size: int, most: int, work: Callable[[], _Result]) -> _Result:
-    """Return the work's result. The work is done here if its size is at most `most`, and otherwise in a thread."""
-    if size <= most:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
 
 
 def decode(data: bytes, size: Size | None = None) -> Any:

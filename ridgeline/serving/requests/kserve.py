@@ -8,10 +8,10 @@ and what they ask for.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,6 +22,7 @@ from ridgeline.serving.repository.models import ServedModel, TensorSpec
 from ridgeline.serving.requests.bodies import MOST_TOKENS, CompletionBody
 from ridgeline.serving.requests.bounded_json import decode
 from ridgeline.serving.requests.validation import completion_requests, encode, parse
+from ridgeline.serving.shares import TEXTS
 from ridgeline.text.outputs import CompletionOutput
 
 MOST_RANK = 8  # dimensions of a tensor
@@ -163,7 +164,7 @@ async def converted(api: ApiServer, model: ServedModel, value: Value, parameters
     vocab_size = api.service.limits().vocab_size
     if value and max(value) >= vocab_size:
         raise BadRequest(f"token id {max(value)} is outside the vocabulary (0 to {vocab_size - 1}).", param="inputs")
-    return await asyncio.to_thread(api.tokenizer.decode, value, skip_special_tokens=True)
+    return await TEXTS.run(partial(api.tokenizer.decode, value, skip_special_tokens=True))
 
 
 def result_of(model: ServedModel, output: CompletionOutput | Piece) -> Value:

@@ -3,7 +3,6 @@ vLLM's, of which those of embeddings are OpenAI's, and those of reranking Jina's
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
 from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, Object, TemplateBody
 from ridgeline.serving.requests.fields import Refusal
 from ridgeline.serving.requests.validation import CHARS_PER_TOKEN, INLINE_CHARS, check_model, encode, render
+from ridgeline.serving.shares import TEXTS
 from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
 
 MOST_INPUTS = 2048  # texts, or lists of tokens, in one request; OpenAI takes as many
@@ -239,11 +239,11 @@ async def encoded_all(
     length = 0
     for text, size in zip(texts, sizes, strict=True):
         if waiting and length + size > AT_ONCE:
-            found += await asyncio.to_thread(work, waiting)
+            found += await TEXTS.run(partial(work, waiting))
             waiting, length = [], 0
         waiting.append(text)
         length += size
-    return found + await asyncio.to_thread(work, waiting)
+    return found + await TEXTS.run(partial(work, waiting))
 
 
 def asked(
@@ -330,7 +330,7 @@ async def _beginnings(api: ApiServer, texts: list[str], most: int | None) -> lis
     def work() -> list[str]:
         return [api.tokenizer.beginning(text, most) for text in texts]
 
-    return work() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(work)
+    return work() if sum(map(len, texts)) <= INLINE_CHARS else await TEXTS.run(work)
 
 
 def sides(body: ScoreBody) -> tuple[list[str], list[str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from ridgeline.serving.requests.bodies import ChatBody, GenerationBody, Structur
 from ridgeline.serving.requests.bounded_json import decode
 from ridgeline.serving.requests.refusals import depth_above, shortened
 from ridgeline.serving.requests.tools import calls_grammar
+from ridgeline.serving.shares import TEXTS
 from ridgeline.transport.messages import Grammar
 
 PARAM = "structured_outputs"
@@ -32,7 +33,7 @@ async def grammar_of(api: ApiServer, body: GenerationBody) -> Grammar | None:
     if param is None:
         return None
     try:
-        grammar = await asyncio.to_thread(_asked_grammar, api, body)  # a schema may be long
+        grammar = await TEXTS.run(partial(_asked_grammar, api, body))  # a schema may be long
         if grammar is not None:
             grammar = await api.grammar_checks.check(grammar)
     except InvalidRequest as error:

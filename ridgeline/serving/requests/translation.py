@@ -3,7 +3,6 @@ and the names of fields at fault."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.requests.bodies import SampledBody
 from ridgeline.serving.requests.refusals import shortened
+from ridgeline.serving.shares import TEMPLATES
 
 INSTRUCTING = ("system", "developer")
 BETWEEN = "\n"  # stands between the parts of a text
@@ -143,7 +143,7 @@ async def later_instructions(api: ApiServer, roles: Iterable[object]) -> bool:
     conversation."""
     if not any(role in INSTRUCTING for role in roles):
         return True
-    return await asyncio.to_thread(lambda: api.chat_template.shows_later_systems)
+    return await TEMPLATES.run(lambda: api.chat_template.shows_later_systems)
 
 
 @contextmanager

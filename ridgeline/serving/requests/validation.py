@@ -7,9 +7,9 @@ before any work.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -29,6 +29,7 @@ from ridgeline.serving.requests.reading import readable
 from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
 from ridgeline.serving.requests.tools import with_allowed_tools
+from ridgeline.serving.shares import TEMPLATES, TEXTS
 from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
@@ -119,7 +120,7 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
     spelled: Sequence[str | None] = texts or [None] * len(prompts)
     for text, ids in zip(spelled, encoded or prompts, strict=True):
         if body.truncate_prompt_tokens is not None:
-            ids = await asyncio.to_thread(_truncated, api, body, ids, text if special else None, wanted)
+            ids = await TEXTS.run(partial(_truncated, api, body, ids, text if special else None, wanted))
         asked.append(_request(api, body, next(names), text, ids, params, grammar, "prompt", wanted, beams))
     return asked
 
@@ -149,7 +150,7 @@ async def _embedded(api: ApiServer, body: CompletionBody, given: list[str], draw
             "once.",
             param="prompt_embeds",
         )
-    return [await asyncio.to_thread(read_embeds, text, limits) for text in given]
+    return [await TEXTS.run(partial(read_embeds, text, limits)) for text in given]
 
 
 async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str], special: bool) -> list[list[int]]:
@@ -163,7 +164,7 @@ async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str]
     for text in texts:
         _check_length(api, text, "prompt")
     _check_length(api, suffix, "suffix")
-    return await asyncio.to_thread(lambda: [infill(api.tokenizer, text, suffix, marked) for text in texts])
+    return await TEXTS.run(lambda: [infill(api.tokenizer, text, suffix, marked) for text in texts])
 
 
 def _truncated(api: ApiServer, body: GenerationBody, ids: list[int], text: str | None, wanted: int) -> list[int]:
@@ -210,7 +211,7 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     special = bool(body.add_special_tokens)
     ids = await encode(api, prompt, add_special_tokens=special, param="messages")
     if body.truncate_prompt_tokens is not None:
-        ids = await asyncio.to_thread(_truncated, api, body, ids, prompt if special else None, most or 1)
+        ids = await TEXTS.run(partial(_truncated, api, body, ids, prompt if special else None, most or 1))
     beams = beams_of(body, params.max_tokens)
     asked = _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1, beams)
     return readable(api, body, asked)
@@ -219,7 +220,7 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
     """Return the prompt of a conversation by the model's template. The template is a program and may take its time, so
     it runs in a thread."""
-    return await asyncio.to_thread(_render, api, body, use_tools)
+    return await TEMPLATES.run(partial(_render, api, body, use_tools))
 
 
 def _render(api: ApiServer, body: TemplateBody, use_tools: bool) -> str:
@@ -278,7 +279,7 @@ async def encode_all(
     def work() -> list[list[int]]:
         return [api.tokenizer.encode(text, add_special_tokens) for text in texts]
 
-    return work() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(work)
+    return work() if sum(map(len, texts)) <= INLINE_CHARS else await TEXTS.run(work)
 
 
 def _check_length(api: ApiServer, text: str, param: str) -> None:
@@ -372,7 +373,7 @@ async def _ruled(api: ApiServer, params: SamplingParams, completions: int) -> Sa
     if isinstance(params.negative_prompt, str):
         _check_length(api, params.negative_prompt, "negative_prompt")
     if texts:
-        params = await asyncio.to_thread(with_spelled_words, params, api.tokenizer)
+        params = await TEXTS.run(partial(with_spelled_words, params, api.tokenizer))
     allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
     if spelled > MOST_SPELLED:
         message = (

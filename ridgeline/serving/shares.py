@@ -1,0 +1,75 @@
+"""Work on what clients sent, outside the event loop, in threads that the owners of requests share fairly.
+
+    ids = await TEXTS.run(lambda: tokenizer.encode(prompt))
+
+Nothing can stop a thread, so what it gets is bounded before (a text by the model's context). The limits here are for
+those who wait: each gets an answer in time, and the thread counts against its owner's share until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TypeVar
+
+from ridgeline.serving import owner
+from ridgeline.serving.errors import Unavailable
+from ridgeline.serving.grammars.fair import FairPool, Full
+
+T = TypeVar("T")
+
+PATIENCE = 30.0  # seconds that work may wait for its turn
+SECONDS = 30.0  # and that it may take; the longest prompts take a few
+MOST_EACH, MOST = 4096, 16_384  # work that may wait, of one owner and in all
+RETRY_AFTER = 2  # seconds
+
+
+class Busy(Unavailable):
+    """There was no time for this work."""
+
+    code = "server_busy"
+
+
+class Shares:
+    """Threads that owners share, of which each owner holds at most all but one.
+
+    patience, seconds: how long work may wait for its turn, and how long it may take then.
+    """
+
+    def __init__(self, threads: int, name: str, *, patience: float = PATIENCE, seconds: float = SECONDS) -> None:
+        self._pool = FairPool(threads, name, most_each=MOST_EACH, most=MOST)
+        self._patience, self._seconds = patience, seconds
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the work's result. Raise Busy if it comes too late, and what the work raises."""
+        context = copy_context()
+        try:
+            job = self._pool.submit(owner.current(), lambda: context.run(work))
+        except Full:
+            raise Busy("too many texts wait to be read; try again later.", retry_after=RETRY_AFTER) from None
+        result = asyncio.wrap_future(job.future)
+        try:
+            done, _ = await asyncio.wait([result], timeout=self._patience)
+            if not done:
+                if job.future.cancel():  # it has not begun
+                    message = f"there was no time to read the request within {self._patience:g} s; try again later."
+                    raise Busy(message, retry_after=RETRY_AFTER)
+                done, _ = await asyncio.wait([result], timeout=self._seconds)
+            if not done:
+                raise Busy(f"reading the request took longer than {self._seconds:g} s, so it was ended; send less.")
+            return result.result()
+        finally:
+            result.cancel()  # of a client that left: what has not begun never will
+
+
+TEXTS = Shares(5, "texts")
+# Chat templates run in children (text/confined.py), so there are as many threads as children.
+TEMPLATES = Shares(3, "templates")
+# Large JSON. Its decoder holds the interpreter, so the event loop would wait for each further thread.
+BODIES = Shares(2, "bodies")
+
+
+async def off_loop(size: int, most: int, work: Callable[[], T]) -> T:
+    """Return the work's result. The work is done here if its size is at most `most`, and otherwise in a thread."""
+    return work() if size <= most else await BODIES.run(work)
