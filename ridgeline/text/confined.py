@@ -18,8 +18,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from ridgeline.core.cores import of_helper
@@ -28,10 +29,16 @@ START_SECONDS = 60.0  # for a child's start, which takes a tenth of a second
 LONGEST_REPLY = 128 << 20  # bytes
 HEADER = 8  # bytes of a message's length
 PIECE = 1 << 20
+AT_ONCE, MOST_NUMBERS = 1 << 18, 1 << 12  # characters and numbers of a message that are encoded at a time
+SHORT, MOST_SHORT = 1 << 12, 1 << 6  # characters of a short text, and how many of them are encoded at a time
+NUMBERS = frozenset({int, float, bool, NoneType})
 WALL = 2
 ROOT = Path(__file__).parents[2]  # the folder `ridgeline` is imported from
 # The whole environment of a child. No key and no token is in it.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ", "LANG", "LC_ALL", "TMPDIR")
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class OverLimit(Exception):
@@ -199,15 +206,54 @@ def processor_time(pid: int) -> float:
 
 
 def encode(value: Any) -> bytes:
-    """Return a message: its length, then JSON."""
-    body = json.dumps(value, default=_plain).encode()
-    return len(body).to_bytes(HEADER) + body
+    """Return a message: its length, then JSON. It is written in pieces, since other threads must not wait for a value
+    of many megabytes: the encoder keeps the interpreter from them until it returns."""
+    pieces: list[bytes] = []
+    _write(value, lambda text: pieces.append(text.encode("utf-8", "surrogatepass")))
+    size = sum(map(len, pieces))
+    return b"".join((size.to_bytes(HEADER), *pieces))
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+def _write(value: object, put: Callable[[str], None]) -> None:
+    if _is_short(value):
+        put(_ENCODE(value))
+    elif isinstance(value, str):
+        put('"')
+        for start in range(0, len(value), AT_ONCE):
+            put(_ENCODE(value[start : start + AT_ONCE])[1:-1])
+        put('"')
+    elif isinstance(value, Mapping):
+        between = "{"
+        for key, each in value.items():
+            put(between + _ENCODE({key: 0})[1:-2])
+            _write(each, put)
+            between = ", "
+        put("}" if between == ", " else "{}")
+    elif isinstance(value, (list, tuple)):
+        put("[")
+        for start in range(0, len(value), MOST_NUMBERS):
+            put(", " if start else "")
+            _write_items(value[start : start + MOST_NUMBERS], put)
+        put("]")
+    else:
+        put(_ENCODE(value))
+
+
+def _write_items(values: Sequence[object], put: Callable[[str], None]) -> None:
+    if all(type(value) in NUMBERS for value in values):
+        put(_ENCODE(values)[1:-1])
+        return
+    for number, value in enumerate(values):
+        put(", " if number else "")
+        _write(value, put)
+
+
+def _is_short(value: object) -> bool:
+    """Return True for what is encoded at once: a number, a short text, or a few of them, as in most messages."""
+    if isinstance(value, (dict, list)) and len(value) <= MOST_SHORT:
+        parts = value.values() if isinstance(value, dict) else value
+        return all(type(part) in NUMBERS or (type(part) is str and len(part) <= SHORT) for part in parts)
+    return isinstance(value, str) and len(value) <= SHORT
 
 
 def _end_all(children: list[Child]) -> None:

@@ -61,7 +61,7 @@ class Chat:
     async def whole(self) -> Response:
         async with self._api.service.run(self._asked) as run:
             async for piece in run:
-                self._said[piece.output.index].add(self._read(run, piece))
+                self._said[piece.output.index].add(await self._read(run, piece))
         return await json_response(shapes.entries([run]), lambda: self._answer(run))
 
     def _answer(self, run: Run) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Chat:
             tally = shapes.Tally([run])
             async for piece in shapes.spaced(run, self._body.stream_interval):
                 plain = self._readers[piece.output.index].plain  # most are, and need no events
-                said = None if plain else Said().add(self._read(run, piece))
+                said = None if plain else Said().add(await self._read(run, piece))
                 index = piece.output.index
                 if index not in greeted:
                     greeted.add(index)
@@ -175,9 +175,9 @@ class Chat:
             choice["token_ids"] = output.token_ids
         return choice
 
-    def _read(self, run: Run, piece: Piece) -> Iterable[Event]:
+    async def _read(self, run: Run, piece: Piece) -> Iterable[Event]:
         """Return what a piece says, without the reasoning if the client wants none."""
-        events = read_piece(self._readers[piece.output.index], run, piece)
+        events = await read_piece(self._readers[piece.output.index], run, piece)
         if self._body.include_reasoning is False:
             return [event for event in events if not isinstance(event, Reasoning)]
         return events

@@ -143,7 +143,7 @@ class Answer:
     async def whole(self) -> Response:
         async with self._api.service.run(self._asked) as run:
             async for piece in run:
-                for event in read_piece(self._reader, run, piece):
+                for event in await read_piece(self._reader, run, piece):
                     for _ in self._blocks.take(event):
                         pass
         for _ in self._blocks.end():
@@ -158,7 +158,7 @@ class Answer:
                     begun = True
                     await write({"type": "message_start", "message": self._message(run)})
                     await write({"type": "ping"})
-                for event in read_piece(self._reader, run, piece):
+                for event in await read_piece(self._reader, run, piece):
                     for told in self._blocks.take(event):
                         await write(told)
         for told in self._blocks.end():

@@ -22,7 +22,7 @@ from ridgeline.serving.http.response_items import Output, Scores, texts_of
 from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.store import Log, Record
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.reading import parser_for, read_piece
+from ridgeline.serving.requests.reading import parser_for, read_piece, read_text
 from ridgeline.serving.requests.responses import NAMES, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
@@ -150,7 +150,7 @@ class Answer:
                     if begun is None:
                         await self._note("created", write)
                     await self._note("in_progress", write)
-                for event, logprobs in self._read(run, piece):
+                for event, logprobs in await self._read(run, piece):
                     if self._body.include_reasoning is False and isinstance(event, Reasoning):
                         continue
                     for told in self._output.take(event, logprobs):
@@ -160,11 +160,11 @@ class Answer:
             await self._put(told, write)
         await self._end("incomplete" if cut else "completed", write)
 
-    def _read(self, run: Run, piece: Piece) -> list[tuple[Event, list[dict[str, Any]] | None]]:
+    async def _read(self, run: Run, piece: Piece) -> list[tuple[Event, list[dict[str, Any]] | None]]:
         """Return what a piece says, and the logprobs of the tokens that said it."""
         scores, reader = self._scores, self._reader
         if scores is None:
-            return [(event, None) for event in read_piece(reader, run, piece)]
+            return [(event, None) for event in await read_piece(reader, run, piece)]
         texts, found, before = (
             texts_of(piece),
             list[tuple[Event, list[dict[str, Any]] | None]](),
@@ -175,7 +175,7 @@ class Answer:
         lengths = [[length] for length in piece.lengths] or [[]]
         for index, (text, length) in enumerate(zip(texts, lengths, strict=True)):
             ended = piece.output.finished and index == len(texts) - 1
-            for event in reader.read(text, ended=ended, tokens=length):
+            for event in await read_text(reader, text, ended=ended, tokens=length):
                 told = scores.take(event.text) if not hasattr(event, "arguments") else None
                 found.append((event, told if isinstance(event, Content) else None))
         run.reasoning_tokens += reader.reasoning_tokens - before

@@ -2,21 +2,26 @@
 
 reader = parser_for(api, body, asked.prompt)
 async for piece in run:
-    events = read_piece(reader, run, piece)
+    events = await read_piece(reader, run, piece)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.tools import forces_calls, schemas_of, with_allowed_tools
+from ridgeline.serving.shares import off_loop
 from ridgeline.text.parsers.events import Content, Event
 from ridgeline.text.parsers.reader import AnswerReader
 from ridgeline.text.parsers.thinking import thinking_of
+
+INLINE_CHARS = 16 << 10  # text that is read within the event loop, which takes a few hundredths of a second at most
 
 
 def parser_for(api: ApiServer, body: ChatBody, prompt: str | None) -> AnswerReader:
@@ -32,12 +37,18 @@ def parser_for(api: ApiServer, body: ChatBody, prompt: str | None) -> AnswerRead
     )
 
 
-def read_piece(reader: AnswerReader, run: Run, piece: Piece) -> list[Event]:
+async def read_text(reader: AnswerReader, text: str, *, ended: bool, tokens: Sequence[int] = ()) -> list[Event]:
+    """Return what a text adds. A long one, such as an argument that has just ended, is read in a thread."""
+    read = partial(reader.read, text, ended=ended, tokens=tokens)
+    return await off_loop(reader.waiting + len(text), INLINE_CHARS, read)
+
+
+async def read_piece(reader: AnswerReader, run: Run, piece: Piece) -> list[Event]:
     """Return what a piece of a choice adds, and count the run's tokens of reasoning."""
     if reader.plain:
         return [Content(piece.text)] if piece.text else []
     before = reader.reasoning_tokens
-    events = reader.read(piece.text, ended=piece.output.finished, tokens=piece.lengths)
+    events = await read_text(reader, piece.text, ended=piece.output.finished, tokens=piece.lengths)
     run.reasoning_tokens += reader.reasoning_tokens - before
     return events
 

@@ -39,6 +39,7 @@ class AnswerReader:
     forced: the whole answer is held to calls, so text that is none is the start of one that was cut off, and dropped.
     new_id: makes the id of a call whose text names none.
     found_calls: there was a call.
+    waiting: the characters since the last event.
     reasoning_tokens: the tokens of the reasoning, without those of its tags, as far as tokens are told to `read`.
     """
 
@@ -56,7 +57,7 @@ class AnswerReader:
         self._scanner = first if isinstance(first, Scanner) and first.reasons else None
         self._pending: deque[int] = deque()  # where tokens begin that are not counted yet
         self._begun, self._thinking, self._turned = 0, False, 0
-        self.reasoning_tokens = 0
+        self.reasoning_tokens = self.waiting = 0
 
     @property
     def plain(self) -> bool:
@@ -71,6 +72,7 @@ class AnswerReader:
             events = _through(stage, events, ended)
         if self._scanner is not None:
             self._count(self._scanner, tokens, ended)
+        self.waiting = 0 if events else self.waiting + len(text)
         return [found for event in events if (found := self._checked(event)) is not None]
 
     def _count(self, scanner: Scanner, tokens: Sequence[int], ended: bool) -> None:
