@@ -411,6 +411,7 @@ class Request:
     thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
     embeds: the prompt's vectors, whose tokens are placeholders. Such a prompt neither takes from the prefix cache nor
         leaves anything there.
+    owner: whose request it is. Owners have equal shares of the engine.
     """
 
     id: str
@@ -430,6 +431,7 @@ class Request:
     whole: bool = False
     second_text: int = 0
     embeds: Embeds | None = None
+    owner: str = ""
 
     @property
     def background(self) -> bool:

@@ -97,6 +97,9 @@ class Scheduler:
             seq.guessable = False  # what it may draw depends on the tokens before, which differ along a tree
         self._arrivals += 1
         seq.order = self._policy.order(request, self._arrivals)
+        looked_for = self._looked[0]
+        if looked_for is not None and looked_for.request.owner != request.owner:
+            self._looked = None, 0, 0  # it may be entitled to what another owner has
         self._by_id[request.id] = seq
         self._pace.keep_room(len(seq.members), len(seq.tokens) if request.whole else 1)
         self._waiting.push(seq)
@@ -173,8 +176,12 @@ class Scheduler:
         self._looked = seq, self.running.num_seqs, self._plan_id
 
     def _take_places(self, seq: Sequence) -> None:
-        lower = [s for s in self.running.leaders() if self._policy.outranks(seq.request, s.request)]
-        lower.sort(key=lambda s: s.order)
+        running = self.running.leaders()
+        entitled = self._policy.entitled(self._waiting, running)
+        if entitled is not None and not self._could_start(seq, ()):
+            self._waiting.promote(entitled, self._policy.promote(entitled))  # also before those that give way to it
+            seq = entitled
+        lower = self._policy.lower(seq, running)
         if not lower or not self._could_start(seq, lower):
             return
         while not self._could_start(seq, ()):
@@ -182,9 +189,7 @@ class Scheduler:
 
     def _outranks(self, seq: Sequence) -> bool:
         """Return whether some running request would make way for this one."""
-        return self._policy.preempts and any(
-            self._policy.outranks(seq.request, other.request) for other in self.running.leaders()
-        )
+        return self._policy.preempts and bool(self._policy.lower(seq, self.running.leaders()))
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return whether there would be slots and blocks for `seq` if the running requests `without` had none."""
@@ -219,14 +224,14 @@ class Scheduler:
         """Preempt requests if too few blocks are left. Return whether any was."""
         before = self.running.departures
         while self.num_running > 1 and self.running.pressure.is_high(self.running.num_seqs):
-            for victim in self.running.pressure.victims(sorted(self.running.leaders(), key=lambda s: s.order)):
+            for victim in self.running.pressure.victims(self._policy.keeping(self.running.leaders())):
                 self._make_way(victim)
         return self.running.departures > before
 
     def _grow(self, seq: Sequence) -> bool:
         """Room for a row's tokens; False when the request itself had to give way."""
         while not self._extend(seq, self.running.each, known=False):
-            victim = max(self.running.leaders(), key=lambda s: s.order)
+            victim = self._policy.keeping(self.running.leaders())[-1]
             self._make_way(victim)
             if victim is seq.leader:
                 return False
@@ -298,6 +303,7 @@ class Scheduler:
         if not self.running.start(seq, reserve_blocks=self.running.num_seqs, foresees=not self._outranks(seq)):
             self._waiting.refuse(seq, *room, self._plan_id)
             return False
+        self._policy.begin(seq)
         return True
 
     def _waits(self, draft: Draft, seq: Sequence) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from ridgeline.engine.sequence import Sequence, Status
 
@@ -20,9 +21,18 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """The next to be admitted."""
-        while self._heap and self._heap[0][1].status is not Status.WAITING:
+        while self._heap and not _waits(*self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
+
+    def promote(self, seq: Sequence, order: tuple) -> None:
+        """Let a request that waits have another place."""
+        seq.order = order
+        heapq.heappush(self._heap, (order, seq))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Yield the requests that wait, in any order."""
+        return (seq for order, seq in self._heap if _waits(order, seq))
 
     def refuse(self, seq: Sequence, free_pages: int, num_running: int, plan_id: int) -> None:
         """Remember that `seq` did not fit, so that its prefix is not searched again at every step."""
@@ -34,3 +44,8 @@ class WaitingQueue:
             return False
         _, pages_then, running_then, plan_then = self._refused
         return plan_then > since and free_pages <= pages_then and 0 < running_then <= num_running
+
+
+def _waits(order: tuple, seq: Sequence) -> bool:
+    """Return whether an entry of the queue still holds."""
+    return seq.status is Status.WAITING and seq.order == order

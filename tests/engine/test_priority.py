@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ridgeline.core.request import BACKGROUND, Preemption, Request, RequestStats
+from ridgeline.engine.policy.fcfs import FCFS
+from ridgeline.engine.policy.ranked import MOST_OWNERS
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.engine.sequence import Status
+from ridgeline.engine.sequence import Sequence, Status
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import IdealWorker
 
@@ -222,3 +225,77 @@ def test_without_work_in_the_background_nobody_is_looked_for_to_give_way() -> No
     desk = desk_of("fcfs", slots=1)
     desk.add(ranked("a", SHORT, 0), ranked("b", SHORT, -5))
     assert not desk.scheduler._policy.preempts
+
+
+# ---- owners ---------------------------------------------------------------------------------------------------------
+
+
+def owned(owner: str, number: int, prompt: tuple[int, ...] = SHORT, **params: int) -> Request:
+    """Prompts of different owners and numbers differ from the first token on."""
+    name = f"{owner} {number}"
+    return replace(make_request(name, prompt, **params), owner=owner, cache_salt=name)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_flood_of_one_owner_delays_no_other_that_waits_for_budget(policy: str) -> None:
+    desk = desk_of(policy, slots=8, budget=8, pages=200)
+    flood = [owned("a", number, LONG, max_tokens=1) for number in range(12)]
+    desk.add(*flood)
+    desk.submit(), desk.deliver()
+    desk.add(asked := owned("b", 0, max_tokens=3))
+    plans = plans_until_token(desk, "b 0")
+    assert plans <= 7, "what has begun goes on, and nothing that has not"  # 12 prompts are 60 plans
+    assert not desk.scheduler.preemptions
+    desk.finish()
+    assert desk.got == {each.id: desk.alone(each) for each in (*flood, asked)}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_an_owner_below_its_share_takes_slots_of_one_beyond_it(policy: str) -> None:
+    desk = desk_of(policy, slots=4, budget=64, pages=200)
+    flood = [owned("a", number, max_tokens=60) for number in range(20)]
+    desk.add(*flood)
+    desk.submit(), desk.deliver()
+    asked = [owned("b", number, max_tokens=60) for number in range(4)]
+    desk.add(*asked)
+    for number in range(2):
+        assert plans_until_token(desk, f"b {number}") <= 20
+    running = {seq.id for seq in desk.scheduler.running.leaders()}
+    assert sorted(name[0] for name in running) == ["a", "a", "b", "b"], "half of four places"
+    for _ in range(10):
+        desk.submit(), desk.deliver()
+    assert {seq.id for seq in desk.scheduler.running.leaders()} == running, "and no more"
+    assert desk.scheduler.preemptions == {Preemption.PRIORITY: 2}
+    desk.finish()
+    assert desk.got == {each.id: desk.alone(each) for each in (*flood, *asked)}
+
+
+def test_owners_take_turns_and_each_ones_requests_start_as_they_came() -> None:
+    desk = desk_of("fcfs", slots=1)
+    began: list[str] = []
+    desk.scheduler.on_begin = lambda requests: began.extend(request.id for request in requests)
+    desk.add(*(owned("a", number, max_tokens=2) for number in range(4)))
+    desk.add(*(owned("b", number, max_tokens=2) for number in range(2)))
+    desk.finish()
+    assert began == ["a 0", "b 0", "a 1", "b 1", "a 2", "a 3"]
+
+
+def test_blocks_are_taken_from_the_owner_that_has_most() -> None:
+    policy, running = FCFS(), list[Sequence]()
+    for number, owner in enumerate(["a", "a", "b", "a", "c"]):
+        running.append(Sequence(owned(owner, number), 1))
+        running[-1].order = policy.order(running[-1].request, number)
+    assert policy.keeping(running)[-1].id == "a 3"
+    assert policy.keeping(running[1:3])[-1].id == "a 1", "where all have equally much, the last in order"
+    running.append(Sequence(background("w", SHORT), 1))
+    running[-1].order = policy.order(running[-1].request, 5)
+    assert policy.keeping(running)[-1].id == "w"
+    assert policy.keeping(running)[0].id == "a 0"
+
+
+def test_owners_that_have_nothing_ahead_are_forgotten() -> None:
+    policy = FCFS()
+    for number in range(5000):
+        order = policy.order(owned(f"owner {number}", 0), number)
+        policy.begin(SimpleNamespace(order=(*order[:2], 1000 * number, number)))  # type: ignore[arg-type]
+    assert len(policy._next) <= MOST_OWNERS

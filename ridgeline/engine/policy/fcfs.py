@@ -1,15 +1,11 @@
-"""First come, first served. Work in the background, which nobody waits for, gives way to all other."""
+"""First come, first served, for each owner. Work in the background, which nobody waits for, gives way to all other."""
+
+from __future__ import annotations
 
 from ridgeline.core.request import Request
+from ridgeline.engine.policy.ranked import Ranked
 
 
-class FCFS:
-    def __init__(self) -> None:
-        self.preempts = False  # until there is work in the background
-
-    def order(self, request: Request, arrival_index: int) -> tuple:
-        self.preempts |= request.background
-        return (request.background, arrival_index)
-
-    def outranks(self, waiting: Request, running: Request) -> bool:
-        return running.background and not waiting.background
+class FCFS(Ranked):
+    def rank(self, request: Request) -> int:
+        return int(request.background)

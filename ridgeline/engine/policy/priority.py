@@ -1,13 +1,11 @@
-"""Smaller `priority` first, first come first served within one priority."""
+"""Smaller `priority` first; within one priority first come, first served, for each owner."""
+
+from __future__ import annotations
 
 from ridgeline.core.request import Request
+from ridgeline.engine.policy.ranked import Ranked
 
 
-class Priority:
-    preempts = True
-
-    def order(self, request: Request, arrival_index: int) -> tuple:
-        return (request.priority, arrival_index)
-
-    def outranks(self, waiting: Request, running: Request) -> bool:
-        return waiting.priority < running.priority
+class Priority(Ranked):
+    def rank(self, request: Request) -> int:
+        return request.priority

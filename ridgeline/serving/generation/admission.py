@@ -3,14 +3,16 @@ cache could never hold."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ridgeline.core.request import Request
 from ridgeline.serving.errors import BadRequest, Overloaded, TooLong, Unavailable
 from ridgeline.transport.messages import EngineFacts
 
 RETRY_AFTER = 1  # seconds
+SPARE = 8  # 1/8 of a bound is for owners that have less than that open, beyond what others may fill
 MOST_EMBEDDED = 1 << 30  # bytes of open requests' prompts that came as vectors
 
 
@@ -19,9 +21,10 @@ class Admission:
     """The bounds on requests that are open at once, running or waiting.
 
     `max_requests` and `max_tokens` are the bounds of this API server (0: no bound); of N API servers each gets its
-    share. `open_bytes` are those of prompts that came as vectors, which the queue's tokens do not
-    bound. `rejected_requests` and `rejected_tokens` count what these bounds turned away. The tokens of a request are
-    its prompt and all that it may write, counted twice where it is guided.
+    share. An owner that has little open gets in a little beyond them, so that no other can fill the queue. `open_bytes`
+    are those of prompts that came as vectors, which the queue's tokens do not bound. `rejected_requests` and
+    `rejected_tokens` count what these bounds turned away. The tokens of a request are its prompt and all that it may
+    write, counted twice where it is guided.
     """
 
     max_requests: int = 0
@@ -32,9 +35,11 @@ class Admission:
     open_bytes: int = 0
     rejected_requests: int = 0
     rejected_tokens: int = 0
+    requests_of: Counter[str] = field(default_factory=Counter)  # by owner
+    tokens_of: Counter[str] = field(default_factory=Counter)
 
-    def admit(self, requests: Sequence[Request], facts: EngineFacts) -> None:
-        """Count these requests in until `leave` is called for them.
+    def admit(self, requests: Sequence[Request], facts: EngineFacts, owner: str = "") -> None:
+        """Count these requests of an owner in until `leave` is called for them.
 
         Raise Unavailable while the server ends, Overloaded if the queue is full, and BadRequest if they could never
         run.
@@ -61,13 +66,15 @@ class Admission:
                     param="max_tokens",
                 )
         self._check_alone(requests, tokens)
-        if self.max_requests and self.open_requests + len(requests) > self.max_requests:
+        most = _bound(self.max_requests, self.requests_of[owner] + len(requests))
+        if self.max_requests and self.open_requests + len(requests) > most:
             self.rejected_requests += 1
             raise Overloaded(
                 f"{self.open_requests} requests are open, of at most {self.max_requests}; try again later.",
                 retry_after=RETRY_AFTER,
             )
-        if self.max_tokens and self.open_tokens + tokens > self.max_tokens:
+        most = _bound(self.max_tokens, self.tokens_of[owner] + tokens)
+        if self.max_tokens and self.open_tokens + tokens > most:
             self.rejected_tokens += 1
             raise Overloaded(
                 f"the open requests have {self.open_tokens} tokens and this one {tokens}, of at most "
@@ -82,9 +89,7 @@ class Admission:
                 f"{MOST_EMBEDDED}; try again later.",
                 retry_after=RETRY_AFTER,
             )
-        self.open_bytes += size
-        self.open_requests += len(requests)
-        self.open_tokens += tokens
+        self._count(owner, len(requests), tokens, size)
 
     def _check_alone(self, requests: Sequence[Request], tokens: int) -> None:
         """Raise if these requests would be too much even for an idle server, where trying again is no help."""
@@ -102,10 +107,23 @@ class Admission:
                 param="max_tokens",
             )
 
-    def leave(self, count: int, tokens: int, size: int = 0) -> None:
-        self.open_requests -= count
-        self.open_tokens -= tokens
-        self.open_bytes -= size
+    def leave(self, count: int, tokens: int, size: int = 0, owner: str = "") -> None:
+        self._count(owner, -count, -tokens, -size)
+        if self.requests_of[owner] <= 0:
+            del self.requests_of[owner], self.tokens_of[owner]
+
+    def _count(self, owner: str, requests: int, tokens: int, size: int) -> None:
+        self.open_requests += requests
+        self.open_tokens += tokens
+        self.open_bytes += size
+        self.requests_of[owner] += requests
+        self.tokens_of[owner] += tokens
+
+
+def _bound(most: int, own: int) -> int:
+    """Return how much may be open, if an owner then has so much of it."""
+    spare = most // SPARE
+    return most + spare if own <= spare else most
 
 
 def embedded_bytes(requests: Sequence[Request]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ridgeline.core.pooling import PoolingParams, PoolingSpec
 from ridgeline.core.request import BACKGROUND
+from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut, TooLong
 from ridgeline.serving.generation.service import Service
 from ridgeline.serving.generation.ticket import RequestTicket
@@ -63,7 +64,8 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
     request = pooling_request(
         asked.id, asked.prompt, asked.params, spec, priority=priority, cache_salt=asked.cache_salt
     )
-    service.admission.admit([request], facts)
+    whose = owner.current()
+    service.admission.admit([request], facts, whose)
     ticket: RequestTicket | None = None
     try:
         ticket = await service.client.submit(request, None, name=asked.id, index=index)
@@ -71,7 +73,7 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
     finally:
         if ticket is not None and ticket.ended is None:
             service.client.cancel([ticket])
-        service.admission.leave(1, request.cache_tokens)
+        service.admission.leave(1, request.cache_tokens, owner=whose)
     cached = ticket.ended.stats.cached_tokens if ticket.ended is not None else 0
     return PooledAnswer(finished(raw, asked.params, spec), len(ids), cached)
 

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from ridgeline.core.embeds import Embeds
 from ridgeline.core.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
-from ridgeline.serving import trace_parent
+from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission, embedded_bytes
 from ridgeline.serving.generation.replicas import Replicas
@@ -139,6 +139,7 @@ class Run:
         self._deadline = now + asked.timeout if asked.timeout > 0 else None
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = self._embedded = 0
+        self._owner = ""
         self.drawn_tokens = 0
         self.reasoning_tokens = 0  # counted by whoever reads the text
 
@@ -160,7 +161,8 @@ class Run:
             Completion(request, output, self.result, service.tokenizer, asked.shown)
             for request, output in zip(requests, self.drawn, strict=True)
         ]
-        service.admission.admit(requests, service.facts())
+        self._owner = owner.current()
+        service.admission.admit(requests, service.facts(), self._owner)
         self._admitted = sum(request.cache_tokens for request in requests)
         self._embedded = embedded_bytes(requests)
         try:
@@ -179,7 +181,7 @@ class Run:
         for output in self.drawn:
             if not output.finished:
                 output.finish_reason = "abort"
-        self._service.admission.leave(len(self._completions), self._admitted, self._embedded)
+        self._service.admission.leave(len(self._completions), self._admitted, self._embedded, self._owner)
         if self._service.on_end is not None:
             self._service.on_end(self, error)
 

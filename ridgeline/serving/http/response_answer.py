@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from msgspec.json import encode
 from starlette.responses import Response
 
+from ridgeline.core.request import BACKGROUND
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, RequestFailed
@@ -80,6 +82,7 @@ class Answer:
         if not self._store:
             message = "background needs a server that stores answers (--max-stored-responses); leave it out."
             raise BadRequest(message, param="background")
+        self.asked = dataclasses.replace(self.asked, priority=BACKGROUND)  # nobody waits for it
         self._status, begun = "queued", asyncio.get_running_loop().create_future()
         log = Log() if self._body.stream else None
         record = Record(self.name, self._tenant, self._owner, self._encoded(), background=True, log=log)

@@ -507,6 +507,7 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
         task=submit.task,
         whole=submit.whole,
         second_text=submit.second_text,
+        owner=submit.owner,
     )
 
 

@@ -48,6 +48,8 @@ REFUSED: dict[str, Refusal] = {
     "thinking_token_budget": Refusal("thinking_token_budget is not supported; leave it out.", (-1,)),
     "return_token_offsets": Refusal("return_token_offsets is not supported; leave it out."),
     "return_weight_versions": Refusal("weights have no versions here; leave return_weight_versions out."),
+    "mm_payload": Refusal("mm_payload is not supported: images and sound are not read; leave it out."),
+    "return_mm_kwargs": Refusal("return_mm_kwargs is not supported: images and sound are not read; leave it out."),
     **{
         f"guided_{kind}": Refusal(f"guided_{kind} is not supported; use structured_outputs: {{{kind}: …}}.")
         for kind in ("json", "regex", "choice", "grammar", "whitespace_pattern")
@@ -60,7 +62,7 @@ HARMLESS: dict[str, str] = {
     "store": "answers are not kept",
     "user": "names a user to the provider",
     "safety_identifier": "names a user to the provider",
-    "session_id": "names a conversation to a router",
+    "session_id": "names a conversation to a router; the prefix cache finds what it has in common",
     "prompt_cache_key": "the prefix cache finds its own; cache_salt separates tenants",
     "prompt_cache_retention": "the prefix cache keeps what it has room for",
     "prompt_cache_options": "the prefix cache keeps what it has room for",
@@ -68,8 +70,6 @@ HARMLESS: dict[str, str] = {
     "spaces_between_special_tokens": "the tokenizers' library puts no spaces there either way",
     "media_io_kwargs": "for images and sound, which are refused themselves",
     "mm_processor_kwargs": "for images and sound, which are refused themselves",
-    "return_mm_kwargs": "for images and sound, which are refused themselves",
-    "mm_payload": "for images and sound, which are refused themselves",
     "guided_decoding_backend": "one library does all grammars",
 }
 # Other servers' names for fields of ours that spelling alone would not find.

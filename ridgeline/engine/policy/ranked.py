@@ -1,0 +1,89 @@
+"""Ranks first, and within a rank owners that take turns.
+
+A request's place is the work that its owner had asked for before it, counted from the place of the newest request that
+has started (start-time fair queueing: Goyal, Vin and Cheng, "Start-time fair queuing", 1996). So an owner with many
+requests does not delay the first ones of another, and the requests of one owner start in the order in which they came.
+
+An owner's share of the places to run in is that of all owners that run or wait. Where a request cannot start, one of an
+owner below its share comes first, and takes the places that another owner has beyond its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from ridgeline.core.request import Request
+from ridgeline.engine.sequence import Sequence
+
+EXPECTED = 256  # tokens of the output that count as work beforehand: few requests write all that they may
+MOST_OWNERS = 1024  # beyond which those that have nothing ahead are forgotten
+
+
+class Ranked:
+    """A policy without its ranks. `preempts` says whether requests of several ranks or owners have come."""
+
+    def __init__(self) -> None:
+        self.preempts = False
+        self._first: tuple[int, str] | None = None
+        self._now = 0
+        self._next: dict[tuple[int, str], int] = {}  # by rank and owner the place of a request that comes
+
+    def rank(self, request: Request) -> int:
+        raise NotImplementedError
+
+    def order(self, request: Request, arrival_index: int) -> tuple:
+        kind = self.rank(request), request.owner
+        self._first = self._first or kind
+        self.preempts |= kind != self._first
+        place = max(self._now, self._next.get(kind, 0))
+        prompt = len(request.prompt_token_ids)
+        self._next[kind] = place + prompt + min(request.max_total_tokens - prompt, EXPECTED)
+        if len(self._next) > MOST_OWNERS:
+            self._next = {kind: after for kind, after in self._next.items() if after > self._now}
+        return (kind[0], True, place, arrival_index)
+
+    def begin(self, seq: Sequence) -> None:
+        self._now = max(self._now, seq.order[2])
+
+    def promote(self, seq: Sequence) -> tuple:
+        rank, _, *place = seq.order
+        return (rank, False, *place)
+
+    def entitled(self, waiting: Iterable[Sequence], running: Collection[Sequence]) -> Sequence | None:
+        asking = sorted(waiting, key=lambda seq: seq.order)
+        asking = [seq for seq in asking if seq.order[0] == asking[0].order[0]]
+        counts = self._counts(running, asking[0].order[0]) if asking else Counter[str]()
+        share = _share(counts, {seq.request.owner for seq in asking})
+        if not any(count > share for count in counts.values()):
+            return None
+        return next((seq for seq in asking if counts[seq.request.owner] < share), None)
+
+    def lower(self, waiting: Sequence, running: Collection[Sequence]) -> list[Sequence]:
+        rank, owner = waiting.order[0], waiting.request.owner
+        counts = self._counts(running, rank)
+        share = _share(counts, {owner})
+        more = {each for each, count in counts.items() if count > share} if counts[owner] < share else set()
+        found = [seq for seq in running if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)]
+        return sorted(found, key=lambda seq: seq.order)
+
+    def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
+        first = min(running, key=lambda seq: seq.order)  # it always goes on, so that every request ends
+        counts = Counter((seq.order[0], seq.request.owner) for seq in running)
+        totals = Counter(seq.order[0] for seq in running)
+        owners = Counter(rank for rank, _ in counts)
+
+        def place(seq: Sequence) -> tuple:
+            rank = seq.order[0]
+            return seq is not first, rank, counts[rank, seq.request.owner] > totals[rank] // owners[rank], seq.order
+
+        return sorted(running, key=place)
+
+    def _counts(self, running: Collection[Sequence], rank: int) -> Counter[str]:
+        """Return how many requests of a rank each owner runs."""
+        return Counter(seq.request.owner for seq in running if seq.order[0] == rank)
+
+
+def _share(counts: Counter[str], others: Iterable[str]) -> int:
+    """Return how many of the running requests an owner may have, if all and these others had equally many."""
+    return max(1, counts.total() // max(1, len(counts.keys() | set(others))))

@@ -1,0 +1,56 @@
+"""No owner can fill the queue so that another finds no place in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.core.request import SamplingParams
+from ridgeline.serving.errors import Overloaded
+from ridgeline.serving.generation.admission import Admission
+from ridgeline.serving.processes.engine_host import _request
+from ridgeline.transport.messages import EngineFacts, Submit
+from tests.driving import ask
+
+FACTS: Any = type("Facts", (), {"max_model_len": 64, "cache_tokens": 640})
+
+
+def test_who_has_little_open_finds_a_place_in_a_full_queue() -> None:
+    facts: EngineFacts = FACTS
+    admission = Admission(max_requests=16, max_tokens=0)
+    requests = [ask(str(number), [1, 2], max_tokens=4) for number in range(20)]
+    for request in requests[:16]:
+        admission.admit([request], facts, "a")
+    with pytest.raises(Overloaded, match="16 requests are open"):
+        admission.admit([requests[16]], facts, "a")
+    admission.admit([requests[16]], facts, "b")
+    admission.admit([requests[17]], facts, "b")
+    with pytest.raises(Overloaded):
+        admission.admit([requests[18]], facts, "b")  # it has its eighth
+    with pytest.raises(Overloaded):
+        admission.admit([requests[18]], facts, "c")  # there is no more than an eighth beyond the bound
+    for owner, count in (("a", 16), ("b", 2)):
+        for _ in range(count):
+            admission.leave(1, requests[0].cache_tokens, owner=owner)
+    assert (admission.open_requests, admission.open_tokens) == (0, 0)
+    assert not admission.requests_of
+    assert not admission.tokens_of
+
+
+def test_tokens_have_such_places_too() -> None:
+    facts: EngineFacts = FACTS
+    request = ask("r", [1, 2], max_tokens=8)  # ten tokens
+    admission = Admission(max_requests=0, max_tokens=100)
+    for _ in range(10):
+        admission.admit([request], facts, "a")
+    with pytest.raises(Overloaded, match="100 tokens"):
+        admission.admit([request], facts, "a")
+    admission.admit([request], facts, "b")
+    with pytest.raises(Overloaded):
+        admission.admit([request], facts, "b")
+
+
+def test_the_engine_knows_whose_a_request_is() -> None:
+    submit = Submit(1, "n", 0, [1], SamplingParams(), 0, 4, [], [], "", 0, 0.0, owner="key")
+    assert _request("n", submit, None).owner == "key"
