@@ -31,6 +31,7 @@ from ridgeline.serving.http.absent import absence
 from ridgeline.serving.http.describe import describe
 from ridgeline.serving.http.errors import response_for
 from ridgeline.serving.http.exchange import ClientGone
+from ridgeline.serving.http.pages import add_pages
 from ridgeline.serving.http.paths import route_path
 from ridgeline.version import __version__
 
@@ -42,7 +43,9 @@ def create_app(api: ApiServer) -> FastAPI:
         title="Ridgeline",
         version=__version__,
         description="An LLM inference server with OpenAI's API.",
-        openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",  # without it there are no pages
+        openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",
+        docs_url=None,  # these pages would load scripts from elsewhere
+        redoc_url=None,
     )
     app.state.unknown_fields = api.config.unknown_fields
     for module in (chat, completions, responses, messages, models, pooling, render, tokenize, batches, kserve):
@@ -50,6 +53,7 @@ def create_app(api: ApiServer) -> FastAPI:
     for name in OPTIONAL:
         if find_spec(name) is not None:
             app.include_router(import_module(name).router(api))
+    add_pages(app, api)
     for kind in (RequestFailed, InvalidRequest, HTTPException, RequestValidationError, ClientGone, OSError, Exception):
         app.add_exception_handler(kind, _answer)
     app.openapi = partial(describe, app, with_keys=bool(api.config.api_key))  # type: ignore[method-assign]
