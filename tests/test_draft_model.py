@@ -171,6 +171,20 @@ def test_rows_may_stop_drafting_and_begin_again(tiny_model: TinyModel) -> None:
         assert share(own) > 0.8
 
 
+@pytest.mark.parametrize(("most", "made"), [(0, False), (DRAFTS, True)])
+def test_no_drafts_are_made_behind_a_prompt_while_they_do_not_pay(most: int, made: bool, tiny_model: TinyModel) -> None:
+    folder = tiny_model("llama")
+    with rig(folder, **drafting(folder)) as own:
+        choice, proposer, passes = Always(), own.runner.proposer, []
+        choice.most = most
+        own.engine.scheduler.running.drafting = choice  # type: ignore[assignment]
+        assert isinstance(proposer, DraftModel)
+        draw = proposer._draws.draw
+        proposer._draws.draw = lambda *given: (passes.append(given[3]), draw(*given))[1]  # type: ignore[method-assign]
+        own.run(ask("a", prompt(30, 1), max_tokens=6))
+        assert any(passes) is made
+
+
 @pytest.mark.parametrize("family", ["llama", "mixed"])
 def test_a_prefix_hit_finds_the_keys_of_the_draft_model(family: str, tiny_model: TinyModel) -> None:
     """The prompt, and what was written behind drafts: the second request runs nothing of either but its last token."""

@@ -196,6 +196,7 @@ class StepPlan:
     expected: for debug checks, the full form of the slot of every row whose length is known for certain (all but
         those that verify, or did in a plan that was in flight); otherwise None.
     after: on a stage of a pipeline, the newest plan whose tokens this plan needs (`ranks/parts.py`).
+    drafts: False if the next step should verify none, as far as is known yet.
     """
 
     id: int
@@ -207,6 +208,7 @@ class StepPlan:
     reset: bool = False
     expected: Mapping[int, Assign] | None = None
     after: int = -1
+    drafts: bool = True
 
     @property
     def num_tokens(self) -> int:

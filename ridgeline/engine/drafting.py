@@ -19,7 +19,7 @@ waiting for the host, which its own clock does not see.
 from __future__ import annotations
 
 from collections import deque
-from math import log
+from math import ceil, log
 from statistics import median
 
 import numpy as np
@@ -35,7 +35,10 @@ HOPE = 0.8  # the share of right drafts before any was tried
 SHORT = 6  # steps that go the slower way, to see if it still is
 BURSTS = 24  # of them with drafts where rows have masks: what grammars force comes in bursts, which a few steps miss
 LONG, LONGEST = 64, 512  # steps that go the faster one before; so many more each time that it stays the faster one
-NEWEST = 12  # steps that a rate is taken of: the last two trials
+NEWEST = 24  # steps that a rate is taken of: the last four trials
+MARGIN = 1.03  # drafts pay if their rate is so many times that without: prompts cost more with them, and trials do
+CLIPPED = 3.0  # times the median of the steps' seconds, beyond which a step's count as disturbed by other work
+LOSS = 0.01  # of the time until the next trial, at most, may be lost by this one
 PROBE = 64  # tokens after which a request without drafts tries them again
 UNKNOWN = 0.5  # the price of a draft before steps of unlike numbers of tokens were seen
 CHEAPEST = 0.05  # a draft costs something, even where the times of few steps say that it does not
@@ -74,8 +77,10 @@ class StepTimes:
 class Way:
     """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
 
-    A rate is that of the newest steps which went a way: their tokens, in the median of their times, since a machine
-    with other work to do makes single steps long. trial: how many steps try drafts.
+    A rate is that of the newest steps which went a way: their tokens by their seconds, each counting up to three times
+    the median, since a machine with other work to do makes single steps long. (In the median itself steps with more
+    tokens, which take longer, would count too little.) What a lost trial cost, such as catching up before its first
+    drafts, sets how late the next one is. trial: how many steps try drafts.
     """
 
     def __init__(self, trial: int = SHORT) -> None:
@@ -85,6 +90,7 @@ class Way:
         }
         self._left, self._tries, self._long = trial, False, LONG
         self._plain_rate = 0.0
+        self._spent = 0, 0.0  # tokens and seconds of a trial
 
     def saved(self, emitted: int, seconds: float) -> float:
         """Return how many seconds a step that verified drafts has saved: steps without them would have taken so much
@@ -97,21 +103,34 @@ class Way:
         if not verified:
             self._plain_rate = self._rate(False)
         self._left -= 1
+        if self._tries:
+            self._spent = self._spent[0] + emitted, self._spent[1] + seconds
         if self._left > 0:
             return
         if not self._tries:
             self.drafts, self._left, self._tries = not self.drafts, self._trial[not self.drafts], True
+            self._spent = 0, 0.0
             return
         before = not self.drafts
-        self.drafts = self._rate(True) >= self._rate(False)
+        self.drafts = self._rate(True) >= MARGIN * self._rate(False)
         self._long = min(2 * self._long, LONGEST) if self.drafts is before else LONG
-        self._left, self._tries = self._long, False
+        self._left, self._tries = max(self._long, self._steps_that_pay_for_a_trial(before)), False
+
+    def _steps_that_pay_for_a_trial(self, way: bool) -> int:
+        """Return how many steps of a way it takes until what a trial of the other lost is little beside them."""
+        emitted, seconds = self._spent
+        rate, steps = self._rate(way), self._steps[way]
+        if self.drafts is not way or not rate:
+            return 0
+        lost = seconds - emitted / rate
+        return max(0, ceil(lost / (LOSS * median(seconds for _, seconds in steps))))
 
     def _rate(self, verified: bool) -> float:
         steps = self._steps[verified]
         if not steps:
             return 0.0
-        return sum(emitted for emitted, _ in steps) / (len(steps) * median(seconds for _, seconds in steps))
+        most = CLIPPED * median(seconds for _, seconds in steps)
+        return sum(emitted for emitted, _ in steps) / sum(min(seconds, most) for _, seconds in steps)
 
 
 class Drafting:

@@ -187,6 +187,11 @@ class Running:
                 self._standing = self._standing._replace(rows=rows)
         return self._standing
 
+    @property
+    def drafts_pay(self) -> bool:
+        """Return False if the requests that decode now should verify no drafts. Even steps are chosen one by one."""
+        return self._even or self._most_drafts() > 0
+
     def _most_drafts(self) -> int:
         """Return how many drafts a row that decodes should verify at most. Those of even steps verify some if all of
         them can."""

@@ -91,6 +91,7 @@ class SentPlan(Message, frozen=True, tag="plan"):
     reset: bool
     expected: dict[int, Assign] | None
     after: int
+    drafts: bool
 
 
 class Round(Message, frozen=True, tag="round"):
@@ -245,9 +246,8 @@ class PlanSender:
         self._rows[part] = plan.rows
         expected = None if plan.expected is None else dict(plan.expected)
         deltas = tuple(map(_sent_delta, plan.deltas))
-        return SentPlan(
-            plan.id, part, rows, plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after
-        )
+        whole = plan.kv_bound_R, plan.spans, deltas, plan.copies, plan.reset, expected, plan.after, plan.drafts
+        return SentPlan(plan.id, part, rows, *whole)
 
 
 class PlanReceiver:
@@ -269,6 +269,7 @@ class PlanReceiver:
             reset=sent.reset,
             expected=sent.expected,
             after=sent.after,
+            drafts=sent.drafts,
         )
 
 

@@ -187,7 +187,8 @@ class Runner:
         self.prepare(plan)
         if given_drafts:
             self._take_drafts(plan.rows, given_drafts)
-        wanted = 0 if self.proposer is None else drafts_wanted(plan.rows, self.segments.each - 1)
+        drafted = self.proposer is not None and plan.drafts
+        wanted = drafts_wanted(plan.rows, self.segments.each - 1) if drafted else 0
         verifies = self.proposer is not None and bool((plan.rows.kinds_R == RowKind.VERIFY).any())
         if verifies and self.cut is not None:
             plan = self.cut.plan(plan)

@@ -19,7 +19,10 @@ MOST = 5
 
 class Device:
     """Steps of `base` seconds, `each` more for every token, and `extra` more where drafts are verified. A draft is
-    right with a probability of its request's."""
+    right with a probability of its request's. found: the share of steps in which there are any. catching: the seconds
+    that a network takes, before drafts are verified again, for each step that ran without it."""
+
+    found, catching = 1.0, 0.0
 
     def __init__(self, shares: list[float], base: float, each: float, extra: float = 0.0, seed: int = 0) -> None:
         self._draw, self._times = random.Random(seed), (base, each, extra)
@@ -30,7 +33,7 @@ class Device:
             self.slots.acquire(seq, 1)
             seq.drafts = self.drafting.wanted(seq)
             self.shares[seq] = share
-        self.emitted, self.seconds = 0, 0.0
+        self.emitted, self.seconds, self._waiting = 0, 0.0, 0
 
     def steps(self, count: int) -> float:
         """Return the tokens a second of so many further steps."""
@@ -42,10 +45,14 @@ class Device:
     def _step(self, number: int) -> None:
         seqs = list(self.shares)
         rows = Standing.of(seqs, self.slots, drafts=self.drafting.width(len(seqs), masked=False)).rows
-        drafted_R = rows.num_tokens_R - 1
+        verifies = bool((rows.num_tokens_R > 1).any())
+        drafted_R = (rows.num_tokens_R - 1) * (self.found == 1 or self._draw.random() < self.found)
         emitted_R = np.array([1 + self._right(seq, int(k)) for seq, k in zip(seqs, drafted_R, strict=True)], np.int32)
         base, each, extra = self._times
-        elapsed = base + each * float(rows.num_tokens_R.sum()) + extra * bool(drafted_R.any())
+        elapsed = base + each * float((1 + drafted_R).sum()) + extra * verifies
+        self._waiting += 1
+        if verifies:
+            elapsed, self._waiting = elapsed + self.catching * (self._waiting - 1), 0
         self.emitted, self.seconds = self.emitted + int(emitted_R.sum()), self.seconds + elapsed
         plan = StepPlan(id=number, rows=rows, kv_bound_R=np.ones(len(seqs), np.int32))
         noise = 1 + 0.05 * self._draw.random()
@@ -92,6 +99,33 @@ def test_the_rate_is_near_the_best_one(shares: list[float], base: float, each: f
 def test_a_liar_costs_little_from_the_beginning() -> None:
     device = Device([0.0] * 8, 1.0, 0.05)
     assert device.steps(1000) > 0.97 * best([0.0] * 8, 1.0, 0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("found", "share", "each"), [(0.3, 0.3, 0.35), (0.4, 0.2, 0.3), (0.45, 0.9, 0.1)])
+def test_steps_with_many_drafts_count_as_long_as_they_take(found: float, share: float, each: float, seed: int) -> None:
+    """Where most steps find no drafts, the median of their times says nothing of the others."""
+
+    class Scarce(Device):
+        def __init__(self) -> None:
+            super().__init__([share], 1.0, each, 0.15, seed)
+            self.found = found
+            self.drafting.wanted = lambda seq: MOST  # type: ignore[method-assign]
+
+    device = Scarce()
+    device.steps(300)
+    plain = 1 / (1.0 + each)
+    drafts = found * (share * (1 - share**MOST) / (1 - share)) + 1
+    verifying = drafts / (1.15 + each * (1 + found * MOST))
+    assert device.steps(3000) > 0.97 * max(plain, verifying)
+
+
+@pytest.mark.parametrize("catching", [0.05, 0.2])
+def test_trials_that_must_catch_up_first_come_more_seldom(catching: float) -> None:
+    device = Device([0.2] * 2, 1.0, 0.3)
+    device.catching = catching
+    device.steps(600)
+    assert device.steps(6000) > 0.975 * best([0.2] * 2, 1.0, 0.3)
 
 
 def test_a_request_that_becomes_predictable_gets_drafts_again() -> None:
