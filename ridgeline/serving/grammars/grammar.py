@@ -12,6 +12,7 @@ millions of characters, and the tokenizer writes text such as `<think>` as an ad
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ MOST_REASON = 400  # characters of the library's reason
 BYTES = LLTokenizer("byte")
 MOST_STATES = 100_000  # of a grammar's lexer, at most about 400 bytes each
 LIMITS = LLParserLimits(max_lexer_states=MOST_STATES)
+# Where in the library's text of a grammar an error is: the client wrote other text.
+PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON)|\n *(\d+ \|.*|\^)(?=\n|$)")
 UNFORCED = '\n%llguidance {"no_forcing": true}'  # the last such line of a grammar counts
 # Bounded, because a weak model would indent until its tokens run out.
 WHITESPACE: Any = {"whitespace_pattern": r"\n?[ \t]{0,16}"}
@@ -160,6 +163,6 @@ def checker() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def wrong(reason: str) -> InvalidRequest:
     """Return the library's reason in one line, without the dump of its state that follows."""
-    words = " ".join(reason.partition("<state>")[0].split())
+    words = " ".join(PLACE.sub("", reason.partition("<state>")[0]).split())
     shown = words if len(words) <= MOST_REASON else words[: MOST_REASON // 2] + " … " + words[-MOST_REASON // 2 :]
     return InvalidRequest(f"the grammar cannot be used: {shown.rstrip('.')}.", param="structured_outputs")

@@ -1,6 +1,7 @@
 """JSON schemas as llguidance takes them: what it does not know is put into words that it does.
 
-* An unknown `format` is an annotation, as the standard says, and is left out.
+* A `format` that llguidance does not know becomes a pattern, if there is one for it (formats.py). Any other is an
+  annotation, as the standard says, and is left out. `unenforced` names it, and keywords that nobody knows.
 * `uniqueItems` of an array whose items are from a short list becomes the list of all such arrays. With `uniqueItems:
   false` nothing is asked. Any other is left as it is, and llguidance refuses it by name.
 * `propertyNames` becomes `patternProperties` of objects that have no other keys.
@@ -22,8 +23,9 @@ from math import perm
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.serving.grammars.formats import PATTERNS
 
-FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+FORMATS = ("duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")  # that llguidance enforces
 MOST_ARRAYS = 400  # all arrays without repetition of five values are 326
 LARGEST = 10**15 - 1  # of a number that may be any; float64 tells such whole numbers apart
 STEP = 1e-9  # between two numbers that may be any
@@ -37,6 +39,12 @@ MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "proper
 ESCAPES, ALL_ESCAPES = 'nrbtf\\"', 'nrbtf\\"u'
 DETAILS = ("coerce_one_of", "whitespace_flexible", "whitespace_pattern")  # that a schema may tell llguidance itself
 ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
+# What is enforced, refused or has nothing to enforce. Any other keyword is none of the standard's.
+KEYWORDS = ANNOTATIONS | {*ONE, *LISTS, *MAPS}
+KEYWORDS |= {"$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef", "$ref", "$schema", "const"}
+KEYWORDS |= {"dependencies", "dependentRequired", "enum", "exclusiveMaximum", "exclusiveMinimum", "format"}
+KEYWORDS |= {"maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems", "minLength"}
+KEYWORDS |= {"minProperties", "minimum", "multipleOf", "pattern", "required", "type", "uniqueItems", "x-guidance"}
 # A number with one of these is not "any".
 ASKED = {"allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "if", "maximum", "minimum"}
 ASKED |= {"multipleOf", "not", "oneOf", "$ref"}
@@ -130,10 +138,31 @@ def changed(schema: Any, change: Change) -> Any:
     return change(found)
 
 
+def unenforced(schema: Any) -> list[str]:
+    """Return what a schema says without effect on its grammar: `format.regex`, keywords that nobody knows."""
+    found: dict[str, None] = {}
+
+    def look(one: dict[str, Any]) -> dict[str, Any]:
+        found.update(dict.fromkeys(name for name in one if name not in KEYWORDS))
+        if "format" in one and not _is_enforced(one):
+            found[f"format.{one['format']}"] = None
+        return one
+
+    changed(schema, look)
+    return list(found)
+
+
+def _is_enforced(schema: Mapping[str, Any]) -> bool:
+    """Return True for a schema whose format its grammar keeps to."""
+    name = schema["format"]
+    return isinstance(name, str) and (name in FORMATS or (name in PATTERNS and "pattern" not in schema))
+
+
 def _annotated(schema: dict[str, Any]) -> dict[str, Any]:
-    if "format" in schema and schema["format"] not in FORMATS:
-        return {name: value for name, value in schema.items() if name != "format"}
-    return schema
+    if "format" not in schema or schema["format"] in FORMATS:
+        return schema
+    plain = {name: value for name, value in schema.items() if name != "format"}
+    return plain | {"pattern": PATTERNS[schema["format"]]} if _is_enforced(schema) else plain
 
 
 def _evaluated(schema: dict[str, Any]) -> dict[str, Any]:

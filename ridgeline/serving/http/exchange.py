@@ -16,7 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode_body
+from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import parse, read_names
 from ridgeline.serving.shares import off_loop
 
@@ -51,7 +53,9 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
 
     def read() -> _Body:
         found = decode_body(data, names)
-        return parse(models[choose(found)], found, lenient=lenient, ignored=ignored)
+        body = parse(models[choose(found)], found, lenient=lenient, ignored=ignored)
+        ignored.extend(unenforced(body) if isinstance(body, GenerationBody) else ())
+        return body
 
     body = await off_loop(len(data), INLINE_BYTES, read)
     tell_ignored(request, ignored)

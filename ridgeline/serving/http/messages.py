@@ -32,6 +32,7 @@ from ridgeline.serving.requests.messages import NAMES, CountMessagesBody, Messag
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import later_instructions, named
+from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import chat_request, check_model, encode, render
 from ridgeline.serving.shares import off_loop
 from ridgeline.text.outputs import CompletionOutput
@@ -118,7 +119,7 @@ async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> Ch
     size = len(await request.body())
     later = await later_instructions(api, (turn.role for turn in body.messages[1:]))
     chat, ignored = await off_loop(size, INLINE_BYTES, lambda: chat_of(body, api.forms, later=later))
-    tell_ignored(request, ignored)
+    tell_ignored(request, [*ignored, *unenforced(chat)])
     return chat
 
 

@@ -27,6 +27,7 @@ from ridgeline.serving.kept.kept import Found
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.responses import NAMES, CountBody, ResponsesBody
 from ridgeline.serving.requests.translation import named
+from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import check_model, encode, render
 
 
@@ -42,7 +43,7 @@ def router(api: ApiServer) -> APIRouter:
             asked = await fitted(api, body, chat, name)
         if body.store and not api.kept.keeps:
             ignored.append("store")
-        tell_ignored(request, ignored)
+        tell_ignored(request, [*ignored, *unenforced(chat)])
         return body, Answer(api, body, chat, asked, conversation)
 
     @routes.post(

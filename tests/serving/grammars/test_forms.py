@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from benchmarks.schema_suites import walk
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars import schemas
+from ridgeline.serving.grammars.formats import PATTERNS
 from ridgeline.serving.grammars.grammar import BYTES, compiled, usable
 from ridgeline.serving.grammars.tags import to_lark
 from ridgeline.transport.messages import Grammar
@@ -255,3 +258,49 @@ def test_special_tokens_are_named_since_they_have_no_text() -> None:
 def test_a_tag_that_is_wrong_is_named(asked: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="the structural tag"):
         to_lark(asked)
+
+
+@pytest.mark.parametrize("name", [*PATTERNS, *schemas.FORMATS])
+def test_what_a_format_lets_through_is_valid(name: str) -> None:
+    """By a library that is not ours."""
+    schema = {"type": "string", "format": name, "maxLength": 60}
+    valid = pytest.importorskip("jsonschema_rs").Draft202012Validator(schema, validate_formats=True).is_valid
+    assert not valid("\x00 ^{"), "it does not know this format"
+    grammar, found = of(schema), 0
+    for seed in range(40):
+        if (text := walk(grammar, random.Random(seed))) is not None:
+            assert valid(json.loads(text)), text
+            found += 1
+    assert found > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"),
+    [
+        ("date", "2024-02-29", True), ("date", "2023-02-29", False), ("date", "1900-02-29", False),
+        ("date", "2000-02-29", True), ("date-time", "2024-02-29T12:00:00.5Z", True), ("time", "12:00:60Z", False),
+        ("idn-email", "jürgen@exämple.de", True), ("idn-email", "nobody", False),
+        ("iri", "http://exämple.de/ü?q=é#f", True), ("iri", "../a", False), ("iri-reference", "../a/b", True),
+        ("json-pointer", "", True), ("json-pointer", "/a/b~1c", True), ("json-pointer", "a", False),
+        ("relative-json-pointer", "1/a", True), ("relative-json-pointer", "0#", True),
+        ("uri-reference", "//h:80/a?b", True), ("uri-template", "/users/{id}{?q*,lang:3}", True),
+        ("uri-template", "/users/{id", False),
+    ],
+)  # fmt: skip
+def test_formats_are_kept_to(name: str, value: str, fits: bool) -> None:
+    assert takes(of({"type": "string", "format": name}), json.dumps(value, ensure_ascii=False)) is fits
+    assert takes(of({"format": name}), "7"), "a format is about texts alone"
+
+
+def test_what_a_schema_says_without_effect_is_named() -> None:
+    schema = {
+        "type": "object",
+        "example": {},
+        "properties": {
+            "a": {"type": "string", "format": "regex"},
+            "format": {"type": "string", "format": "json-pointer", "minLenght": 3},
+            "both": {"format": "time", "pattern": "^1"},
+            "c": {"const": {"unknown": 1}},
+        },
+    }
+    assert schemas.unenforced(schema) == ["format.regex", "minLenght", "format.time", "example"]

@@ -354,3 +354,18 @@ def test_an_answer_has_nulls_and_the_bodys_request_id(server: Server) -> None:
         [name] = asked
         assert post(server, "completions", **asked).json()["error"]["param"] == name
     assert post(server, "completions", suffix="the end.").json()["error"]["param"] == "suffix"
+
+
+def test_what_a_schema_says_without_effect_is_named(server: Server) -> None:
+    schema = {"properties": {"a": {"type": "string", "format": "regex"}, "b": {"format": "iri", "x-note": 1}}}
+    said = "schema.format.regex, schema.x-note"
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert post(server, "chat", response_format=form).headers["ridgeline-ignored"] == said
+    structured = {"json": json.dumps(schema)}
+    assert post(server, "completions", structured_outputs=structured).headers["ridgeline-ignored"] == said
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}
+    tagged = {"type": "structural_tag", "format": tag}
+    assert post(server, "chat", response_format=tagged).headers["ridgeline-ignored"] == said
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}
+    assert post(server, "chat", tools=[tool], tool_choice="required").headers["ridgeline-ignored"] == said
+    assert "ridgeline-ignored" not in post(server, "chat", tools=[tool]).headers, "nothing is held to it"
