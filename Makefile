@@ -33,7 +33,7 @@ $(CLIENTS)/.installed: pyproject.toml constraints.txt
 # The tests that compare with others' code, with the oldest and the newest torch, transformers and triton that
 # pyproject.toml allows; a line each goes to benchmarks/results/versions.jsonl. See tests/versions.py.
 versions:
-	$(PYTHON) tests/versions.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(TESTS)
+	$(PYTHON) tests/versions.py $(if $(ONLY),--only $(ONLY)) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(TESTS)
 
 # On a machine with a GPU. `make gpu PART=1/2` runs one of two halves. What passed is listed in a file named after the
 # code, and is left out the next time, so a run that was cut off goes on. What measures runs alone.

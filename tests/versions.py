@@ -29,7 +29,15 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/versions.jsonl"
 PLACE = ROOT / "build/versions"
 MIDDLE, NEWEST = "2.13.0", "2.15.0"  # of torch; the oldest is pyproject.toml's
-FREE = ("torch", "transformers", "triton", "huggingface-hub", "tokenizers")  # what constraints.txt does not say here
+NUMPY_OF_OLD_TRITON = "numpy<2.4"  # triton 3.6 interprets kernels with conversions that later ones refuse
+FREE = (
+    "torch",
+    "transformers",
+    "triton",
+    "numpy",
+    "huggingface-hub",
+    "tokenizers",
+)  # what constraints.txt does not say here
 TOLD = ("torch", "transformers", "triton", "numpy", "tokenizers", "huggingface-hub", "sentence-transformers")
 ORACLES = (  # what compares with transformers, sentence-transformers, or the library that reads a format
     "tests/models",
@@ -64,7 +72,8 @@ class Environment:
     def wanted(self) -> list[str]:
         """Return what pip is to install beside this package."""
         names = ("transformers", "triton")
-        return [f"torch=={self.torch}+cpu", *(f"{name}=={least(name)}" if self.oldest else name for name in names)]
+        found = [f"torch=={self.torch}+cpu", *(f"{name}=={least(name)}" if self.oldest else name for name in names)]
+        return [*found, NUMPY_OF_OLD_TRITON] if self.oldest else found
 
 
 def environments() -> Iterator[Environment]:
@@ -85,11 +94,14 @@ def least(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the oracle tests with the oldest and the newest packages.")
     parser.add_argument("--torch-index", default="", help="a further index that has torch's wheels for CPUs")
+    parser.add_argument("--only", default="", help="the environments in whose names this is")
     parser.add_argument("--workers", default="2", help="files of tests at a time")
     parser.add_argument("tests", nargs="*", default=ORACLES, help="files of tests (default: all that compare so)")
     options = parser.parse_args()
     failed = 0
     for each in environments():
+        if options.only not in each.folder.name:
+            continue
         told = recorded(each, options)
         print(json.dumps(told), flush=True)
         failed += bool(told.get("failed"))
