@@ -15,7 +15,7 @@ from tokenizers import AddedToken, normalizers
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
 from ridgeline.text.arguments import short
 from ridgeline.text.byte_level import byte_level_alphabet
-from ridgeline.text.components import check_text
+from ridgeline.text.components import check_text, with_runs_tried_once
 from ridgeline.text.gguf_tokenizer import gguf_tokenizer
 from ridgeline.text.sentencepiece_tokenizer import sentencepiece_backend
 from ridgeline.text.tiktoken_tokenizer import add_reserved_tokens, tiktoken_backend
@@ -259,7 +259,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         text = bounded_text(path)
         check_text(text)
-        return tokenizers.Tokenizer.from_str(text)
+        return tokenizers.Tokenizer.from_str(with_runs_tried_once(text))
     except ModelLoadError:
         raise
     except BaseException as error:  # the library raises plain Exception, or panics

@@ -93,8 +93,8 @@ def some(form: Form, count: int) -> list[tuple[str, str]]:
     return random.Random(form.name).sample(texts, min(count, len(texts)))
 
 
-def repeated(start: str, unit: str) -> Callable[[int], str]:
-    return lambda size: start + unit * (size // len(unit))
+def repeated(start: str, unit: str, end: str = "") -> Callable[[int], str]:
+    return lambda size: start + unit * (size // len(unit)) + end
 
 
 def check_form(form: Form, texts: list[tuple[str, str]], size: int, step: int | None) -> None:
@@ -157,7 +157,7 @@ def test_literals_are_read_in_one_pass(start: str, unit: str, end: str) -> None:
         with suppress(ValueError):
             python_literal(text)
 
-    check_growth(lambda size: start + unit * (size // len(unit)) + end, read, 4_000, (start, unit))
+    check_growth(repeated(start, unit, end), read, 4_000, (start, unit))
 
 
 def test_types_of_an_argument_are_found_once_for_each_part_of_a_schema() -> None:
@@ -233,11 +233,22 @@ UNITS = [
 def test_tokenizers_encode_long_texts(make: Callable[[], tokenizers.Tokenizer]) -> None:
     tokenizer = Tokenizer(make(), {})
     for unit, end in itertools.product(UNITS, ("", "x")):
-        check_growth(
-            lambda size, unit=unit, end=end: f"a{unit * (size // len(unit))}{end}", tokenizer.encode, 600, (unit, end)
-        )
+        check_growth(repeated("a", unit, end), tokenizer.encode, 600, (unit, end))
     ids = tokenizer.encode("a  1 é中<tool>\n")
     check_growth(lambda size: ids * (size // len(ids)), tokenizer.decode, 600)
+
+
+@pytest.mark.parametrize("pattern", [r"\s+$", " +$", r"\p{N}+$"])
+def test_runs_at_the_end_are_looked_for_in_one_pass(tmp_path: Path, pattern: str) -> None:
+    """DeepSeek's first tokenizers have such a pattern. What it finds stays the same."""
+    theirs = byte_level(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    ours = Tokenizer.from_folder(write_folder(tmp_path, theirs))
+    numbers = random.Random(0)
+    for _ in range(300):
+        text = "".join(numbers.choices("  \n\r\t1a", k=numbers.randrange(12)))
+        assert ours.backend.pre_tokenizer.pre_tokenize_str(text) == theirs.pre_tokenizer.pre_tokenize_str(text)
+    for unit in " 1":
+        check_growth(repeated("a", unit, "x"), ours.encode, 600, (pattern, unit))
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
