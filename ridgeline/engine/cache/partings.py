@@ -1,8 +1,8 @@
-"""Sequences that had to give way, and go on later: the state that they leave is kept where that spares enough tokens.
+"""Preempted sequences: the state that they leave is kept where that spares enough tokens.
 
-When a sequence gives way, plans are in flight whose tokens nobody knows yet. So its last blocks are kept under names of
-their own, which nobody can ask for, and get their true ones when the tokens are known. Until then and later they are
-held by nobody: like any other content they are given up if the memory is needed for more.
+When a sequence is preempted, plans are in flight whose tokens are not known yet. So its last blocks are kept under
+temporary hashes, which no request can ask for, and get the hashes of their content when the tokens are known. No
+request holds them, so they can be given up, after all content that no preempted request comes back for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Column(NamedTuple):
 
 
 class Parted(NamedTuple):
-    """A sequence that gave way. kv_len: the tokens of its state once `last_plan` has run, the newest that names it; at
+    """A preempted sequence. kv_len: the tokens of its state once `last_plan` has run, the newest that names it; at
     most so many, if rows verified drafts. since: the first of its blocks behind which the state would lie where it is
     kept."""
 

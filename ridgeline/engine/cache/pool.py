@@ -18,10 +18,11 @@ together, than one page has. So the group has at most one page more than if it h
 only while there is such a page to spare. The page that was laid down last comes first: then content of one age shares a
 page and is given up together.
 
-An idle page's rank is the clock at the time when it became idle and what its content is worth. The clock goes to the
-rank of every page that is given up, so what was used lately outlives what was not, by as much as it is worth more
+An idle page's rank is the clock at the time when it became idle and what its content is worth. Each eviction sets the
+clock to the evicted page's rank, so what was used lately outlives what was not, by as much as it is worth more
 (GreedyDual: Young 1994; with sizes: Cao and Irani 1997; all pages have the same size here). Where all are worth the
-same, the page goes first that was freed longest ago.
+same, the page goes first that was freed longest ago. A page that a preempted request will come back for has the highest
+rank of all: it is evicted when nothing else is idle.
 
 *Freed is not yet free*: a freed block may be reused at once by the compute stream, where the write comes after every
 earlier read, but any other reader or writer (copy to host, disk, network) must wait until the last plan that named

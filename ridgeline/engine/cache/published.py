@@ -124,8 +124,8 @@ class Published:
             self._part(seq, kv_len, last_plan)
 
     def _leave_end(self, seq: Sequence, n: int, kv_len: int) -> None:
-        """Let others begin like the sequence's block n, as far as it is written; where a group's blocks are exact, only
-        if that is as far as its state has come."""
+        """Make the written part of the sequence's block n matchable; where a group's blocks are exact, only if its
+        state has come as far."""
         size, index = self._names.block_size, self.index
         tokens, parent = tuple(seq.tokens[n * size : min(seq.written, (n + 1) * size)]), self._names.parent(seq, n)
         if not tokens or index.is_covered(parent, tokens):
@@ -151,27 +151,28 @@ class Published:
             self.unpublish([shorter])
         self.index.add_end(node_hash, tokens)
 
-    # ---- sequences that gave way ------------------------------------------------------------------------------
+    # ---- preempted sequences ----------------------------------------------------------------------------------
 
     def settle(self, retired: int) -> None:
-        """Let sequences that gave way be found where they were, once the last of their tokens are known."""
+        """Make the states of preempted sequences matchable, once the last of their tokens are known."""
         for parted in self._partings.due(retired):
             self._leave_parted(parted)
 
     def settle_nothing(self) -> None:
-        """Lose the last that sequences wrote that gave way: a plan failed."""
+        """Drop the last blocks of preempted sequences: a plan failed."""
         for parted in self._partings.due(None):
             self.unpublish([column.name for column in parted.columns])
 
     def _part(self, seq: Sequence, kv_len: int, last_plan: int) -> None:
-        """Keep the state of a sequence that gives way, until its tokens are known and longer."""
+        """Keep the state of a preempted sequence, until its tokens are known and longer."""
         parted = self._partings.begin(self.pool, seq, kv_len, self._names.parent(seq, seq.published), last_plan)
         if parted is not None:
             states = [(g, block) for g, block in parted.columns[-1].blocks if g in self._exact]
             self._checkpoints.add(states, parted.checkpoint)
 
     def _leave_parted(self, parted: Parted) -> None:
-        """Give the blocks of a sequence that gave way their true names, as far as it came."""
+        """Replace the temporary hashes of a preempted sequence's blocks by content hashes, up to its last retired
+        token."""
         seq, size, length = parted.seq, self._names.block_size, parted.length
         states, last = self._partings.kept(parted.columns[-1], exact=True), (length - 1) // size
         right = self._names.shares(seq) and len(seq.tokens) > length
