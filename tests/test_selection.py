@@ -37,7 +37,7 @@ def run(tmp_path: Path):
         for name, text in {"conftest.py": CONFTEST, "pytest.ini": "[pytest]\n", **files}.items():
             (tmp_path / name).write_text(text)
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *"-p no:cacheprovider -rs -v --import-mode=importlib".split(), *options],
+            [sys.executable, "-m", "pytest", *["-p", "no:cacheprovider", "-rs", "-v", "--import-mode=importlib"], *options],
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
