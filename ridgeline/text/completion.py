@@ -134,4 +134,4 @@ class Completion:
         return found if token_id in found else found | chosen
 
     def _text_of(self, token_id: int) -> str | None:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False) if self._tokenizer else None
+        return self._tokenizer.text_of(token_id) if self._tokenizer else None

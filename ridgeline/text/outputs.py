@@ -8,7 +8,7 @@ from math import inf
 from ridgeline.core.request import RequestStats, SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # an answer may hold millions
 class Logprob:
     """A token's natural logarithm of probability (`logprob`), its `rank` (1 is the likeliest) and its own text."""
 

@@ -65,6 +65,7 @@ class Tokenizer:
         self.uses_byte_fallback = "ByteFallback" in kinds
         self._byte_alphabet = byte_level_alphabet() if "ByteLevel" in kinds else None
         self._spelled: dict[int, tuple[str, bool]] = {}
+        self._texts: dict[int, str] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -206,6 +207,15 @@ class Tokenizer:
         if self.uses_byte_fallback and (byte := fallback_byte(token)) is not None:
             return bytes([byte])
         return token.replace("▁", " ").encode()
+
+    def text_of(self, token_id: int) -> str:
+        """Return what `decode` returns for one token alone. Equal tokens have the same object."""
+        found = self._texts.get(token_id)
+        if found is None:
+            if len(self._texts) >= MOST_SPELLED:
+                self._texts.clear()
+            found = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return found
 
     def spelled(self, token_id: int) -> tuple[str, bool]:
         """Return a token's text in the middle of a text, and True. A token that is no text by itself, such as half a

@@ -115,6 +115,15 @@ def is_text(data: bytes) -> bool:
     return data.decode(errors="ignore").encode() == data
 
 
+def test_logprobs_share_their_texts(tokenizer: Tokenizer) -> None:
+    """An answer may hold millions of them."""
+    for token_id in range(tokenizer.vocab_size + 2):
+        text = tokenizer.text_of(token_id)
+        assert text == tokenizer.decode([token_id], skip_special_tokens=False)
+        assert text is tokenizer.text_of(token_id)
+    assert not hasattr(Logprob(-1.0), "__dict__")
+
+
 def test_half_a_character_is_spelled_as_openai_spells_it(tmp_path: Path) -> None:
     byte_level = Tokenizer.from_folder(write_folder(tmp_path, FAMILIES["byte_level"]()))
     half = next(i for i in range(byte_level.vocab_size) if byte_level.token_bytes(i) == b"\xe2")
