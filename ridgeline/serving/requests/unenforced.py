@@ -1,4 +1,4 @@
-"""What the JSON schemas of a body say without effect: formats and keywords that no grammar keeps to."""
+"""The formats and keywords in the JSON schemas of a body that no grammar enforces."""
 
 from __future__ import annotations
 
