@@ -43,7 +43,7 @@ def create_app(api: ApiServer) -> FastAPI:
         title="Ridgeline",
         version=__version__,
         description="An LLM inference server with OpenAI's API.",
-        openapi_url=None if api.config.disable_fastapi_docs else "/openapi.json",
+        openapi_url=None,  # FastAPI would make the document in the event loop, see pages.py
         docs_url=None,  # these pages would load scripts from elsewhere
         redoc_url=None,
     )

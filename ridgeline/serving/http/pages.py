@@ -5,6 +5,7 @@ They are whole as they come: no script runs, and nothing is loaded from elsewher
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -44,7 +45,8 @@ OF_DOCS = ("docs", "openapi")
 
 def add_pages(app: FastAPI, api: ApiServer) -> None:
     """Give an app the pages that its settings allow."""
-    routes, documented = APIRouter(), app.openapi_url is not None
+    routes, documented = APIRouter(), not api.config.disable_fastapi_docs
+    making = asyncio.Lock()
     links = {name: link for name, link in LINKS.items() if documented or name not in OF_DOCS}
 
     @routes.get("/", include_in_schema=False)
@@ -58,13 +60,23 @@ def add_pages(app: FastAPI, api: ApiServer) -> None:
         body = f"<h1>Ridgeline {__version__}</h1><p>Serves {served}.</p><ul>{''.join(listed)}</ul>"
         return HTMLResponse(_page("Ridgeline", body), headers=HEADERS)
 
+    async def document(prefix: str) -> dict[str, Any]:
+        async with making:  # it is made once, which takes a second: in a thread, so that the others are answered
+            made = await asyncio.to_thread(app.openapi)
+        return {**made, "servers": [{"url": prefix}]} if prefix else made
+
     if documented:
+
+        @routes.get(LINKS["openapi"][0], include_in_schema=False)
+        async def openapi(request: Request) -> Response:
+            return JSONResponse(await document(str(request.scope.get("root_path", ""))))
 
         @routes.get("/docs", include_in_schema=False)
         @routes.get("/redoc", include_in_schema=False)
         async def docs(request: Request) -> Response:
             prefix = str(request.scope.get("root_path", ""))
-            return HTMLResponse(reference(app.openapi(), f"{prefix}/openapi.json"), headers=HEADERS)
+            made = await document(prefix)
+            return HTMLResponse(await asyncio.to_thread(reference, made, f"{prefix}/openapi.json"), headers=HEADERS)
 
     app.include_router(routes)
 

@@ -47,7 +47,7 @@ def _are_ids(value: list[Any]) -> bool:
 
 def _check_texts(value: object) -> object:
     """Check that there is one text or several, each as it is or as {"text": …}."""
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
         return value
     listed = value if isinstance(value, list) else None
     if not listed:
@@ -60,6 +60,10 @@ def _check_texts(value: object) -> object:
     return texts
 
 
+def _check_texts_or_null(value: object) -> object:
+    return None if value is None else _check_texts(value)
+
+
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_ID}, "minItems": 1}
 _LISTS = [
     {"type": "array", "items": each, "minItems": 1, "maxItems": MOST_INPUTS} for each in ({"type": "string"}, _IDS)
@@ -68,7 +72,9 @@ _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required
 _TEXTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT]}, "minItems": 1, "maxItems": MOST_INPUTS}
 Input = Annotated[Any, BeforeValidator(_check_input), WithJsonSchema({"anyOf": [{"type": "string"}, _IDS, *_LISTS]})]
 Texts = Annotated[
-    Any, BeforeValidator(_check_texts), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]})
+    Any,
+    BeforeValidator(_check_texts_or_null),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, {"type": "null"}]}),
 ]
 Documents = Annotated[Any, BeforeValidator(_check_texts), WithJsonSchema(_TEXTS)]
 

@@ -250,6 +250,14 @@ def test_inputs_are_classified(ranks: Server) -> None:
         assert one["probs"][0] == pytest.approx(1 / (1 + np.exp(-other["probs"][0])), abs=NEAR)
 
 
+@pytest.mark.parametrize("documents", [None, [], 3, [None], [{}], {"text": "x"}])
+def test_documents_that_are_none_are_refused(embeds: Server, documents: object) -> None:
+    body = {"query": "x", "documents": documents}
+    answer = httpx.post(f"{embeds.url}/rerank", json=body, timeout=PATIENCE)
+    assert answer.status_code == 400, answer.text
+    assert "text" in answer.json()["error"]["message"]
+
+
 def test_mistakes_are_told_in_one_sentence(embeds: Server, ranks: Server, server: Server) -> None:
     refused(post(server, "/v1/embeddings", input="a"), "model", "this model generates", "--runner pooling")
     refused(post(embeds, "/v1/completions", prompt="a"), "model", "embeds or classifies and cannot generate")

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -38,7 +39,7 @@ from ridgeline.serving.requests.bounded_json import (
 )
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.structure import _one_of
-from tests.serving.conftest import MODEL, Server
+from tests.serving.conftest import MODEL, Server, StartServer
 
 FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]
 TEXT = {"model": MODEL, "prompt": "x", "max_tokens": 1}
@@ -103,6 +104,29 @@ def test_no_body_holds_the_loop_up(api_server_of: FaceOf, name: str) -> None:
     answer, late = asyncio.run(main())
     assert answer.status_code == status, answer.text[:300]
     assert late < MOST
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_the_reference_is_made_beside_the_loop(api_server_of: FaceOf, path: str) -> None:
+    async def main() -> tuple[bool, int]:
+        async with api_server_of() as api:
+            app = create_app(api)
+            made, here = app.openapi, threading.get_ident()
+            where = list[bool]()
+
+            def noted() -> dict[str, Any]:
+                where.append(threading.get_ident() == here)
+                return made()
+
+            app.openapi = noted  # type: ignore[method-assign]
+            transport = httpx.ASGITransport(wrap(app, api), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                status = (await client.get(path)).status_code
+                return where == [False], status
+
+    beside, status = asyncio.run(main())
+    assert status == 200
+    assert beside
 
 
 # ---- what is counted ------------------------------------------------------------------------------------------------
@@ -230,13 +254,15 @@ def test_a_choice_is_taken_word_by_word(server: Server, choices: list[str]) -> N
 # ---- mutated requests -----------------------------------------------------------------------------------------------
 
 
-def test_no_mutated_request_breaks_the_server(server: Server) -> None:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    address = (host, int(port))
-    found = {number: ask(address, make(number)) for number in range(300)}
+def test_no_mutated_request_breaks_the_server(start_server: StartServer) -> None:
+    with start_server() as closed:  # a mutated order must not pause the engine
+        host, _, port = closed.url.removeprefix("http://").partition(":")
+        address = (host, int(port))
+        found = {number: ask(address, make(number)) for number in range(300)}
+        alive = ask(address, make_plain(""))
     assert not [number for number, status in found.items() if status in ("500", "hung")]
     assert {"200", "400", "404"} <= set(found.values()), "the cases reach nothing"
-    assert ask(address, make_plain("")) == "200"
+    assert alive == "200"
 
 
 STARVED = """
