@@ -223,7 +223,11 @@ def main() -> int:
     with TemporaryDirectory() as folder, Served(*flags, "--batch-dir", folder) as server:
         url = server.url.removeprefix("http://")
         if options.cases:
-            return campaign(url, KEY, options.cases, options.seed, lambda: resident(server.api_servers[0]))
+            before = (server.engine, *server.api_servers)
+            broke = campaign(url, KEY, options.cases, options.seed, lambda: resident(server.api_servers[0]))
+            lost = sum(pid not in (server.engine, *server.api_servers) for pid in before)
+            print(f"{lost} processes lost")
+            return int(bool(broke or lost))
         return run(server, url, options.names)
 
 
