@@ -31,7 +31,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -316,19 +316,20 @@ def _seconds_until(true: Callable[[], bool], most: float) -> float:
 ATTACKS = {each.__name__: each for each in (grammars, templates, device, stop, kill, socket, ulimit)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attacks", nargs="*", choices=[*ATTACKS, []], metavar="ATTACK")
+def main(table: Mapping[str, Callable[[Row, Path], None]], told: str | None) -> None:
+    """Run those attacks of a table that the command line names, and print what they did."""
+    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("attacks", nargs="*", choices=[*table, []], metavar="ATTACK")
     parser.add_argument("--out", type=Path, help="a JSON line for each attack is appended here")
     arguments = parser.parse_args()
     rows = []
-    for name in arguments.attacks or ATTACKS:
+    for name in arguments.attacks or table:
         print(f"{name} …", file=sys.stderr, flush=True)
         row = Row(name)
         rows.append(row)
         with tempfile.TemporaryDirectory(prefix="attack-") as folder:
             try:
-                ATTACKS[name](row, Path(folder))
+                table[name](row, Path(folder))
             except Exception as error:  # the others are still of interest
                 row.happened.append(f"the attack itself broke: {type(error).__name__}: {error}")
     print(f"{'attack':<10} {'health s':>8} {'MiB':>6}  what happened")
@@ -343,4 +344,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(ATTACKS, __doc__)
