@@ -57,14 +57,15 @@ def make_requests(
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     _check_reported(params, len(prompt_token_ids), max_tokens)
     base_seed = seed if params.seed is None else int(params.seed)  # numpy's integers end at 64 bits, but seeds do not
+    prompt, stop_ids = tuple(prompt_token_ids), frozenset(params.stop_token_ids or ())
     return [
         Request(
             id=f"{request_id}-{i}",
-            prompt_token_ids=tuple(prompt_token_ids),
+            prompt_token_ids=prompt,
             params=params,
             seed=base_seed if i == 0 else derive_seed(base_seed, i),
             max_total_tokens=len(prompt_token_ids) + max_tokens,
-            stop_ids=frozenset(params.stop_token_ids or ()),
+            stop_ids=stop_ids,
             eos_ids=limits.eos_ids,
             priority=priority,
             cache_salt=cache_salt,

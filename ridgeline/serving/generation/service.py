@@ -33,6 +33,10 @@ from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
 # So many logprobs become text within the event loop, and more in a thread
 SCORED_INLINE = 1024
+# The work of starting completions that is done within one turn of the event loop. A completion is 1, and each
+# TOKENS_STARTED tokens of its prompt are another.
+START_INLINE = 32
+TOKENS_STARTED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,8 @@ class Service:
 
     `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
     `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams. What runs
-    in the `background` gives way to all other requests.
+    in the `background` gives way to all other requests. `large_starts` lets requests of many completions start one
+    after the other, each in several turns of the event loop.
     """
 
     beam_run: type[Run]
@@ -92,6 +97,7 @@ class Service:
         self.client, self.tokenizer, self.admission = client, tokenizer, admission
         self.on_end: Callable[[Run, BaseException | None], None] | None = None
         self.background = False
+        self.large_starts = asyncio.Lock()
         self._seed = seed
         self._eos_ids = eos_ids.union(tokenizer.eos_ids)
         self._count = 0
@@ -145,6 +151,17 @@ class Run:
 
     async def __aenter__(self) -> Run:
         """Admit and submit the request. Raise RequestFailed or InvalidRequest if that cannot be."""
+        if len(self.drawn) * self._start_work <= START_INLINE // 4:  # several requests may start in one turn
+            return await self._start()
+        async with self._service.large_starts:
+            return await self._start()
+
+    @property
+    def _start_work(self) -> int:
+        """The work of starting one completion, in units of START_INLINE."""
+        return 1 + len(self.asked.prompt_token_ids) // TOKENS_STARTED
+
+    async def _start(self) -> Run:
         service, asked = self._service, self.asked
         requests = make_requests(
             asked.id,
@@ -169,6 +186,8 @@ class Run:
             for index, request in enumerate(requests):
                 ticket = await service.client.submit(request, asked.grammar, name=asked.id, index=index)
                 self._tickets.append(ticket)
+                if (index + 1) * self._start_work % START_INLINE < self._start_work:
+                    await asyncio.sleep(0)  # give others a turn
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise

@@ -129,6 +129,28 @@ def test_the_reference_is_made_beside_the_loop(api_server_of: FaceOf, path: str)
     assert beside
 
 
+def test_many_completions_start_in_many_turns_of_the_loop(api_server_of: FaceOf) -> None:
+    """The fourth longest turn in CPU time, because garbage may be collected in a few of them."""
+    body = {"model": MODEL, "prompt": ["x"] * 64, "n": 64, "max_tokens": 64}
+
+    async def main() -> list[float]:
+        async with api_server_of() as api:
+            transport = httpx.ASGITransport(wrap(create_app(api), api), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                await client.post("/v1/completions", json=TEXT)
+                asked, turns = asyncio.create_task(client.post("/v1/completions", json=body)), list[float]()
+                while api.service.admission.open_requests < 64 * 64:
+                    assert not asked.done(), asked.result().text
+                    began = time.thread_time()
+                    await asyncio.sleep(0)
+                    turns.append(time.thread_time() - began)
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+                return sorted(turns)
+
+    assert asyncio.run(main())[-4] < 0.02
+
+
 # ---- what is counted ------------------------------------------------------------------------------------------------
 
 
