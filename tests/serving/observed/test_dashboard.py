@@ -147,7 +147,7 @@ def test_what_it_shows_is_what_happened(server: Server, open_page: OpenPage, sch
     [(labels, _)] = after["vllm:cache_config_info"]
     _, blocks = tile(page, "KV cache")
     assert blocks.replace(",", "") == f"{labels['num_gpu_blocks']} blocks of {labels['block_size']}"
-    assert tile(page, "Running") == ("0", "0 waiting")
+    assert tile(page, "Running") == ("0", "requests, 0 waiting")
     assert number(tile(page, "Preemptions")[0]) == sum(value for _, value in after["vllm:num_preemptions_total"])
     for name, histogram in (("First token", TTFT), ("Between tokens", ITL)):
         middle, tail = tile(page, name)
@@ -287,18 +287,19 @@ def test_figures_follow_from_what_it_is_told(server: Server, open_page: OpenPage
     assert shown == {
         "Generated": ("300", "tokens/s"),
         "Prompts": ("45", "tokens/s"),
-        "Running": ("3", "2 waiting"),
+        "Running": ("3", "requests, 2 waiting"),
         "KV cache": ("25 %", "400 blocks of 16"),
         "First token": ("15.6 ms", "p99 725 ms"),  # 10 + 10 · 5/9, and 500 + 250 · 0.9
         "Between tokens": ("25 ms", "p99 29.9 ms"),
         "Headroom": ("50 %", "of the hardware limit"),
         "Prefix hits": ("25 %", "of prompt, last minute"),
-        "Preemptions": ("4", "since the start"),
-        "Ended": ("9", "2 aborted, 1 failed"),
+        "Preemptions": ("4", "times since the start"),
+        "Ended": ("9", "requests, 2 aborted, 1 failed"),
         "GPU 0": ("50 %", "70.0 of 140 GiB, 612 W, 61 °C"),
     }
     labels = page.locator("figure [role=img]").evaluate_all("boxes => boxes.map(box => box.getAttribute('aria-label'))")
-    assert "Requests. Now: running 3, waiting 2." in labels
+    assert "Requests. Now: running 3 requests, waiting 2 requests." in labels
+    assert "Throughput. Now: generated 300 tokens/s, prompt 45 tokens/s." in labels
     assert "Headroom. Now: of the limit 50 %." in labels
     assert "Step time. Now: step 100 ms, limit 50 ms." in labels
 

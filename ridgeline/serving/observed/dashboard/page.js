@@ -77,8 +77,9 @@ const DASHES = [[], [6, 3], [2, 3]];
 const COLORS = ["--one", "--two", "--three"];
 
 class Chart {
-  // series: [label, unit]; drawn against seconds before now. `paint` draws instead of lines.
-  constructor(title, note, series, { wide = false, span = KEPT, top = null, whole = false, paint = null } = {}) {
+  // series: [label, unit]; drawn against seconds before now. `unit` stands at each number of the axis.
+  // `paint` draws instead of lines.
+  constructor(title, note, series, { unit = series[0][1], wide = false, span = KEPT, top = null, whole = false, paint = null } = {}) {
     this.title = title;
     this.series = series;
     this.span = span;
@@ -107,7 +108,7 @@ class Chart {
         },
         axes: [
           { ...axis, size: 32, values: (_, ticks) => ticks.map((t) => (t === 0 ? "now" : t + " s")) },
-          { ...axis, size: 54, incrs: whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((t) => say(t)) },
+          { ...axis, size: 92, incrs: whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((t) => `${say(t)} ${unit}`) },
         ],
         series: [
           { label: "at", value: (_, t) => (t === null ? "now" : t.toFixed(1) + " s") },
@@ -194,13 +195,13 @@ function paintSteps(u, chart) {
 function makeCharts() {
   const tail = "p50, p90, p99 of the last minute";
   charts = {
-    tokens: new Chart("Throughput", "tokens per second", [["generated", "/s"], ["prompt", "/s"]]),
+    tokens: new Chart("Throughput", "tokens per second", [["generated", "tokens/s"], ["prompt", "tokens/s"]]),
     ttft: new Chart("Time to first token", tail, [["p50", "ms"], ["p90", "ms"], ["p99", "ms"]]),
     itl: new Chart("Inter-token latency", tail, [["p50", "ms"], ["p90", "ms"], ["p99", "ms"]]),
-    queue: new Chart("Requests", "running and waiting", [["running", ""], ["waiting", ""]], { whole: true }),
+    queue: new Chart("Requests", "running and waiting", [["running", "requests"], ["waiting", "requests"]], { whole: true }),
     cache: new Chart("KV cache", "% of blocks in use, % of prompt tokens found", [["used", "%"], ["prefix hits", "%"]], { top: 100 }),
     limit: new Chart("Headroom", "hardware limit ÷ step time, %", [["of the limit", "%"]], { top: 100 }),
-    steps: new Chart("The running batch", "rows of each step, as wide as it took", [["decode rows", ""], ["prefill rows", ""]], {
+    steps: new Chart("The running batch", "rows of each step, as wide as it took", [["decode", "rows"], ["prefill", "rows"]], {
       wide: true,
       whole: true,
       span: TIMELINE,
@@ -415,16 +416,16 @@ function showTiles(now, answer) {
   const live = answer.up;
   tile("Generated", live ? say(rate(now, before, "generation_tokens")) : "0", "tokens/s");
   tile("Prompts", live ? say(rate(now, before, "prompt_tokens")) : "0", "tokens/s");
-  tile("Running", live ? say(now.running) : "0", live ? `${say(now.waiting)} waiting` : "");
+  tile("Running", live ? say(now.running) : "0", live ? `requests, ${say(now.waiting)} waiting` : "requests");
   tile("KV cache", live ? percent(now.pages_used / now.num_pages) : "–", `${say(now.num_pages)} blocks of ${answer.block_size}`);
   tile("First token", ms(ttft), `p99 ${ms(slowTtft)}`);
   tile("Between tokens", ms(itl), `p99 ${ms(slowItl)}`);
   const share = headroom(steps.slice(-128));
   tile("Headroom", percent(share), share === null ? "limit not known" : "of the hardware limit");
   tile("Prefix hits", percent(hitRate(now, minute)), "of prompt, last minute");
-  tile("Preemptions", say(now.counters.preemptions), "since the start");
+  tile("Preemptions", say(now.counters.preemptions), "times since the start");
   const ended = Object.values(now.finished).reduce((a, b) => a + b, 0);
-  tile("Ended", say(ended), `${say(now.finished.abort ?? 0)} aborted, ${say(now.finished.error ?? 0)} failed`);
+  tile("Ended", say(ended), `requests, ${say(now.finished.abort ?? 0)} aborted, ${say(now.finished.error ?? 0)} failed`);
   for (const gpu of now.gpus) {
     const memory = `${(gpu.memory_used / 2 ** 30).toFixed(1)} of ${(gpu.memory_total / 2 ** 30).toFixed(0)} GiB`;
     tile(`GPU ${gpu.index}`, percent(gpu.utilization), `${memory}, ${say(gpu.power)} W, ${say(gpu.temperature)} °C`);
