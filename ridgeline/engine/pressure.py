@@ -20,10 +20,8 @@ from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.sequence import Sequence
 
-# Chosen with benchmarks/preemption.py. docs/scheduling.md has the figures of these
-OVERBOOKED = (
-    0.1  # of the pool. With 0 equal requests lose a tenth of their throughput, with 0.25 twice as many run again
-)
+# Chosen with benchmarks/preemption.py; docs/scheduling.md has the figures of these values.
+OVERBOOKED = 0.1  # of the pool. 0 cost equal requests a tenth of their throughput, 0.25 ran twice as many tokens again
 SPARE = 0.5  # blocks for each running sequence. Half of all full blocks' worth: 8 steps with blocks of 16 tokens
 LOSS = 0.15  # of the blocks of requests that are preempted together, what the others may use up
 
