@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 from ridgeline.serving import owner
 from ridgeline.serving.errors import Unavailable
-from ridgeline.serving.grammars.fair import FairPool, Full
+from ridgeline.serving.grammars.fair import FairPool, Full, Job
 
 T = TypeVar("T")
 
@@ -43,24 +44,54 @@ class Shares:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return the work's result. Raise Busy if it comes too late, and what the work raises."""
-        context = copy_context()
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+        ours = partial(_deliver, loop, result, partial(copy_context().run, work))
         try:
-            job = self._pool.submit(owner.current(), lambda: context.run(work))
+            job = self._pool.submit(owner.current(), ours)
         except Full:
             raise Busy("too many texts wait to be read; try again later.", retry_after=RETRY_AFTER) from None
-        result = asyncio.wrap_future(job.future)
         try:
-            done, _ = await asyncio.wait([result], timeout=self._patience)
-            if not done:
-                if job.future.cancel():  # it has not begun
-                    message = f"there was no time to read the request within {self._patience:g} s; try again later."
-                    raise Busy(message, retry_after=RETRY_AFTER)
-                done, _ = await asyncio.wait([result], timeout=self._seconds)
-            if not done:
-                raise Busy(f"reading the request took longer than {self._seconds:g} s, so it was ended; send less.")
+            await self._until_done(job, result)
             return result.result()
         finally:
-            result.cancel()  # of a client that left: what has not begun never will
+            result.cancel()
+            job.future.cancel()  # of a client that left: what has not begun never will
+            del job, result, work, ours  # an error keeps this frame, and so would keep what the client sent
+
+    async def _until_done(self, job: Job[None], result: asyncio.Future[T]) -> None:
+        """Wait until the work is done. Raise Busy if it comes too late."""
+        done, _ = await asyncio.wait([result], timeout=self._patience)
+        if not done:
+            if job.future.cancel():  # it has not begun
+                message = f"there was no time to read the request within {self._patience:g} s; try again later."
+                raise Busy(message, retry_after=RETRY_AFTER)
+            done, _ = await asyncio.wait([result], timeout=self._seconds)
+        if not done:
+            raise Busy(f"reading the request took longer than {self._seconds:g} s, so it was ended; send less.")
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, result: asyncio.Future[T], work: Callable[[], T]) -> None:
+    """Do the work in this thread, and end its future in the loop. `asyncio.wrap_future` would make futures that hold
+    each other, and with them what the work returned, until the garbage collector comes."""
+    try:
+        value = work()
+    except BaseException as error:
+        loop.call_soon_threadsafe(_fail, result, error)
+    else:
+        loop.call_soon_threadsafe(_succeed, result, value)
+    finally:
+        del result, work
+
+
+def _succeed(result: asyncio.Future[T], value: T) -> None:
+    if not result.done():
+        result.set_result(value)
+
+
+def _fail(result: asyncio.Future[T], error: BaseException) -> None:
+    if not result.done():
+        result.set_exception(error)
 
 
 TEXTS = Shares(5, "texts")

@@ -36,7 +36,7 @@ class FakeRank:
     def run(self) -> None:
         """Answer until the leader says stop."""
         if self.fault == "starts late":
-            time.sleep(1.0)
+            time.sleep(3.0)
         while True:
             frame = self.channel.receive(None)
             assert frame is not None

@@ -4,9 +4,11 @@ waits too long gets an answer."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -101,3 +103,28 @@ def test_an_error_of_the_work_is_raised() -> None:
             await of("a", Shares(2, "test"), lambda: 1 / 0)
 
     asyncio.run(main())
+
+
+def test_work_that_fails_keeps_nothing_that_it_read() -> None:
+    """Without the garbage collector: an error, its frames and the future of the work must not hold each other."""
+
+    class Body:
+        pass
+
+    async def main() -> weakref.ref[Body]:
+        body = Body()
+
+        def work() -> None:
+            raise ValueError(str(body))
+
+        with suppress(ValueError):
+            await Shares(2, "test").run(work)
+            raise AssertionError
+        return weakref.ref(body)
+
+    gc.disable()
+    try:
+        left = asyncio.run(main())
+        assert left() is None
+    finally:
+        gc.enable()

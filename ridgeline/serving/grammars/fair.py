@@ -34,6 +34,8 @@ class Job(Generic[T]):
             self.future.set_result(self._work())
         except BaseException as error:
             self.future.set_exception(error)
+        finally:
+            del self  # an error keeps this frame, which would keep the job, its future and so the error itself
 
 
 class FairPool:

@@ -98,8 +98,6 @@ class Supervisor:
         except InvalidConfig:
             self._kept_open.close()
             raise
-        if not self.quiet:
-            tell_of_orders(self._config)
         try:
             return asyncio.run(self._run(directory))
         finally:
@@ -268,6 +266,7 @@ class Supervisor:
         if self.grpc_port is not None:
             urls += f" and grpc://{address(self._config.host, self.grpc_port)}"
         if not self.quiet:
+            tell_of_orders(self._config)
             with suppress(OSError):  # such as a full disk
                 print(f"Ready: {', '.join(self.names)} at {urls}", flush=True)
         for model, defaults in zip(self._models, self._defaults, strict=True):
