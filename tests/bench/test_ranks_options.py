@@ -50,7 +50,10 @@ def test_engines_get_what_was_given_and_no_more(monkeypatch: pytest.MonkeyPatch,
     common = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / "r")]
     extra = json.dumps({"deterministic": True})
     assert run_here("bench", "latency", *common, "-tp", 2, "--extra", extra).returncode == 0
-    assert run_here("bench", "compare", *common, "--peer", "vllm", "-tp", 2, "--enable-expert-parallel").returncode == 0
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "vllm.py").touch()  # whether a peer can be imported is looked at first
+    peers = ["--peer", "vllm", "--peer-path", tmp_path / "site"]
+    assert run_here("bench", "compare", *common, *peers, "-tp", 2, "--enable-expert-parallel").returncode == 0
     assert run_here("bench", "startup", *common, "--repeats", 1).returncode == 0
     latency, ours, peer, startup = (dict(job.options.extra) for job in jobs)
     assert latency == {"tensor_parallel_size": 2, "deterministic": True}
