@@ -421,7 +421,12 @@ def test_a_layer_whose_norms_have_more_digits_drafts_in_the_model_s_dtype(dtype:
         got = always(own).run(*GREEDY)
         assert not own.errors
         assert own.engine.scheduler.figures().drafts["draft_tokens"] > 100
-    assert {name: outcome.tokens for name, outcome in got.items()} == {n: outcome.tokens for n, outcome in want.items()}
+    near = 16 * torch.finfo(getattr(torch, dtype)).eps  # products of several rows may round other than those of one
+    for name, outcome in want.items():
+        assert len(got[name].scored) == len(outcome.scored) == len(outcome.tokens)
+        both = zip(got[name].scored, outcome.scored, strict=True)
+        own, other = next((pair for pair in both if pair[0][0] != pair[1][0]), ((0, 0.0), (0, 0.0)))
+        assert abs(own[1] - other[1]) <= near, f"{name} parts where nothing is near a tie"
 
 
 @pytest.mark.parametrize("made", [glm_with_mtp, hybrid_with_mtp, hybrid_with_experts_and_mtp])
