@@ -414,11 +414,12 @@ def test_the_layer_of_a_hybrid_drafts_as_transformers_computes_it(made: Any, tmp
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_layer_whose_norms_have_more_digits_drafts_in_the_model_s_dtype(dtype: str, tmp_path: Path) -> None:
     folder, _ = hybrid_with_mtp(tmp_path / "model")
+    asks = [ask(str(n), prompt(n, n), max_tokens=30, logprobs=0) for n in (3, 9, 20, 45)]
     with rig(folder, dtype=dtype, enable_prefix_caching=False) as own:
-        want = own.run(*GREEDY)
+        want = own.run(*asks)
     asked = {"method": "mtp", "num_speculative_tokens": DRAFTS}
     with rig(folder, dtype=dtype, enable_prefix_caching=False, speculative_config=asked) as own:
-        got = always(own).run(*GREEDY)
+        got = always(own).run(*asks)
         assert not own.errors
         assert own.engine.scheduler.figures().drafts["draft_tokens"] > 100
     near = 16 * torch.finfo(getattr(torch, dtype)).eps  # products of several rows may round other than those of one
