@@ -411,7 +411,7 @@ class Scheduler:
             copies=self.cache.copies(draft.copying, self._plan_id),
             reset=self._recovery.reset,
             expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
-            drafts=self.running.drafts_pay,
+            drafts=self.running.drafting is not None and self.running.drafts_pay,
         )
         self.running.deltas.clear()
         self._recovery.reset = False

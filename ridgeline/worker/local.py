@@ -342,7 +342,8 @@ class LocalWorker:
             vectors = self._runner.pool(forwarded) if self._runner.pools else None
             sampled = self._runner.sample(forwarded, {}) if self._runner.draws else None
         self._look(ticket)
-        self._note(forwarded, ticket)
+        if self._threads is not None:
+            self._threads.note(Work.of(forwarded.plan), ticket.watch.seconds())
         if vectors is not None:
             ticket.outcome = ExpectedVectors(vectors, self._runner.device)
             return
@@ -354,11 +355,7 @@ class LocalWorker:
             forwarded = self._runner.forward(ticket.plan, drafts)
             ticket.forwarded = forwarded if self._runner.pipe.size == 1 else forwarded.kept()  # others may come first
         self._look(ticket)
-        self._note(forwarded, ticket)
-
-    def _note(self, forwarded: Forwarded, ticket: Ticket) -> None:
-        """Note how long a step took, or its first segment where masks come behind it."""
-        if self._threads is not None:
+        if self._threads is not None:  # the first segment alone: masks come behind it
             self._threads.note(Work.of(forwarded.plan), ticket.watch.seconds())
 
     def _look(self, ticket: Ticket) -> None:
