@@ -28,7 +28,8 @@ the first entry of each kernel for sm_90 and one kernel of each op for the other
     python -m ridgeline.kernels.aot --arch sm_90 --match rope
 
 prints one line per kernel, and with --first only of what the tests compile. Run it without TRITON_INTERPRET: an
-interpreted kernel cannot be compiled.
+interpreted kernel cannot be compiled. With --json each line has a hash of the machine code, so that two trees can be
+compared: a change of host code must leave all of them equal.
 
 `compiling_for` is the other way, without lists. Inside it launches compile for a GPU that need not be there, and run
 nothing. So a model that is called with tensors of the meta device fills Triton's cache (`ridgeline compile`). Triton
@@ -40,6 +41,7 @@ with the same of all of these finds what was compiled ahead, if the cache still 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
 import json
 import pkgutil
@@ -102,6 +104,7 @@ class Report:
     shared: bytes of shared memory of a program.
     instructions: how often each tensor-core instruction occurs. On NVIDIA they are counted only where some are
         expected.
+    code: a hash of the assembly (PTX on NVIDIA), whatever the kernel and its file are called.
     """
 
     kernel: str
@@ -113,6 +116,7 @@ class Report:
     hot: bool = False
     tensor_cores: str = ""
     instructions: dict[str, int] = field(default_factory=dict)
+    code: str = ""
     error: str = ""
 
 
@@ -292,8 +296,13 @@ def report(kernel: AotKernel, arch: str) -> Report:
         counts[name] = counts.get(name, 0) + 1
     return Report(
         kernel.name, arch, time.perf_counter() - started, registers, spilled,
-        compiled.metadata.shared, options.hot, options.tensor_cores, counts,
+        compiled.metadata.shared, options.hot, options.tensor_cores, counts, _hash(compiled),
     )  # fmt: skip
+
+
+def _hash(compiled: Any) -> str:
+    text = compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"]
+    return hashlib.sha256(text.replace(compiled.metadata.name, "kernel").encode()).hexdigest()
 
 
 def _nvidia(cubin: bytes, disassemble: bool) -> tuple[int, int, str]:
@@ -321,6 +330,9 @@ def _first(pattern: str, text: str) -> str:
 
 
 def _compile_one(task: tuple[int, str]) -> Report:
+    import triton
+
+    triton.knobs.compilation.disable_line_info = True  # assembly would name the lines of the source
     index, arch = task
     return report(kernels()[index], arch)
 
