@@ -15,10 +15,12 @@ import typer.main
 from ridgeline.cli import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
-HISTORY = ("CHANGELOG.md", "log.md")  # they may name what was there once
+LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *LOG,
+]
+HISTORY = ("CHANGELOG.md", "log.md", *(page.name for page in LOG))  # they may name what was there once
 PLANS = ("growth.md",)  # and this one what will be
 NAMED_FROM = ("", "ridgeline", "ridgeline/serving", "ridgeline/kernels", "ridgeline/bench/quality")
 COMMANDS = typer.main.get_command(app)
@@ -40,8 +42,12 @@ def prose_and_code(page: Path) -> tuple[list[str], list[str]]:
 
 def anchors(page: Path) -> set[str]:
     """Return the names that GitHub gives the page's headings."""
-    headings = [line.lstrip("#").strip().lower() for line in prose_and_code(page)[0] if line.startswith("#")]
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+    return {anchor_of(line.lstrip("#").strip()) for line in prose_and_code(page)[0] if line.startswith("#")}
+
+
+def anchor_of(heading: str) -> str:
+    """Return the name that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def commands(page: Path) -> Iterator[list[str]]:
