@@ -28,13 +28,19 @@ from rich.table import Table
 from torch import Tensor
 
 from ridgeline.kernels.delta_attention import op as delta_attention
+from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
 from ridgeline.kernels.gated_delta import op as gated_delta
+from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.linear_attention import op as linear_attention
+from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.selective_scan import op as selective_scan
+from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.ssd import op as ssd
+from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.turns import Turns, turns_of
 from ridgeline.kernels.wkv import op as wkv
+from ridgeline.kernels.wkv.cases import WkvCase
 
 CPU = torch.device("cpu")
 WINDOW = 256  # tokens over which an error is taken
@@ -57,12 +63,12 @@ def times(factor: float) -> Callable[[Tensor], Tensor]:
 
 
 SUBJECTS = (
-    Subject(gated_delta.GATED_DELTA, lambda n: gated_delta.Case((n,), fresh=(0,)), 5, lambda rate: rate - 9.2),
-    Subject(delta_attention.DELTA_ATTENTION, lambda n: delta_attention.Case((n,), fresh=(0,)), 5, lambda r: r - 9.2),
-    Subject(linear_attention.LINEAR_ATTENTION, lambda n: linear_attention.Case((n,), fresh=(0,)), 3, times(SLOW)),
-    Subject(ssd.SSD, lambda n: ssd.Case((n,), fresh=(0,)), 2, times(SLOW)),
-    Subject(selective_scan.SELECTIVE_SCAN, lambda n: selective_scan.Case((n,), fresh=(0,)), 2, times(SLOW)),
-    Subject(wkv.WKV, lambda n: wkv.Case((n,), fresh=(0,)), 2, times(SLOW)),
+    Subject(gated_delta.GATED_DELTA, lambda n: GatedDeltaCase((n,), fresh=(0,)), 5, lambda rate: rate - 9.2),
+    Subject(delta_attention.DELTA_ATTENTION, lambda n: DeltaAttentionCase((n,), fresh=(0,)), 5, lambda r: r - 9.2),
+    Subject(linear_attention.LINEAR_ATTENTION, lambda n: LinearAttentionCase((n,), fresh=(0,)), 3, times(SLOW)),
+    Subject(ssd.SSD, lambda n: SsdCase((n,), fresh=(0,)), 2, times(SLOW)),
+    Subject(selective_scan.SELECTIVE_SCAN, lambda n: SelectiveScanCase((n,), fresh=(0,)), 2, times(SLOW)),
+    Subject(wkv.WKV, lambda n: WkvCase((n,), fresh=(0,)), 2, times(SLOW)),
 )
 
 

@@ -24,11 +24,14 @@ from ridgeline.core.cost import Cost
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.cost import attention_cost
 from ridgeline.kernels.linear_attention import op as linear
+from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.linear_attention.cost import chunked_costs, linear_attention_cost, training_cost
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.selective_scan import op as scan
+from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.selective_scan.cost import selective_scan_cost
 from ridgeline.kernels.ssd import op as ssd
+from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.cost import ssd_cost
 
 Results = tuple[Tensor, ...]
@@ -135,7 +138,7 @@ def forward(run: Callable[[], Tensor]) -> Run:
 
 def make_gla(name: str | None, backward: bool) -> Callable[[Setting], tuple[Run, Run]]:
     def make(setting: Setting) -> tuple[Run, Run]:
-        case = linear.Case(setting.rows, **setting.gla, fresh=setting.fresh)
+        case = LinearAttentionCase(setting.rows, **setting.gla, fresh=setting.fresh)
         *leaves, states, turns, scale = case.inputs(setting.dtype, setting.device)
         op = linear.LINEAR_ATTENTION.choose(setting.platform, name)
 
@@ -238,12 +241,12 @@ def attention_work(backward: bool) -> Callable[[Setting], Work]:
 
 
 def make_scan(setting: Setting) -> tuple[Run, Run]:
-    given = scan.Case(setting.rows, setting.width, fresh=setting.fresh).inputs(setting.dtype, setting.device)
+    given = SelectiveScanCase(setting.rows, setting.width, fresh=setting.fresh).inputs(setting.dtype, setting.device)
     return _of_states(scan.SELECTIVE_SCAN.choose(setting.platform), scan.selective_scan, given)
 
 
 def make_ssd(setting: Setting) -> tuple[Run, Run]:
-    given = ssd.Case(setting.rows, **setting.ssd, fresh=setting.fresh).inputs(setting.dtype, setting.device)
+    given = SsdCase(setting.rows, **setting.ssd, fresh=setting.fresh).inputs(setting.dtype, setting.device)
     return _of_states(ssd.SSD.choose(setting.platform), ssd.ssd, given)
 
 

@@ -34,14 +34,17 @@ from ridgeline.core.cost import Cost
 from ridgeline.kernels.delta_attention import op as kda_op
 from ridgeline.kernels.delta_attention import torch_ops as kda_torch
 from ridgeline.kernels.delta_attention import triton as kda
+from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
 from ridgeline.kernels.linear_attention import op as linear_op
 from ridgeline.kernels.linear_attention import torch_ops as linear_torch
 from ridgeline.kernels.linear_attention import triton as linear
+from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.linear_attention.cost import linear_attention_cost
 from ridgeline.kernels.turns import Turns
 from ridgeline.kernels.wkv import op as wkv_op
 from ridgeline.kernels.wkv import torch_ops as wkv_torch
 from ridgeline.kernels.wkv import triton as wkv
+from ridgeline.kernels.wkv.cases import WkvCase
 from ridgeline.kernels.wkv.cost import wkv_cost
 
 Forms = dict[str, Callable[..., Tensor]]
@@ -58,7 +61,7 @@ class Layer:
 
 def _attention(decay: str, heads: int, keys: int, values: int, decay_bytes: float) -> Layer:
     def case(lengths: tuple[int, ...], marks: tuple[int, ...], fresh: tuple[int, ...], small: Any) -> Any:
-        return linear_op.Case(
+        return LinearAttentionCase(
             lengths, small(heads, 2), small(keys, 16), small(values, 16), marks=marks, fresh=fresh, decay=decay
         )
 
@@ -71,7 +74,7 @@ def _attention(decay: str, heads: int, keys: int, values: int, decay_bytes: floa
 
 def _kda(heads: int, width: int) -> Layer:
     def case(lengths: tuple[int, ...], marks: tuple[int, ...], fresh: tuple[int, ...], small: Any) -> Any:
-        return kda_op.Case(lengths, small(heads, 2), small(width, 16), small(width, 16), marks, fresh)
+        return DeltaAttentionCase(lengths, small(heads, 2), small(width, 16), small(width, 16), marks, fresh)
 
     def cost(lengths: Sequence[int]) -> Cost:
         shape = {"heads": heads, "key_width": width, "value_width": width, "itemsize": 2.0}
@@ -82,7 +85,7 @@ def _kda(heads: int, width: int) -> Layer:
 
 def _wkv(channels: int) -> Layer:
     def case(lengths: tuple[int, ...], marks: tuple[int, ...], fresh: tuple[int, ...], small: Any) -> Any:
-        return wkv_op.Case(lengths, small(channels, 32), marks, fresh)
+        return WkvCase(lengths, small(channels, 32), marks, fresh)
 
     def cost(lengths: Sequence[int]) -> Cost:
         return wkv_cost(sum(lengths), sum(length > 0 for length in lengths), channels, itemsize=2.0)

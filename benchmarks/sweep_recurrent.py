@@ -41,12 +41,16 @@ from torch import Tensor
 
 from benchmarks.sweeping import UNCACHED  # with --dry it lets Triton interpret, before Triton is imported
 from ridgeline.core.cost import Cost
+from ridgeline.kernels.causal_conv import cases as conv_cases
 from ridgeline.kernels.causal_conv import op as conv
 from ridgeline.kernels.causal_conv import triton as conv_triton
+from ridgeline.kernels.causal_conv.cases import ConvCase
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.gated_delta import cases as delta_cases
 from ridgeline.kernels.gated_delta import op as delta
 from ridgeline.kernels.gated_delta import triton as delta_triton
 from ridgeline.kernels.gated_delta import triton_step
+from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_delta.plan import Plan
 from ridgeline.kernels.gated_norm import op as norm
@@ -56,7 +60,7 @@ from ridgeline.kernels.turns import Turns
 
 BYTES, FLOPS = 4.42e12, 750e12  # per second
 DRY = "--dry" in sys.argv
-LAYER = delta.Case((1,), heads=16, value_heads=32, key_width=128, value_width=128)
+LAYER = GatedDeltaCase((1,), heads=16, value_heads=32, key_width=128, value_width=128)
 CHANNELS = 8192
 DECODES = (256, 64, 8, 1)
 PREFILLS: dict[str, tuple[int, ...]] = {
@@ -209,8 +213,10 @@ def check(sweep: Sweep) -> None:
     here = Platform.of(sweep.device)
     wide = replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3), heads=2, value_heads=4)
     alike = replace(LAYER, rows=(512,), heads=1, value_heads=2, alike=0.98)
-    subjects: list[tuple[Op[Any], Any]] = [(conv.CAUSAL_CONV, case) for case in conv.CASES]
-    subjects += [(delta.GATED_DELTA, case) for case in (delta.CASES[:3] if DRY else (*delta.CASES, wide, alike))]
+    subjects: list[tuple[Op[Any], Any]] = [(conv.CAUSAL_CONV, case) for case in conv_cases.CASES]
+    subjects += [
+        (delta.GATED_DELTA, case) for case in (delta_cases.CASES[:3] if DRY else (*delta_cases.CASES, wide, alike))
+    ]
     for op, case in subjects:
         inputs, at = case.inputs(DTYPE, sweep.device), states_of(op)
         wanted = ran(op.reference, inputs, at)
@@ -236,7 +242,7 @@ def check_bits(sweep: Sweep) -> None:
     """A row cut into steps in any way has the same bits, where an implementation promises it."""
     here, tokens = Platform.of(sweep.device), 9 if DRY else 130
     for op, case, name in (
-        (conv.CAUSAL_CONV, conv.Case((tokens,), CHANNELS), "triton"),
+        (conv.CAUSAL_CONV, ConvCase((tokens,), CHANNELS), "triton"),
         (delta.GATED_DELTA, replace(LAYER, rows=(tokens,)), "batch_invariant"),
     ):
         run, at = op.choose(here, name), states_of(op)
@@ -261,13 +267,13 @@ def check_bits(sweep: Sweep) -> None:
             assert torch.equal(states[1:], wanted[1]), f"{op.name}: chunks of {chunk} leave other bits"
 
 
-def layers(sweep: Sweep, case: delta.Case) -> list[tuple[Any, ...]]:
+def layers(sweep: Sweep, case: GatedDeltaCase) -> list[tuple[Any, ...]]:
     """Return so many inputs of one case that they do not fit into the cache."""
     number = 2 if DRY else max(1, min(64, round(UNCACHED / cost_of(case).bytes)))
     return [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
 
 
-def cost_of(case: delta.Case) -> Cost:
+def cost_of(case: GatedDeltaCase) -> Cost:
     return gated_delta_cost(
         case.rows, heads=case.heads, value_heads=case.value_heads, key_width=case.key_width,
         value_width=case.value_width, itemsize=2,
@@ -364,7 +370,7 @@ def check_plan(sweep: Sweep, plan: Plan | None) -> None:
     sweep.checked.add(plan)
 
 
-def plan_cases(plan: Plan | None) -> list[delta.Case]:
+def plan_cases(plan: Plan | None) -> list[GatedDeltaCase]:
     cases = [  # with the heads that are timed: a kernel is compiled for these
         replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3)),
         replace(LAYER, rows=(70 if DRY else 512,), alike=0.98),
@@ -390,7 +396,7 @@ def kernels(sweep: Sweep, name: str, run: Callable[[], Any]) -> None:
     sweep.note(case=f"kernels of {name}", us=ours)
 
 
-def time_peers(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], function: str) -> None:
+def time_peers(sweep: Sweep, what: str, case: GatedDeltaCase, inputs: list[Any], function: str) -> None:
     for source in (
         "fla.ops.gated_delta_rule",
         "vllm.third_party.flash_linear_attention.ops",
@@ -406,7 +412,7 @@ def time_peers(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], fun
         sweep.attempt(f"{what} {name}", time_peer, sweep, what, case, inputs, peer, name)
 
 
-def time_peer(sweep: Sweep, what: str, case: delta.Case, inputs: list[Any], peer: Any, name: str) -> None:
+def time_peer(sweep: Sweep, what: str, case: GatedDeltaCase, inputs: list[Any], peer: Any, name: str) -> None:
     """Compare a peer's outputs with ours, and time it. Its states may lie as [V, K].
 
     All calls share the tensor of the rows' starts, by whose identity flash-linear-attention keeps what it makes of
@@ -450,7 +456,7 @@ def time_small(sweep: Sweep) -> None:
     run = conv.CAUSAL_CONV.choose(Platform.of(sweep.device))
     prefills = {k: v for k, v in PREFILLS.items() if "64k" not in k and "2/8" not in k}
     for name, rows in ({f"{n}": (1,) * n for n in DECODES} | prefills).items():
-        case = conv.Case(rows, CHANNELS)
+        case = ConvCase(rows, CHANNELS)
         cost = causal_conv_cost(sum(rows), len(rows), CHANNELS, 4, itemsize=2)
         number = 2 if DRY else max(1, min(64, round(UNCACHED / cost.bytes)))
         inputs = [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]

@@ -38,6 +38,7 @@ from benchmarks.sweeping_runs import run
 from ridgeline.kernels.selective_scan import batch_invariant as scan_walked
 from ridgeline.kernels.selective_scan import op as scan_op
 from ridgeline.kernels.selective_scan import torch_ops as scan_torch
+from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.selective_scan.cost import selective_scan_cost
 from ridgeline.kernels.selective_scan.triton import PROMPTS, selective_scan
 from ridgeline.kernels.selective_scan.triton_tiles import Tiles
@@ -46,6 +47,7 @@ from ridgeline.kernels.selective_scan.triton_walk import Walk as ScanWalk
 from ridgeline.kernels.ssd import batch_invariant as ssd_walked
 from ridgeline.kernels.ssd import op as ssd_op
 from ridgeline.kernels.ssd import torch_ops as ssd_torch
+from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.choose import Cut, choose
 from ridgeline.kernels.ssd.cost import ssd_cost
 from ridgeline.kernels.ssd.triton import ssd
@@ -146,11 +148,11 @@ class Scans(Sweep):
             lengths, marks = tuple(min(length, 5000) for length in lengths[:3]), marks[:3]
         if shape.heads == 0:
             channels = self.small(shape.head_width, 16)
-            scan = scan_op.Case(lengths, channels, shape.state_width, marks=marks, fresh=fresh)
+            scan = SelectiveScanCase(lengths, channels, shape.state_width, marks=marks, fresh=fresh)
             return scan.inputs(self.dtype, device)
         heads, groups = self.small(shape.heads, 2 * shape.groups), shape.groups
         width, size = self.small(shape.head_width, 16), self.small(shape.state_width, 16)
-        return ssd_op.Case(lengths, heads, groups, width, size, marks, fresh).inputs(self.dtype, device)
+        return SsdCase(lengths, heads, groups, width, size, marks, fresh).inputs(self.dtype, device)
 
     def arguments(self, job: Job) -> list[Any]:
         if self.device.type == "meta":

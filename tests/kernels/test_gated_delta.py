@@ -14,9 +14,13 @@ import pytest
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
+from ridgeline.kernels.causal_conv import cases as conv_cases
 from ridgeline.kernels.causal_conv import op as conv
+from ridgeline.kernels.causal_conv.cases import ConvCase
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.gated_delta import cases as delta_cases
 from ridgeline.kernels.gated_delta import op as delta
+from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_norm import op as norm
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
@@ -52,9 +56,9 @@ def assert_close(ours: Ran, exact: Ran, slack: float, epsilons: float = 2) -> No
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", conv.CASES, ids=str)
+@pytest.mark.parametrize("case", conv_cases.CASES, ids=str)
 @pytest.mark.parametrize("name", names(conv.CAUSAL_CONV))
-def test_convolution(name: str, case: conv.Case, dtype: torch.dtype, device: str) -> None:
+def test_convolution(name: str, case: ConvCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(conv.CAUSAL_CONV, name, device), inputs, 3)
     assert_close(ours, ran(conv.causal_conv, inputs, 3), slack=2.0**-20)
@@ -63,9 +67,9 @@ def test_convolution(name: str, case: conv.Case, dtype: torch.dtype, device: str
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", delta.CASES, ids=str)
+@pytest.mark.parametrize("case", delta_cases.CASES, ids=str)
 @pytest.mark.parametrize("name", names(delta.GATED_DELTA))
-def test_gated_delta(name: str, case: delta.Case, dtype: torch.dtype, device: str) -> None:
+def test_gated_delta(name: str, case: GatedDeltaCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(delta.GATED_DELTA, name, device), inputs, 7)
     assert_close(ours, ran(delta.gated_delta, inputs, 7), slack=rounded(name, dtype))
@@ -86,7 +90,7 @@ def test_gated_norm(name: str, case: norm.Case, dtype: torch.dtype, device: str)
 
 def test_references_are_the_models_own_arithmetic() -> None:
     """That of transformers, for a fresh row."""
-    case = replace(delta.CASES[-1], rows=(70,), fresh=(0,), alike=0.3)
+    case = replace(delta_cases.CASES[-1], rows=(70,), fresh=(0,), alike=0.3)
     q, k, v, a, b, log_rate, dt_bias, states, turns, scale = case.inputs(torch.float32, torch.device("cpu"))
     got, left = ran(delta.gated_delta, (q, k, v, a, b, log_rate, dt_bias, states, turns, scale), 7)
     decay = -log_rate.exp() * torch.nn.functional.softplus(a + dt_bias)
@@ -102,7 +106,7 @@ def test_references_are_the_models_own_arithmetic() -> None:
     x, z = torch.randn(2, 5, 3, 64)
     torch.testing.assert_close(norm.gated_norm(x, z, module.weight, 1e-6, 64, True), module(x, z))
 
-    x, weight, bias, tails, turns, _ = conv.Case((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
+    x, weight, bias, tails, turns, _ = ConvCase((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
     padded = torch.nn.functional.conv1d(x.T[None], weight[:, None], bias, padding=3, groups=8)[0, :, :9].T
     got = conv.causal_conv(x, weight, bias, tails, turns, "silu")
     torch.testing.assert_close(got, torch.nn.functional.silu(padded))
@@ -113,8 +117,8 @@ def test_references_are_the_models_own_arithmetic() -> None:
 @pytest.mark.parametrize(
     ("op", "name", "case"),
     [
-        (conv.CAUSAL_CONV, "triton", conv.Case((41, 1), 24, bias=True, fresh=(0,))),
-        (delta.GATED_DELTA, "batch_invariant", delta.Case((41, 1), value_heads=2, value_width=16, fresh=(0,))),
+        (conv.CAUSAL_CONV, "triton", ConvCase((41, 1), 24, bias=True, fresh=(0,))),
+        (delta.GATED_DELTA, "batch_invariant", GatedDeltaCase((41, 1), value_heads=2, value_width=16, fresh=(0,))),
     ],
     ids=["conv", "delta"],
 )
@@ -130,7 +134,7 @@ def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], name: str, c
 @pytest.mark.parametrize("name", ["torch", "triton"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(name: str) -> None:
     """NaN in one request stays there."""
-    inputs = list(delta.Case((70, 1, 70), key_width=16, value_width=16).inputs(torch.float32, torch.device("cpu")))
+    inputs = list(GatedDeltaCase((70, 1, 70), key_width=16, value_width=16).inputs(torch.float32, torch.device("cpu")))
     run, turns = chosen(delta.GATED_DELTA, name, "cpu"), inputs[8]
     clean = ran(run, tuple(inputs), 7)
     for i in range(5):

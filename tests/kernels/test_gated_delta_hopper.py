@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels import aot
 from ridgeline.kernels.gated_delta import hopper_chunks, hopper_states, op, triton
+from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.gated_delta.plan import Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
 from tests.kernels.blind import launch
@@ -53,9 +54,9 @@ def box_of(x: Any) -> Any:
 
 
 CASES = [
-    op.Case((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
+    GatedDeltaCase((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
             fresh=(0, 3), padding=3),
-    op.Case((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
+    GatedDeltaCase((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
 ]  # fmt: skip
 
 
@@ -65,7 +66,7 @@ CASES = [
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_run_blind(
-    monkeypatch: pytest.MonkeyPatch, case: op.Case, columns: int, segment: int, part: int
+    monkeypatch: pytest.MonkeyPatch, case: GatedDeltaCase, columns: int, segment: int, part: int
 ) -> None:
     """Columns 0: as many as there are. In parts every launch but the first begins where another one ended."""
     blind = Blind(hopper_chunks.gated_delta_hopper_chunks)
@@ -88,7 +89,7 @@ def test_kernel_run_blind(
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 def test_segments_of_two_warpgroups_run_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
-    case = op.Case((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
+    case = GatedDeltaCase((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
     inputs = case.inputs(torch.float16, CPU)
     plan = Plan(64, 4, 3, hopper=True, segment=128, carry_columns=128)
     assert_close(ran(partial(triton.gated_delta, plan=plan), inputs, 7), op.gated_delta, inputs)
@@ -98,7 +99,7 @@ def test_segments_of_two_warpgroups_run_blind(monkeypatch: pytest.MonkeyPatch) -
 def test_nan_of_another_row_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine copies whole boxes, and the first row ends within one that the second begins in."""
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
-    case = op.Case((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
+    case = GatedDeltaCase((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
     inputs = list(case.inputs(torch.float16, CPU))
     run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True))
     clean = ran(run, tuple(inputs), 7)

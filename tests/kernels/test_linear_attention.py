@@ -14,13 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.delta_attention import cases as delta_cases
 from ridgeline.kernels.delta_attention import op as delta
+from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
+from ridgeline.kernels.linear_attention import cases as linear_cases
 from ridgeline.kernels.linear_attention import op as linear
+from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.linear_attention.torch_ops import met
+from ridgeline.kernels.long_convolution import cases as long_cases
 from ridgeline.kernels.long_convolution import op as long
+from ridgeline.kernels.long_convolution.cases import LongConvolutionCase
 from ridgeline.kernels.op import Op, Platform
 from ridgeline.kernels.turns import turns_of
+from ridgeline.kernels.wkv import cases as wkv_cases
 from ridgeline.kernels.wkv import op as wkv
+from ridgeline.kernels.wkv.cases import WkvCase
 from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -53,9 +61,9 @@ def slack(name: str, dtype: torch.dtype) -> float:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", linear.CASES, ids=str)
+@pytest.mark.parametrize("case", linear_cases.CASES, ids=str)
 @pytest.mark.parametrize("name", names(linear.LINEAR_ATTENTION))
-def test_linear_attention(name: str, case: linear.Case, dtype: torch.dtype, device: str) -> None:
+def test_linear_attention(name: str, case: LinearAttentionCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(linear.LINEAR_ATTENTION, name, device), inputs, 4)
     assert_close(ours, ran(linear.linear_attention, inputs, 4), slack(name, dtype))
@@ -64,9 +72,9 @@ def test_linear_attention(name: str, case: linear.Case, dtype: torch.dtype, devi
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", delta.CASES, ids=str)
+@pytest.mark.parametrize("case", delta_cases.CASES, ids=str)
 @pytest.mark.parametrize("name", names(delta.DELTA_ATTENTION))
-def test_delta_attention(name: str, case: delta.Case, dtype: torch.dtype, device: str) -> None:
+def test_delta_attention(name: str, case: DeltaAttentionCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(delta.DELTA_ATTENTION, name, device), inputs, 7)
     assert_close(ours, ran(delta.delta_attention, inputs, 7), slack(name, dtype))
@@ -104,9 +112,9 @@ def test_the_delta_rule_replaces_the_value_of_a_key_that_comes_again() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", wkv.CASES, ids=str)
+@pytest.mark.parametrize("case", wkv_cases.CASES, ids=str)
 @pytest.mark.parametrize("name", names(wkv.WKV))
-def test_weighted_means(name: str, case: wkv.Case, dtype: torch.dtype, device: str) -> None:
+def test_weighted_means(name: str, case: WkvCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(wkv.WKV, name, device), inputs, 4)
     theirs = ran(wkv.wkv, inputs, 4)
@@ -127,8 +135,8 @@ def meant(states_N3X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", long.CASES, ids=str)
-def test_long_convolutions(case: long.Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", long_cases.CASES, ids=str)
+def test_long_convolutions(case: LongConvolutionCase, dtype: torch.dtype) -> None:
     """A transform's error is that of its largest numbers, which sums of so many numbers of order one have."""
     inputs = case.inputs(dtype, CPU)
     tokens = sum(case.rows)
@@ -138,7 +146,7 @@ def test_long_convolutions(case: long.Case, dtype: torch.dtype) -> None:
 
 
 def test_rows_that_filters_do_not_reach_are_refused() -> None:
-    inputs = long.Case((9,), length=8).inputs(torch.float32, CPU)
+    inputs = LongConvolutionCase((9,), length=8).inputs(torch.float32, CPU)
     for name in ("reference", "fft"):
         with pytest.raises(ValueError, match="9 tokens, and the filters reach 8"):
             long.LONG_CONVOLUTION.choose(Platform.of(CPU), name)(*inputs)
@@ -156,10 +164,10 @@ def test_decays_that_leave_nothing_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(("op", "case", "states"), [
-    (linear.LINEAR_ATTENTION, linear.Case((40, 21), fresh=(0, 1), key_width=8, value_width=8), 4),
-    (linear.LINEAR_ATTENTION, linear.Case((40, 21), fresh=(0, 1), decay="token", key_width=8, value_width=8), 4),
-    (delta.DELTA_ATTENTION, delta.Case((40, 21), fresh=(0, 1), key_width=8, value_width=8), 7),
-    (wkv.WKV, wkv.Case((40, 21), fresh=(0, 1), channels=8), 4),
+    (linear.LINEAR_ATTENTION, LinearAttentionCase((40, 21), fresh=(0, 1), key_width=8, value_width=8), 4),
+    (linear.LINEAR_ATTENTION, LinearAttentionCase((40, 21), 2, 8, 8, "token", fresh=(0, 1)), 4),
+    (delta.DELTA_ATTENTION, DeltaAttentionCase((40, 21), fresh=(0, 1), key_width=8, value_width=8), 7),
+    (wkv.WKV, WkvCase((40, 21), fresh=(0, 1), channels=8), 4),
 ], ids=["channel", "token", "delta", "wkv"])  # fmt: skip
 def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any, states: int) -> None:
     """Of all inputs but the states, through float64 in the recurrence and float32 in the chunks."""
@@ -177,9 +185,9 @@ def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any, states: i
 
 
 IN_ORDER = [
-    (linear.LINEAR_ATTENTION, linear.Case((41, 1), fresh=(0,), key_width=16, value_width=16), 4),
-    (delta.DELTA_ATTENTION, delta.Case((41, 1), fresh=(0,), key_width=16, value_width=16), 7),
-    (wkv.WKV, wkv.Case((41, 1), fresh=(0,), channels=24), 4),
+    (linear.LINEAR_ATTENTION, LinearAttentionCase((41, 1), fresh=(0,), key_width=16, value_width=16), 4),
+    (delta.DELTA_ATTENTION, DeltaAttentionCase((41, 1), fresh=(0,), key_width=16, value_width=16), 7),
+    (wkv.WKV, WkvCase((41, 1), fresh=(0,), channels=24), 4),
 ]
 
 
@@ -195,9 +203,9 @@ def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], case: Any, s
 
 @pytest.mark.parametrize("name", ["torch", "triton", "batch_invariant"])
 @pytest.mark.parametrize(("op", "make", "states"), [
-    (linear.LINEAR_ATTENTION, lambda rows: linear.Case(rows, key_width=16, value_width=16), 4),
-    (delta.DELTA_ATTENTION, lambda rows: delta.Case(rows, key_width=16, value_width=16), 7),
-    (wkv.WKV, lambda rows: wkv.Case(rows, channels=24), 4),
+    (linear.LINEAR_ATTENTION, lambda rows: LinearAttentionCase(rows, key_width=16, value_width=16), 4),
+    (delta.DELTA_ATTENTION, lambda rows: DeltaAttentionCase(rows, key_width=16, value_width=16), 7),
+    (wkv.WKV, lambda rows: WkvCase(rows, channels=24), 4),
 ], ids=["linear", "delta", "wkv"])  # fmt: skip
 def test_a_row_does_not_depend_on_the_rows_beside_it(op: Op[Any], make: Any, states: int, name: str) -> None:
     """NaN in one request stays there."""

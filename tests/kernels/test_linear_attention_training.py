@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.kernels.linear_attention.op import Case, by_channel
+from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
+from ridgeline.kernels.linear_attention.op import by_channel
 from ridgeline.kernels.turns import Turns
 
 pytest.importorskip("triton")
@@ -31,7 +32,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NAMES = ("o", "final", "dq", "dk", "dv", "d_decay", "d_initial")
 
 
-def inputs_of(case: Case, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Turns, float]:
+def inputs_of(case: LinearAttentionCase, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Turns, float]:
     """Queries, keys, values, decays and initial states, and rows that read and write their own states."""
     q, k, v, decay, states, turns, scale = case.inputs(dtype, torch.device(device))
     initial_RHKV = states.nan_to_num(1.0)[: len(case.rows)].clone()
@@ -70,7 +71,7 @@ def largest_error(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs).abs().max() / theirs.abs().max().clamp(min=2.0**-60))
 
 
-def check(case: Case, dtype: torch.dtype, tolerance: float, device: str = "cpu") -> None:
+def check(case: LinearAttentionCase, dtype: torch.dtype, tolerance: float, device: str = "cpu") -> None:
     given, turns, scale = inputs_of(case, dtype, device)
     given = [x[: int(turns.start_R1[-1])] if x.dim() and len(x) == turns.num_tokens else x for x in given]
     turns = replace(turns, num_tokens=int(turns.start_R1[-1]))
@@ -85,22 +86,22 @@ def check(case: Case, dtype: torch.dtype, tolerance: float, device: str = "cpu")
 
 
 CASES = (
-    Case((130, 1, 64, 0, 17), key_width=32, value_width=32),
-    Case((70, 65), heads=3, key_width=40, value_width=72, decay="token"),
-    Case((100, 3), heads=2, key_width=64, value_width=128, decay="head", fast=0.02),
-    Case((129,), heads=1, key_width=80, value_width=16, fast=30.0),
+    LinearAttentionCase((130, 1, 64, 0, 17), key_width=32, value_width=32),
+    LinearAttentionCase((70, 65), heads=3, key_width=40, value_width=72, decay="token"),
+    LinearAttentionCase((100, 3), heads=2, key_width=64, value_width=128, decay="head", fast=0.02),
+    LinearAttentionCase((129,), heads=1, key_width=80, value_width=16, fast=30.0),
 )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_are_those_of_the_recurrence(case: Case, device: str) -> None:
+def test_gradients_are_those_of_the_recurrence(case: LinearAttentionCase, device: str) -> None:
     check(case, torch.float32, 2.0**-17, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES[:2], ids=str)
-def test_gradients_of_16_bits_are_as_exact_as_their_products(case: Case, device: str) -> None:
+def test_gradients_of_16_bits_are_as_exact_as_their_products(case: LinearAttentionCase, device: str) -> None:
     check(case, torch.float16, 2 * torch.finfo(torch.float16).eps, device)
 
 
@@ -121,12 +122,12 @@ def test_gradients_hold_for_any_rows_widths_and_decays(
 ) -> None:
     """Decays of 1e-4 leave nearly all of a state, those of 100 nothing of it. Tokens that are 64 · 100 apart in the
     exponent would overflow if they met through a factor above one."""
-    check(Case(tuple(rows), heads, keys, values, decay, fast=fast), torch.float32, 2.0**-16)
+    check(LinearAttentionCase(tuple(rows), heads, keys, values, decay, fast=fast), torch.float32, 2.0**-16)
 
 
 def test_tokens_behind_the_rows_get_no_gradient() -> None:
     """A loss that reads the outputs of padding must not poison weights by what lies in memory."""
-    *given, states, turns, scale = Case((20, 3), fresh=(0, 1), padding=5).inputs(torch.float32, CPU)
+    *given, states, turns, scale = LinearAttentionCase((20, 3), fresh=(0, 1), padding=5).inputs(torch.float32, CPU)
     mine = [x.detach().nan_to_num(0.0).requires_grad_(True) for x in given]
     o_THV = triton_training.linear_attention(*mine, states, turns, scale)
     assert torch.equal(o_THV[23:], torch.zeros_like(o_THV[23:]))
@@ -136,7 +137,9 @@ def test_tokens_behind_the_rows_get_no_gradient() -> None:
 
 def test_constant_decays_cost_no_gradient() -> None:
     """Retention: the decays are no parameters, and the kernel leaves their gradients out."""
-    q, k, v, decay, states, turns, scale = Case((70,), fresh=(0,), decay="head").inputs(torch.float32, CPU)
+    q, k, v, decay, states, turns, scale = LinearAttentionCase((70,), fresh=(0,), decay="head").inputs(
+        torch.float32, CPU
+    )
     mine = [x.detach().requires_grad_(True) for x in (q, k, v)]
     triton_training.linear_attention(*mine, decay, states, turns, scale).sum().backward()
     assert decay.grad is None
@@ -144,7 +147,7 @@ def test_constant_decays_cost_no_gradient() -> None:
 
 
 def test_compiled_functions_break_around_the_kernels() -> None:
-    *given, states, turns, scale = Case((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
+    *given, states, turns, scale = LinearAttentionCase((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
 
     def loss(*x: Tensor) -> Tensor:
         return (triton_training.linear_attention(*x, states, turns, scale) * 2).sin().sum()

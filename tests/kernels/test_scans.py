@@ -17,15 +17,19 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.op import Op, Platform
+from ridgeline.kernels.selective_scan import cases as mamba_cases
 from ridgeline.kernels.selective_scan import op as mamba
+from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
+from ridgeline.kernels.ssd import cases as mamba2_cases
 from ridgeline.kernels.ssd import op as mamba2
+from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.turns import Turns, turns_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 6e-3}
 OPS: dict[str, tuple[Op[Any], Any]] = {
-    "selective_scan": (mamba.SELECTIVE_SCAN, mamba.CASES),
-    "ssd": (mamba2.SSD, mamba2.CASES),
+    "selective_scan": (mamba.SELECTIVE_SCAN, mamba_cases.CASES),
+    "ssd": (mamba2.SSD, mamba2_cases.CASES),
 }
 IMPLEMENTED = [
     pytest.param(name, case, implementation.name, id=f"{name}-{implementation.name}-{case.rows}")
@@ -47,7 +51,7 @@ def small(case: Any, implementation: str, device: str) -> Any:
     after the other."""
     if device == "cuda" or implementation == "torch":
         return case
-    if isinstance(case, mamba.Case):
+    if isinstance(case, SelectiveScanCase):
         return replace(case, channels=5, state_width=4)
     return replace(case, heads=case.groups) if implementation == "batch_invariant" else case
 
@@ -93,7 +97,7 @@ def test_segments_and_chunks_change_nothing(device: str) -> None:
     from ridgeline.kernels.ssd.choose import Cut
     from ridgeline.kernels.ssd.triton import ssd
 
-    case = mamba2.Case((150, 1, 64, 63, 33, 128), 4, 2, marks=(64, 1, 64, 16, 20, 100), fresh=(0, 4), padding=3)
+    case = SsdCase((150, 1, 64, 63, 33, 128), 4, 2, marks=(64, 1, 64, 16, 20, 100), fresh=(0, 4), padding=3)
     run: Callable[..., Tensor] = ssd
     for cut in (Cut(16, segment=32), Cut(32, segment=64)):
         given = case.inputs(torch.float32, torch.device(device))
@@ -117,7 +121,7 @@ def test_no_cut_of_the_selective_scan_changes_anything(lanes: int, dtype: torch.
     cut = Tiles(lanes, 2 * lanes) if lanes else LONG
     run: Callable[..., Tensor] = selective_scan
     for channels, width in ((32 // max(1, lanes), 16), (3, 12)):
-        case = mamba.Case((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
+        case = SelectiveScanCase((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
         given = case.inputs(dtype, torch.device(device))
         if width == 12:  # steps and gates far from 0, too
             given = tuple(10 * x if i in (1, 7) else x for i, x in enumerate(given))
@@ -134,7 +138,7 @@ def test_numbers_of_unaligned_rows_are_copied() -> None:
     pytest.importorskip("triton")
     from ridgeline.kernels.selective_scan.triton import selective_scan
 
-    case = mamba.Case((11,), 3, 8)
+    case = SelectiveScanCase((11,), 3, 8)
     x, dt, rate, b, c, *others, states, turns = case.inputs(torch.float16, torch.device("cpu"))
     shifted = torch.cat((b[:, :1], b, c), 1)[:, 1:]
     given = (x, dt, rate, shifted[:, :8], shifted[:, 8:], *others)
@@ -157,7 +161,7 @@ def steps_of(turns: Turns, sizes: list[int]) -> list[tuple[slice, Turns]]:
 @pytest.mark.parametrize("name", OPS)
 def test_no_bit_of_a_batch_invariant_row_depends_on_its_steps_or_its_company(name: str, device: str) -> None:
     run = chosen(name, "batch_invariant")
-    make = mamba.Case if name == "selective_scan" else mamba2.Case
+    make = SelectiveScanCase if name == "selective_scan" else SsdCase
     case = small(make((3, 37, 1), fresh=(1,), marks=(0, 20, 0)), "batch_invariant", device)
     given = case.inputs(torch.float16, torch.device(device))
     *inputs, states, turns = copied(given)
@@ -180,7 +184,7 @@ def test_no_bit_of_a_batch_invariant_row_depends_on_its_steps_or_its_company(nam
 def test_a_row_does_not_depend_on_its_company(name: str, implementation: str, device: str) -> None:
     """Not by a bit: its neighbours hold nothing but NaN."""
     run = chosen(name, implementation)
-    make = mamba.Case if name == "selective_scan" else mamba2.Case
+    make = SelectiveScanCase if name == "selective_scan" else SsdCase
     case = small(make((9, 70, 1), marks=(0, 9, 0)), implementation, device)
     *inputs, states, turns = copied(case.inputs(torch.float32, torch.device(device)))
     alone = [x[9:79].clone() if isinstance(x, Tensor) and len(x) == 80 else x for x in inputs]
@@ -200,7 +204,7 @@ def test_a_row_does_not_depend_on_its_company(name: str, implementation: str, de
 
 def test_the_recurrence_is_a_product_with_a_lower_triangle() -> None:
     """y[i] = Σ_{j ≤ i} (c_i · b_j) exp(Σ_{j < k ≤ i} Δ_k rate) Δ_j x_j + skip · x_i, written out."""
-    x, dt, rate, b, c, skip, bias, _, _, states, turns = mamba2.Case((12,), fresh=(0,)).inputs(
+    x, dt, rate, b, c, skip, bias, _, _, states, turns = SsdCase((12,), fresh=(0,)).inputs(
         torch.float64, torch.device("cpu")
     )
     step_TH = torch.log1p(torch.exp(dt + bias))
@@ -214,7 +218,7 @@ def test_the_recurrence_is_a_product_with_a_lower_triangle() -> None:
 
 
 def test_mamba_with_one_rate_for_all_numbers_of_a_channel_is_mamba2_with_heads_of_one_channel() -> None:
-    x, dt, rate, b, c, skip, bias, _, states, turns = mamba.Case((17, 2), channels=6, gated=False).inputs(
+    x, dt, rate, b, c, skip, bias, _, states, turns = SelectiveScanCase((17, 2), channels=6, gated=False).inputs(
         torch.float64, torch.device("cpu")
     )
     rate = rate[:, :1].expand_as(rate)

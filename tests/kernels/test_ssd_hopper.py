@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from ridgeline.kernels.launch import INTERPRETED
 from ridgeline.kernels.ssd import hopper_outputs, op, prompts
+from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.choose import Cut
 from ridgeline.kernels.ssd.triton import ssd
 from tests.kernels.blind import launch
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the other kernels are i
 CPU = torch.device("cpu")
 EPSILON = torch.finfo(torch.float16).eps
 CASES = [
-    op.Case((5, 1, 0, 300, 2), 4, 2, 64, 64, marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
-    op.Case((64, 65), 2, 1, 64, 64, marks=(0, 65), fresh=(1,), fast=30.0),
+    SsdCase((5, 1, 0, 300, 2), 4, 2, 64, 64, marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
+    SsdCase((64, 65), 2, 1, 64, 64, marks=(0, 65), fresh=(1,), fast=30.0),
 ]
 
 
@@ -42,7 +43,7 @@ class Blind:
         return run
 
 
-def assert_is_the_recurrence(case: op.Case, cut: Cut) -> None:
+def assert_is_the_recurrence(case: SsdCase, cut: Cut) -> None:
     """In float16 what products take in is rounded to 11 bits: c, the states, and twice what weighs a chunk's tokens."""
     given = case.inputs(torch.float16, CPU)
     live = int(given[-1].start_R1[-1])
@@ -57,7 +58,7 @@ def assert_is_the_recurrence(case: op.Case, cut: Cut) -> None:
 
 @pytest.mark.parametrize("segment", [2048, 128])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case, segment: int) -> None:
+def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: SsdCase, segment: int) -> None:
     """Rows of one segment and of several, and segments that end with a full chunk."""
     blind = Blind(hopper_outputs.ssd_hopper_outputs)
     monkeypatch.setattr(hopper_outputs, "ssd_hopper_outputs", blind)
@@ -67,7 +68,7 @@ def test_hopper_kernel_run_blind(monkeypatch: pytest.MonkeyPatch, case: op.Case,
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_shared_products_give_the_recurrence(case: op.Case) -> None:
+def test_shared_products_give_the_recurrence(case: SsdCase) -> None:
     assert_is_the_recurrence(case, Cut(32, segment=64, outputs="shared"))
 
 
@@ -80,5 +81,5 @@ def test_shapes_that_the_hopper_kernel_does_not_run_take_the_other_one(monkeypat
         (4, 2, 64, 256, torch.float16, "shared"),
         (4, 2, 64, 128, torch.float32, "shared"),
     ):
-        x, _, _, b, *_ = op.Case((3,), heads, groups, width, size).inputs(dtype, CPU)
+        x, _, _, b, *_ = SsdCase((3,), heads, groups, width, size).inputs(dtype, CPU)
         assert prompts.settled(Cut(), x, b).outputs == want

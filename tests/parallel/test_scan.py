@@ -15,19 +15,26 @@ from torch import Tensor
 
 from ridgeline.core.pieces import Piece, bounds_of, pieces_of
 from ridgeline.kernels.causal_conv import op as conv
+from ridgeline.kernels.causal_conv.cases import ConvCase
 from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
 from ridgeline.kernels.delta_attention import op as delta
+from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
 from ridgeline.kernels.gated_delta import op as gated
+from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
 from ridgeline.kernels.linear_attention import op as linear
+from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.linear_attention.transfer import transfer as faded_by
 from ridgeline.kernels.op import Op, Platform
 from ridgeline.kernels.selective_scan import op as selective
+from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.selective_scan.transfer import transfer as selected_by
 from ridgeline.kernels.ssd import op as ssd
+from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.transfer import transfer as stepped_by
 from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.kernels.wkv import op as wkv
+from ridgeline.kernels.wkv.cases import WkvCase
 from ridgeline.kernels.wkv.transfer import transfer as weighed_by
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.parallel.scan import TOLD_BYTES, PieceScan, piece_bytes
@@ -56,7 +63,7 @@ def sized(reference: Run, run: Run, case: dict[str, Any], **small: Any) -> tuple
 
 def bound_ssd(rows: Sequence[int], run: Run = ssd.ssd, **case: Any) -> Bound:
     wide, case = sized(ssd.ssd, run, case, heads=4, groups=2, head_width=3, state_width=5)
-    made = ssd.Case(tuple(rows), dt_max=0.5, **case)
+    made = SsdCase(tuple(rows), dt_max=0.5, **case)
     x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
@@ -72,7 +79,7 @@ def bound_ssd(rows: Sequence[int], run: Run = ssd.ssd, **case: Any) -> Bound:
 
 def bound_selective(rows: Sequence[int], run: Run = selective.selective_scan, **case: Any) -> Bound:
     wide, case = sized(selective.selective_scan, run, case, channels=6, state_width=4)
-    made = selective.Case(tuple(rows), **case)
+    made = SelectiveScanCase(tuple(rows), **case)
     x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns = made.inputs(wide, CPU)
     assert z is not None
 
@@ -89,7 +96,7 @@ def bound_selective(rows: Sequence[int], run: Run = selective.selective_scan, **
 
 def bound_linear(decay: Any, rows: Sequence[int], run: Run = linear.linear_attention, **case: Any) -> Bound:
     wide, case = sized(linear.linear_attention, run, case, key_width=4, value_width=3)
-    made = linear.Case(tuple(rows), decay=decay, **case)
+    made = LinearAttentionCase(tuple(rows), decay=decay, **case)
     q, k, v, g, states_N, turns, scale = made.inputs(wide, CPU)
     g = g.to(wide)
     by_token = () if decay == "head" else (g,)
@@ -107,7 +114,7 @@ def bound_linear(decay: Any, rows: Sequence[int], run: Run = linear.linear_atten
 
 def bound_gated(rows: Sequence[int], run: Run = gated.gated_delta, **case: Any) -> Bound:
     wide, case = sized(gated.gated_delta, run, case, key_width=4, value_width=3)
-    made = gated.Case(tuple(rows), alike=0.7, **case)
+    made = GatedDeltaCase(tuple(rows), alike=0.7, **case)
     q, k, v, a, b, rate_G, bias_G, states_N, turns, scale = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
@@ -119,7 +126,7 @@ def bound_gated(rows: Sequence[int], run: Run = gated.gated_delta, **case: Any) 
 
 def bound_delta(rows: Sequence[int], run: Run = delta.delta_attention, **case: Any) -> Bound:
     wide, case = sized(delta.delta_attention, run, case, key_width=4, value_width=3)
-    made = delta.Case(tuple(rows), alike=0.7, **case)
+    made = DeltaAttentionCase(tuple(rows), alike=0.7, **case)
     q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
@@ -135,7 +142,7 @@ def _moved(op: RecurrentOp, states_N: Tensor, pieces: Pieces, *inputs_T: Tensor)
 
 def bound_wkv(rows: Sequence[int], run: Run = wkv.wkv, **case: Any) -> Bound:
     wide, case = sized(wkv.wkv, run, case, channels=5)
-    made = wkv.Case(tuple(rows), large=30.0, **case)
+    made = WkvCase(tuple(rows), large=30.0, **case)
     k, v, decay_X, bonus_X, states_N, turns = made.inputs(wide, CPU)
     decay_X = decay_X.to(wide)
 
@@ -150,7 +157,7 @@ def bound_wkv(rows: Sequence[int], run: Run = wkv.wkv, **case: Any) -> Bound:
 
 def bound_conv(width: int, rows: Sequence[int], run: Run = conv.causal_conv, **case: Any) -> Bound:
     wide, case = sized(conv.causal_conv, run, {"channels": 32, **case}, channels=5)
-    made = conv.Case(tuple(rows), width=width, bias=True, **case)
+    made = ConvCase(tuple(rows), width=width, bias=True, **case)
     x, weight_XW, bias_X, tails_N, turns, activation = made.inputs(wide, CPU)
 
     def op(turns: Turns, states_N: Tensor, x_TX: Tensor) -> Tensor:

@@ -17,14 +17,11 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
-from ridgeline.kernels.turns import Turns, turns_of
+from ridgeline.kernels.turns import Turns
 
 
 def linear_attention(
@@ -59,58 +56,6 @@ def by_channel(decay: Tensor, k_THK: Tensor) -> Tensor:
         decay = decay.expand(len(k_THK), -1)
     return (decay if decay.dim() == 3 else decay[:, :, None]).expand_as(k_THK)
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks.
-
-    rows: the tokens of each row.
-    decay: what has a decay of its own.
-    marks: the mark of each row; (): no row has one.
-    fresh: the rows that begin with zeros.
-    padding: tokens behind the last row's.
-    fast: the size of the decays.
-    """
-
-    rows: tuple[int, ...]
-    heads: int = 2
-    key_width: int = 32
-    value_width: int = 32
-    decay: Literal["channel", "token", "head"] = "channel"
-    marks: tuple[int, ...] = ()
-    fresh: tuple[int, ...] = ()
-    padding: int = 0
-    fast: float = 0.1
-
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Turns, float]:
-        """Queries, keys and values are views of one tensor, as a projection leaves them."""
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
-        keys, values = self.heads * self.key_width, self.heads * self.value_width
-        x_TX = normal(turns.num_tokens, 2 * keys + values)
-        x_TX[sum(self.rows) :] = torch.nan
-        q, k, v = (x.unflatten(1, (self.heads, -1)) for x in x_TX.to(dtype).split((keys, keys, values), dim=1))
-        shape = (turns.num_tokens, self.heads, self.key_width)
-        decay = -self.fast * normal(*{"channel": shape, "token": shape[:2], "head": shape[1:2]}[self.decay]).exp()
-        states_NHKV = normal(3 * len(self.rows) + 2, *shape[1:], self.value_width)
-        states_NHKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        return q, k, v, decay, states_NHKV, turns, self.key_width**-0.5
-
-
-CASES = (
-    Case((1,)),
-    Case((1, 1, 1), heads=1, key_width=16, fresh=(1,), decay="head"),
-    Case((5, 1, 0, 130, 2), marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
-    Case((70, 3, 1, 65), heads=1, decay="token", marks=(70, 1, 0, 30), fresh=(1,)),
-    Case((40,), heads=3, key_width=24, value_width=16, decay="head", fast=0.02),
-    Case((90,), heads=1, key_width=64, value_width=48, fast=3.0),
-)
 
 LINEAR_ATTENTION = Op(
     "linear_attention",

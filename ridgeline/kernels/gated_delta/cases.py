@@ -1,0 +1,66 @@
+"""Cases of the gated delta rule, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.turns import Turns, turns_of
+
+
+@dataclass(frozen=True)
+class GatedDeltaCase:
+    """A case for tests and benchmarks.
+
+    rows: the tokens of each row.
+    heads: query and key heads. value_heads: value heads.
+    marks: the mark of each row; (): no row has one.
+    fresh: the rows that begin with zeros.
+    padding: tokens behind the last row's.
+    alike: how much the keys of a row have in common: 0: nothing, 1: they are all the same.
+    """
+
+    rows: tuple[int, ...]
+    heads: int = 2
+    value_heads: int = 4
+    key_width: int = 32
+    value_width: int = 32
+    marks: tuple[int, ...] = ()
+    fresh: tuple[int, ...] = ()
+    padding: int = 0
+    alike: float = 0.0
+
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Turns, float]:
+        """Queries, keys and values are views of one tensor, as a convolution leaves them."""
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
+        keys, values = self.heads * self.key_width, self.value_heads * self.value_width
+        x_TX = normal(turns.num_tokens, 2 * keys + values)
+        x_TX[:, keys : 2 * keys].mul_((1 - self.alike**2) ** 0.5).add_(self.alike * normal(keys))
+        x_TX[sum(self.rows) :] = torch.nan
+        q, k, v = x_TX.to(dtype).split((keys, keys, values), dim=1)
+        a_TG, b_TG = (normal(turns.num_tokens, self.value_heads).to(dtype) for _ in range(2))
+        log_rate_G, dt_bias_G = normal(self.value_heads) - 1, normal(self.value_heads)
+        states_NGKV = normal(3 * len(self.rows) + 2, self.value_heads, self.key_width, self.value_width)
+        states_NGKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
+        return (
+            q.unflatten(1, (self.heads, -1)), k.unflatten(1, (self.heads, -1)), v.unflatten(1, (self.value_heads, -1)),
+            a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, self.key_width**-0.5,
+        )  # fmt: skip
+
+
+CASES = (
+    GatedDeltaCase((1,)),
+    GatedDeltaCase((1, 1, 1), heads=1, value_heads=3, key_width=16, fresh=(1,)),
+    GatedDeltaCase((5, 1, 0, 130, 2), marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
+    GatedDeltaCase((70, 3, 1, 65), heads=1, value_heads=1, marks=(70, 1, 0, 30), fresh=(1,), alike=0.9),
+    GatedDeltaCase((150,), heads=1, value_heads=2, key_width=64, value_width=16, alike=1.0),
+)
