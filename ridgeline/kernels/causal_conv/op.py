@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import begun, recurrence
 from ridgeline.kernels.turns import Turns
 
 
@@ -34,20 +35,14 @@ def causal_conv(
     weight_XW: dense; the last column belongs to the newest input.
     activation: "silu", or None for none.
     """
-    act = activation_of(activation)
-    before, weight = tails_NwX.shape[1], weight_XW.double()
-    y_TX = torch.zeros_like(x_TX, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        tail_wX = tails_NwX[row.reads] if not row.fresh else torch.zeros_like(tails_NwX[0])
-        inputs_TX = torch.cat((tail_wX.to(x_TX.dtype), x_TX[row.start : row.end]))
-        for token in range(row.start, row.end):
-            last = token - row.start + before
-            sum_X = (inputs_TX[last - before : last + 1].double() * weight.T).sum(0)
-            y_TX[token] = act(sum_X if bias_X is None else sum_X + bias_X.double()).to(y_TX.dtype)
-        if row.mark:
-            tails_NwX[row.marked] = inputs_TX[row.mark : row.mark + before]
-        tails_NwX[row.writes] = inputs_TX[len(inputs_TX) - before :]
-    return y_TX
+    act, weight_WX = activation_of(activation), weight_XW.double().T
+
+    def rule(token: int, tail_wX: Tensor) -> tuple[Tensor, Tensor]:
+        inputs_WX = torch.cat((tail_wX, x_TX[token : token + 1]))
+        sum_X = (inputs_WX.double() * weight_WX).sum(0)
+        return act(sum_X if bias_X is None else sum_X + bias_X.double()), inputs_WX[1:]
+
+    return recurrence(rule, tails_NwX, turns, x_TX, lambda tail_wX, fresh: begun(tail_wX, fresh).to(x_TX.dtype))
 
 
 def activation_of(name: str | None) -> Callable[[Tensor], Tensor]:

@@ -16,11 +16,11 @@ Legend:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ridgeline.kernels.gated_delta.op import log_decay, unit
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import decaying, recurrence
 from ridgeline.kernels.turns import Turns
 
 
@@ -45,22 +45,10 @@ def delta_attention(
     q_THK, k_THK, v_THV, a_THK: the numbers of a head, and the heads of a token, must lie side by side.
     states_NHKV: float32. It may be strided by block id.
     """
-    q, k, v = unit(q_THK.double()), unit(k_THK.double()), v_THV.double()
+    q_THK, k_THK = unit(q_THK.double()), unit(k_THK.double())
     left_THK = log_decay(a_THK.double(), log_rate_H.double()[:, None], dt_bias_HK.double()).exp()
-    beta_TH = b_TH.double().sigmoid()
-    o_THV = torch.zeros_like(v_THV, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        state = torch.zeros_like(states_NHKV[0]) if row.fresh else states_NHKV[row.reads]
-        state = state.double()
-        for token in range(row.start, row.end):
-            state = state * left_THK[token, :, :, None]
-            known = torch.einsum("hkv,hk->hv", state, k[token])
-            state = state + k[token, :, :, None] * (beta_TH[token, :, None] * (v[token] - known))[:, None]
-            o_THV[token] = (torch.einsum("hkv,hk->hv", state, q[token]) * scale).to(o_THV.dtype)
-            if token + 1 - row.start == row.mark:
-                states_NHKV[row.marked] = state.to(states_NHKV.dtype)
-        states_NHKV[row.writes] = state.to(states_NHKV.dtype)
-    return o_THV
+    rule = decaying(q_THK, k_THK, v_THV.double(), left_THK, scale, b_TH.double().sigmoid())
+    return recurrence(rule, states_NHKV, turns, v_THV)
 
 
 DELTA_ATTENTION = Op(

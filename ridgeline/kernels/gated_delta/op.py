@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import decaying, recurrence
 from ridgeline.kernels.turns import Turns
 
 NORM_EPS = 1e-6  # is added to the sum of a query's or key's squares
@@ -50,22 +51,9 @@ def gated_delta(
     """
     share = v_TGV.shape[1] // k_THK.shape[1]
     q_TGK, k_TGK = (unit(x.double()).repeat_interleave(share, dim=1) for x in (q_THK, k_THK))
-    v, decay_TG = v_TGV.double(), log_decay(a_TG.double(), log_rate_G.double(), dt_bias_G.double()).exp()
-    beta_TG = b_TG.double().sigmoid()
-    o_TGV = torch.zeros_like(v_TGV, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        state = torch.zeros_like(states_NGKV[0]) if row.fresh else states_NGKV[row.reads]
-        state = state.double()
-        for token in range(row.start, row.end):
-            state = state * decay_TG[token, :, None, None]
-            known = torch.einsum("gkv,gk->gv", state, k_TGK[token])
-            moved = beta_TG[token, :, None] * (v[token] - known)
-            state = state + k_TGK[token, :, :, None] * moved[:, None]
-            o_TGV[token] = (torch.einsum("gkv,gk->gv", state, q_TGK[token]) * scale).to(o_TGV.dtype)
-            if token + 1 - row.start == row.mark:
-                states_NGKV[row.marked] = state.to(states_NGKV.dtype)
-        states_NGKV[row.writes] = state.to(states_NGKV.dtype)
-    return o_TGV
+    left_TG = log_decay(a_TG.double(), log_rate_G.double(), dt_bias_G.double()).exp()
+    rule = decaying(q_TGK, k_TGK, v_TGV.double(), left_TG[..., None], scale, b_TG.double().sigmoid())
+    return recurrence(rule, states_NGKV, turns, v_TGV)
 
 
 def unit(x: Tensor) -> Tensor:

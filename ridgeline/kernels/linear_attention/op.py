@@ -17,10 +17,10 @@ Legend:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import decaying, recurrence
 from ridgeline.kernels.turns import Turns
 
 
@@ -35,19 +35,9 @@ def linear_attention(
     decay: the logarithm of what is left of the state, finite and at most 0: [T, H, K], [T, H] or [H].
     states_NHKV: float32. It may be strided by block id.
     """
-    q, k, v = q_THK.double(), k_THK.double(), v_THV.double()
     left_THK = by_channel(decay, k_THK).double().exp()
-    o_THV = torch.zeros_like(v_THV, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        state = torch.zeros_like(states_NHKV[0]) if row.fresh else states_NHKV[row.reads]
-        state = state.double()
-        for token in range(row.start, row.end):
-            state = left_THK[token, :, :, None] * state + k[token, :, :, None] * v[token, :, None]
-            o_THV[token] = (torch.einsum("hkv,hk->hv", state, q[token]) * scale).to(o_THV.dtype)
-            if token + 1 - row.start == row.mark:
-                states_NHKV[row.marked] = state.to(states_NHKV.dtype)
-        states_NHKV[row.writes] = state.to(states_NHKV.dtype)
-    return o_THV
+    rule = decaying(q_THK.double(), k_THK.double(), v_THV.double(), left_THK, scale)
+    return recurrence(rule, states_NHKV, turns, v_THV)
 
 
 def by_channel(decay: Tensor, k_THK: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ Legend:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import recurrence
 from ridgeline.kernels.turns import Turns
 
 
@@ -45,20 +45,16 @@ def selective_scan(
     rate_XS: negative; -exp(A_log) of checkpoints. Dense.
     states_NXS: float32. It may be strided by block id.
     """
-    x, b, c = (v.double() for v in (x_TX, b_TS, c_TS))
+    x, b, c, rate_XS, skip_X = (v.double() for v in (x_TX, b_TS, c_TS, rate_XS, skip_X))
     dt_TX = F.softplus(dt_TX.double() if dt_bias_X is None else dt_TX.double() + dt_bias_X.double())
-    y_TX = torch.zeros_like(x_TX, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        state = (torch.zeros_like(states_NXS[0]) if row.fresh else states_NXS[row.reads]).double()
-        for token in range(row.start, row.end):
-            step_X1 = dt_TX[token, :, None]
-            state = (step_X1 * rate_XS.double()).exp() * state + step_X1 * x[token, :, None] * b[token]
-            y_X = state @ c[token] + skip_X.double() * x[token]
-            y_TX[token] = (y_X if z_TX is None else y_X * F.silu(z_TX[token].double())).to(y_TX.dtype)
-            if token + 1 - row.start == row.mark:
-                states_NXS[row.marked] = state.to(states_NXS.dtype)
-        states_NXS[row.writes] = state.to(states_NXS.dtype)
-    return y_TX
+
+    def rule(token: int, state_XS: Tensor) -> tuple[Tensor, Tensor]:
+        step_X1 = dt_TX[token, :, None]
+        state_XS = (step_X1 * rate_XS).exp() * state_XS + step_X1 * x[token, :, None] * b[token]
+        y_X = state_XS @ c[token] + skip_X * x[token]
+        return y_X if z_TX is None else y_X * F.silu(z_TX[token].double()), state_XS
+
+    return recurrence(rule, states_NXS, turns, x_TX)
 
 
 SELECTIVE_SCAN = Op(

@@ -17,11 +17,11 @@ Legend:
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import decaying, recurrence
 from ridgeline.kernels.turns import Turns
 
 
@@ -51,19 +51,14 @@ def ssd(
     share = x_THP.shape[1] // b_TGS.shape[1]
     b_THS, c_THS = (v.double().repeat_interleave(share, dim=1) for v in (b_TGS, c_TGS))
     x, step_TH = x_THP.double(), step_of(dt_TH.double(), dt_bias_H.double(), dt_min, dt_max)
-    decay_TH = (step_TH * rate_H.double()).exp()
-    y_THP = torch.zeros_like(x_THP, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        state = (torch.zeros_like(states_NHPS[0]) if row.fresh else states_NHPS[row.reads]).double()
-        for token in range(row.start, row.end):
-            added_HP = step_TH[token, :, None] * x[token]
-            state = decay_TH[token, :, None, None] * state + added_HP[:, :, None] * b_THS[token, :, None]
-            y_HP = torch.einsum("hps,hs->hp", state, c_THS[token]) + skip_H.double()[:, None] * x[token]
-            y_THP[token] = y_HP.to(y_THP.dtype)
-            if token + 1 - row.start == row.mark:
-                states_NHPS[row.marked] = state.to(states_NHPS.dtype)
-        states_NHPS[row.writes] = state.to(states_NHPS.dtype)
-    return y_THP
+    left_TH1, skip_H1 = (step_TH * rate_H.double()).exp()[..., None], skip_H.double()[:, None]
+    transposed = decaying(c_THS, b_THS, step_TH[..., None] * x, left_TH1, 1.0)
+
+    def rule(token: int, state_HPS: Tensor) -> tuple[Tensor, Tensor]:
+        y_HP, state_HSP = transposed(token, state_HPS.mT)
+        return y_HP + skip_H1 * x[token], state_HSP.mT
+
+    return recurrence(rule, states_NHPS, turns, x_THP)
 
 
 def step_of(dt_TH: Tensor, dt_bias_H: Tensor, dt_min: float, dt_max: float) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.recurrence import recurrence
 from ridgeline.kernels.turns import Turns
 
 NOTHING = -1e38  # the exponent of a state in which no token is
@@ -35,22 +36,18 @@ def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X
     decay_X: the logarithm of what is left of a weight after a token, below 0. bonus_X: both float32.
     states_N3X: float32. It may be strided by block id. A state that begins has the exponent NOTHING, and zeros.
     """
-    decay, bonus = decay_X.double(), bonus_X.double()
-    o_TX = torch.zeros_like(v_TX, memory_format=torch.contiguous_format)
-    for row in turns.rows():
-        a, b, p = begun(states_N3X[row.reads], row.fresh).double()
-        for token in range(row.start, row.end):
-            k, v = k_TX[token].double(), v_TX[token].double()
-            top = torch.maximum(p, bonus + k)
-            old, new = (p - top).exp(), (bonus + k - top).exp()
-            o_TX[token] = ((old * a + new * v) / (old * b + new)).to(o_TX.dtype)
-            top = torch.maximum(p + decay, k)
-            old, new = (p + decay - top).exp(), (k - top).exp()
-            a, b, p = old * a + new * v, old * b + new, top
-            if token + 1 - row.start == row.mark:
-                states_N3X[row.marked] = torch.stack((a, b, p)).to(states_N3X.dtype)
-        states_N3X[row.writes] = torch.stack((a, b, p)).to(states_N3X.dtype)
-    return o_TX
+    k_TX, v, decay, bonus = (x.double() for x in (k_TX, v_TX, decay_X, bonus_X))
+
+    def rule(token: int, state_3X: Tensor) -> tuple[Tensor, Tensor]:
+        (a, b, p), k = state_3X, k_TX[token]
+        top = torch.maximum(p, bonus + k)
+        old, new = (p - top).exp(), (bonus + k - top).exp()
+        mean_X = (old * a + new * v[token]) / (old * b + new)
+        top = torch.maximum(p + decay, k)
+        old, new = (p + decay - top).exp(), (k - top).exp()
+        return mean_X, torch.stack((old * a + new * v[token], old * b + new, top))
+
+    return recurrence(rule, states_N3X, turns, v_TX, lambda state_3X, fresh: begun(state_3X, fresh).double())
 
 
 def begun(state_3X: Tensor, fresh: bool) -> Tensor:
