@@ -25,7 +25,6 @@ from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
 from ridgeline.kernels.latent_attention.op import LATENT_ATTENTION, LATENT_KV
 from ridgeline.kernels.launch import settle_cache_keys
 from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
-from ridgeline.kernels.long_convolution.op import LONG_CONVOLUTION
 from ridgeline.kernels.lookup.op import LOOKUP_DRAFTS
 from ridgeline.kernels.lookup.recent import RECENT_DRAFTS
 from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
@@ -97,7 +96,6 @@ class Ops:
     linear_attention = LINEAR_ATTENTION
     delta_attention = DELTA_ATTENTION
     wkv = WKV
-    long_convolution = LONG_CONVOLUTION
     sample = SAMPLE
     noised = NOISED
     draw_part = DRAW_PART

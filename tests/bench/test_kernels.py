@@ -62,7 +62,6 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
         "partial_attention",
         "mask_logits",  # works in place; benchmarks/masks.py measures it
         "packed_attention",  # of whole prompts without a cache; benchmarks/embeddings.py measures it
-        "long_convolution",  # a reference, which no layer runs
         "w8a8_linear",  # its weight is packed once, with a model; benchmarks/cpu.py measures it
     }
     assert missing - elsewhere == {

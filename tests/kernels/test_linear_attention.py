@@ -1,5 +1,4 @@
-"""Linear attention, delta attention and RWKV's weighted mean against their recurrences in float64, and the long
-convolution against the direct sum.
+"""Linear attention, delta attention and RWKV's weighted mean against their recurrences in float64.
 
 Tolerances: an output is rounded once to its dtype, and may be off by a few of its epsilons. What float32 arithmetic in
 another order loses grows with the length of its sums; states and values are of order one.
@@ -21,9 +20,6 @@ from ridgeline.kernels.linear_attention import cases as linear_cases
 from ridgeline.kernels.linear_attention import op as linear
 from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.linear_attention.torch_ops import met
-from ridgeline.kernels.long_convolution import cases as long_cases
-from ridgeline.kernels.long_convolution import op as long
-from ridgeline.kernels.long_convolution.cases import LongConvolutionCase
 from ridgeline.kernels.op import Op, Platform
 from ridgeline.kernels.turns import turns_of
 from ridgeline.kernels.wkv import cases as wkv_cases
@@ -132,24 +128,6 @@ def meant(states_N3X: Tensor) -> tuple[Tensor, Tensor]:
     of its own roundings, so the logarithm is compared with what it is of order of."""
     a, b, p = states_N3X.double().unbind(1)
     return a / b, (p + b.log()) / (1 + p.abs())
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", long_cases.CASES, ids=str)
-def test_long_convolutions(case: LongConvolutionCase, dtype: torch.dtype) -> None:
-    """A transform's error is that of its largest numbers, which sums of so many numbers of order one have."""
-    inputs = case.inputs(dtype, CPU)
-    tokens = sum(case.rows)
-    ours, theirs = (f(*inputs)[:tokens].double() for f in (chosen(long.LONG_CONVOLUTION, "fft"), long.long_convolution))
-    epsilon = torch.finfo(dtype).eps
-    torch.testing.assert_close(ours, theirs, rtol=2 * epsilon, atol=2 * epsilon + 2.0**-17)
-
-
-def test_rows_that_filters_do_not_reach_are_refused() -> None:
-    inputs = LongConvolutionCase((9,), length=8).inputs(torch.float32, CPU)
-    for name in ("reference", "fft"):
-        with pytest.raises(ValueError, match="9 tokens, and the filters reach 8"):
-            long.LONG_CONVOLUTION.choose(Platform.of(CPU), name)(*inputs)
 
 
 def test_decays_that_leave_nothing_do_not_overflow() -> None:
