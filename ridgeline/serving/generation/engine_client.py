@@ -59,9 +59,9 @@ _Answer = TypeVar("_Answer")
 class EngineClient:
     """The engine, as an API server sees it.
 
-    `name` is the API server's. `facts` is None while no engine answers; `known` keeps the newest facts even then.
-    `lives` counts the engines that have answered so far, and `stats` holds the newest figures. A reader may be `buffer`
-    tokens behind before its request is cut.
+    `path` is that of its socket, and `name` is the API server's. `facts` is None while no engine answers; `known` keeps
+    the newest facts even then. `lives` counts the engines that have answered so far, and `stats` holds the newest
+    figures. A reader may be `buffer` tokens behind before its request is cut.
 
     When the engine dies, `heir` says which one runs a request instead that has nothing yet: the next one here, or
     another that runs the same model. If not `keeps`, requests fail then, and whoever sent them sends them again.
@@ -77,7 +77,7 @@ class EngineClient:
         self._hung: tuple[int, str] | None = None  # the process that was last given up, and why
         self._given_up = asyncio.Event()
         self.name = name
-        self._path, self._buffer = path, buffer
+        self.path, self._buffer = path, buffer
         self._socket: FaceSocket | None = None
         self._tickets: dict[int, RequestTicket] = {}
         self._weight = 0  # of all tickets
@@ -141,7 +141,7 @@ class EngineClient:
         """Greet the engine, listen to it until it dies, and greet the next one, until cancelled."""
         try:
             while True:
-                self._socket = FaceSocket(self._path)
+                self._socket = FaceSocket(self.path)
                 try:
                     facts = await self._greet(self._socket)
                     if facts is not None:

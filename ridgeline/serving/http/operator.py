@@ -1,7 +1,7 @@
 """Routes for whoever runs the server: metrics, where requests' time went, and the dashboard.
 
-The dashboard is files beside `observed/dashboard/page.html`; it asks for /dashboard/data once a second. All of these
-routes are behind keys where keys are set (http/middleware.py).
+The dashboard is files beside `observed/dashboard/page.html`; it asks for /dashboard/data once a second, and gets the
+last hour too when it has just been opened. All of these routes are behind keys where keys are set (http/middleware.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Unavailable
 from ridgeline.serving.http.answers import Forgotten, ServerInfo
 from ridgeline.serving.http.describe import answers as answered
-from ridgeline.serving.observed import metrics
+from ridgeline.serving.observed import metrics, past
 from ridgeline.serving.observed.breakdown import breakdowns
 from ridgeline.serving.observed.expert_figures import shown
 from ridgeline.serving.observed.histograms import BOUNDS
@@ -29,8 +30,9 @@ from ridgeline.version import __version__
 PAGE = "page.html"
 SCRIPT, STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css": STYLE}
-SHOWN_HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 SHOWN_REQUESTS = 12
+SAME = 0.01  # seconds that the starts of one engine may differ by: the past has them in ms
+HOLE = 3 * past.PERIOD  # seconds that a page does not know of, from which on it is told what was then
 SECRET = ("api_key", "admin_key", "ssl_keyfile_password")
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -89,7 +91,8 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.get("/dashboard/data", include_in_schema=False)
     async def data(started: float = 0.0, since: float = 0.0) -> Response:
-        return JSONResponse(await figures(api, started, since), headers={"Cache-Control": "no-store"})
+        content = msgspec.json.encode(await figures(api, started, since))
+        return Response(content, headers={"Cache-Control": "no-store", "Content-Type": "application/json"})
 
     for name, kind in ASSETS.items():
         routes.add_api_route(f"/dashboard/{name}", _serve(name, kind), include_in_schema=False)
@@ -144,7 +147,7 @@ async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any
     """Return the figures that the dashboard shows.
 
     Steps are those after `since`, a time of the engine that started at `started`. `requests` is None if the engine does
-    not report them now.
+    not report them now, and `past` if the page knows it.
     """
     client = api.client
     facts, stats = client.known, client.stats
@@ -162,12 +165,25 @@ async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any
         "dtype": facts.dtype if facts else None,
         "block_size": facts.block_size if facts else None,
         "requests": requests,
+        "past": await _past(api, since, stats),
         "figures": _of_engines(stats, started, since) if stats is not None else None,
     }
 
 
+async def _past(api: ApiServer, since: float, stats: Stats | None) -> msgspec.Raw | None:
+    """Return what was between `since` and the newest figures, if a page missed that."""
+    if since and (stats is None or stats.at - since < HOLE):
+        return None
+
+    def read() -> msgspec.Raw:
+        pasts = [past.Past(engine.path).read() for engine in api.client.engines]
+        return msgspec.Raw(msgspec.json.encode(past.told(pasts, since)))
+
+    return await asyncio.to_thread(read)
+
+
 def _of_engines(stats: Stats, started: float, since: float) -> dict[str, Any]:
-    after = since if started == stats.started else 0.0
+    after = since if abs(started - stats.started) < SAME else 0.0
     return {
         "at": stats.at,
         "started": stats.started,
@@ -175,10 +191,12 @@ def _of_engines(stats: Stats, started: float, since: float) -> dict[str, Any]:
         "waiting": stats.waiting,
         "pages_used": stats.pages_used,
         "num_pages": stats.num_pages,
+        "step_seconds": stats.step_seconds,
+        "limit_seconds": stats.limit_seconds,
         "counters": stats.counters,
         "finished": stats.finished,
-        "bounds": {name: BOUNDS[name] for name in SHOWN_HISTOGRAMS},
-        "histograms": {name: stats.histograms[name].counts for name in SHOWN_HISTOGRAMS},
+        "bounds": {name: BOUNDS[name] for name in past.HISTOGRAMS},
+        "histograms": {name: stats.histograms[name].counts for name in past.HISTOGRAMS},
         "steps": [
             [step.at, step.seconds, step.limit, step.decode_rows, step.prefill_rows, step.tokens]
             for step in stats.recent

@@ -25,6 +25,7 @@ from ridgeline.ranks.recruits import Recruits
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.gpus import Gpus
+from ridgeline.serving.observed.past import Past
 from ridgeline.serving.observed.recent import RecentRequests
 from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import tell_mistake, tell_ready
@@ -92,7 +93,7 @@ class EngineHost:
         self._api_servers: dict[bytes, str] = {}  # connection → name
         self._owners: dict[str, tuple[bytes, int]] = {}  # request → connection, the request's number there
         self._over: dict[str, tuple[Request, RequestStats]] = {}  # ended, and not reported yet
-        self._stats = EngineStats()
+        self._stats, self._past = EngineStats(), Past(settings.socket)
         self._recent = RecentRequests()
         self._stats_due = 0.0
         self._stopped = False
@@ -440,6 +441,7 @@ class EngineHost:
     def _broadcast(self) -> None:
         self._stats_due = time.monotonic() + STATS_PERIOD
         message = self._message()
+        self._past.note(message)
         for connection in list(self._api_servers):
             if not self._socket.send(connection, message):
                 self._forget(connection)

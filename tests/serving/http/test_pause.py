@@ -379,7 +379,7 @@ def test_a_pause_ends_with_the_api_server_that_waited_for_it(
     (engine,) = server.api.client.engines
     going = send(max_tokens=1200, cache_salt="the other one ends")
     open_requests(server, 1)
-    with start_server(engine=Path(engine._path), admin_key=(KEY,)) as other:
+    with start_server(engine=Path(engine.path), admin_key=(KEY,)) as other:
         gone = Thread(target=abandoned, args=(f"{other.url}/sleep?mode=wait",))
         gone.start()
         orders_under_way(other, 1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,9 +20,12 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from prometheus_client.parser import text_string_to_metric_families
 
+from ridgeline.serving.observed import past
 from ridgeline.serving.observed.histograms import BOUNDS
+from ridgeline.serving.observed.past import PERIOD, Past
 from tests.chromium import CHROMIUM, FLAGS
 from tests.serving.conftest import Server, StartServer
+from tests.serving.observed.figures import stats
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 
@@ -43,12 +47,19 @@ OpenPage = Callable[..., Page]
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """`open_page(url, scheme=, width=, answers=)`; answers: what the page is told instead of the server's figures. A
-    test fails on any word on the console and on any request to another server."""
+    """`open_page(url, scheme=, width=, answers=, forgets=)`; answers: what the page is told instead of the server's
+    figures. forgets: it is told nothing of the time before. A test fails on any word on the console and on any request
+    to another server."""
     complaints: list[str] = []
 
     def go(
-        url: str, *, scheme: str = "light", width: int = WIDE, answers: list[dict[str, Any]] | None = None, **more: Any
+        url: str,
+        *,
+        scheme: str = "light",
+        width: int = WIDE,
+        answers: list[dict[str, Any]] | None = None,
+        forgets: bool = False,
+        **more: Any,
     ) -> Page:
         page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900}, **more)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
@@ -66,6 +77,8 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
                 "**/dashboard/data*",
                 lambda route: route.fulfill(json=left.pop(0) if len(left) > 1 else left[0]),
             )
+        if forgets:
+            page.route("**/dashboard/data*", lambda route: route.fulfill(json=route.fetch().json() | {"past": None}))
         answer = page.goto(url)
         assert answer is not None
         assert answer.status == 200
@@ -126,7 +139,7 @@ def quantile(name: str, share: float, before: dict[str, Any], after: dict[str, A
 @SCHEMES
 def test_what_it_shows_is_what_happened(server: Server, open_page: OpenPage, scheme: str) -> None:
     before = metrics(server)
-    page = open_page(f"{server.url}/dashboard", scheme=scheme)
+    page = open_page(f"{server.url}/dashboard", scheme=scheme, forgets=True)
     wait_for(page, "history.length >= 1")
     time.sleep(1.2)  # an answer of the engine that is as old as the page
 
@@ -224,6 +237,8 @@ def answer(at: float, **changes: Any) -> dict[str, Any]:
         "waiting": 0,
         "pages_used": 0,
         "num_pages": 400,
+        "step_seconds": 0,
+        "limit_seconds": 0,
         "counters": dict.fromkeys(
             ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions"), 0
         ),
@@ -253,6 +268,8 @@ BUSY = {
     "running": 3,
     "waiting": 2,
     "pages_used": 100,
+    "step_seconds": 1.5,
+    "limit_seconds": 0.75,
     "counters": {
         "prompt_tokens": 90,
         "generation_tokens": 600,
@@ -422,6 +439,46 @@ def test_names_are_shown_and_never_run(server: Server, open_page: OpenPage) -> N
     assert page.locator("#requests img").count() == 0
 
 
+# ---- what was before it was opened ----------------------------------------------------------------------------------
+
+
+def test_it_draws_the_hour_before_it_was_opened(server: Server, open_page: OpenPage, tmp_path: Path) -> None:
+    """An engine wrote 50 tokens/s until it was replaced, 20 minutes ago; its successor writes 20."""
+    book, end = Past(str(tmp_path / "engine")), 10_000.0
+    for seconds in range(-3598, 0, 2):
+        lives = seconds >= -1200
+        tokens = 20 * (seconds + 1200) if lives else 50 * (seconds + 3600)
+        book.note(stats(end + seconds, tokens, started=1.7e9 + lives, running=2 - lives, first=tokens))
+    told = answer(end, counters=answer(end)["figures"]["counters"] | {"generation_tokens": 24_000}, started=1.7e9 + 1)
+    page = open_page(f"{server.url}/dashboard", answers=[told | {"past": past.told([book.read()], 0.0)}])
+    wait_for(page, "history.length > 0")
+    at, generated = page.evaluate("[charts.tokens.plot.data[0], charts.tokens.plot.data[1]]")
+    assert at[0] == pytest.approx(-3598)
+    assert at[-1] == 0
+    shown = {seconds: rate for seconds, rate in zip(at, generated, strict=True) if rate is not None}
+    assert {rate for seconds, rate in shown.items() if seconds < -1201} == {50}
+    assert {rate for seconds, rate in shown.items() if seconds > -1200} == {20}
+    assert page.evaluate("charts.tokens.plot.data[1].includes(null)"), "no line from one life to the next"
+    running = page.evaluate("charts.queue.plot.data[1]")
+    assert (running[0], running[-2], running[-1]) == (2, 1, 0)
+    assert set(page.evaluate("charts.ttft.plot.data[1].slice(2, 900)")) == {15}  # of 10 to 20 ms
+    assert set(page.evaluate("charts.limit.plot.data[1].slice(2, 900)")) == {50}
+    assert page.evaluate("charts.tokens.plot.scales.x.min") == -300
+    page.select_option("#span", "3600")
+    assert page.evaluate("charts.tokens.plot.scales.x.min") == pytest.approx(-3598)
+    assert page.evaluate("charts.steps.plot.scales.x.min") >= -60, "steps are those of the last seconds"
+
+
+def test_a_page_opened_late_shows_what_ran_before(server: Server, open_page: OpenPage) -> None:
+    body = {"prompt": "late", "max_tokens": 40, "ignore_eos": True, "cache_salt": "late"}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
+    time.sleep(2 * PERIOD)
+    page = open_page(f"{server.url}/dashboard")
+    wait_for(page, "history.length >= 1")
+    assert page.evaluate("charts.tokens.rows.length") >= 2
+    assert page.evaluate("Math.max(...charts.tokens.rows.map(row => row[1]))") > 0
+
+
 # ---- for every reader -----------------------------------------------------------------------------------------------
 
 CONTRASTS = """() => {
@@ -493,6 +550,8 @@ def test_nothing_is_cut_at_any_width_or_zoom(server: Server, open_page: OpenPage
 def test_the_table_can_be_scrolled_with_the_keyboard(server: Server, open_page: OpenPage) -> None:
     page = open_page(f"{server.url}/dashboard", width=NARROW, answers=[answer(100.0), answer(102.0, **BUSY)])
     wait_for(page, "history.length === 2")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "span"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "scroll"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"

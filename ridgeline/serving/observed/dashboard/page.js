@@ -1,18 +1,21 @@
 "use strict";
-// Asks for the engine's figures once a second and draws what changed since. All times are seconds, on the clock of the
-// engine's machine; counters and histograms come as totals since its start, so rates are differences here.
+// Asks for the engine's figures once a second and draws what changed since; the first answer brings the last hour. All
+// times are seconds, on the clock of the engine's machine; counters and histograms come as totals since its start, so
+// rates are differences here.
 
 const PERIOD = 1000; // ms between questions
-const KEPT = 300; // seconds that the charts show
+const KEPT = 3600; // seconds that the charts can show
+const HOLE = 15; // seconds without figures that no line is drawn across
 const WINDOW = 60; // seconds that percentiles look at
 const TIMELINE = 10; // seconds of steps
 const SHORTEST = 60; // seconds that a chart's axis has at least, if it ever has that many
+const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900]; // seconds between numbers of an axis of time
 const UNKNOWN = "the limit of this device is not known";
 
 const $ = (id) => document.getElementById(id);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-let history = []; // answers with new figures, oldest first, of the engine that lives now
+let history = []; // the newest figures and those shortly before, oldest first, of the engine that lives now
 let steps = []; // [at, seconds, limit, decode rows, prefill rows, tokens]
 let charts = [];
 let tiles = new Map();
@@ -70,6 +73,12 @@ function headroom(newest) {
   return time > 0 && limit > 0 ? limit / time : null;
 }
 
+// A time before now, in minutes where the axis begins long ago.
+function ago(t, first) {
+  if (t === 0) return "now";
+  return first < -120 ? `${Number((t / 60).toFixed(1))} min` : `${Number(t.toFixed(1))} s`;
+}
+
 // ---- charts ----------------------------------------------------------------------------------------------------------
 
 const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 10000 * n]).sort((a, b) => a - b);
@@ -78,8 +87,8 @@ const COLORS = ["--one", "--two", "--three"];
 
 class Chart {
   // series: [label, unit]; drawn against seconds before now. `unit` stands at each number of the axis.
-  // `paint` draws instead of lines.
-  constructor(title, note, series, { unit = series[0][1], wide = false, span = KEPT, top = null, whole = false, paint = null } = {}) {
+  // `span` is how many seconds, if not as many as the reader chooses. `paint` draws instead of lines.
+  constructor(title, note, series, { unit = series[0][1], wide = false, span = null, top = null, whole = false, paint = null } = {}) {
     this.title = title;
     this.series = series;
     this.span = span;
@@ -107,11 +116,11 @@ class Chart {
           y: { range: (_, low, high) => [0, top ?? Math.max((paint ? this.highest() : high) * 1.1, 1e-3)] },
         },
         axes: [
-          { ...axis, size: 32, values: (_, ticks) => ticks.map((t) => (t === 0 ? "now" : t + " s")) },
+          { ...axis, size: 32, incrs: TICKS, values: (u, ticks) => ticks.map((t) => ago(t, u.scales.x.min)) },
           { ...axis, size: 92, incrs: whole ? WHOLE : undefined, values: (_, ticks) => ticks.map((t) => `${say(t)} ${unit}`) },
         ],
         series: [
-          { label: "at", value: (_, t) => (t === null ? "now" : t.toFixed(1) + " s") },
+          { label: "at", value: (_, t) => (t === null ? "now" : ago(t, t)) },
           ...series.map(([label, unit], i) => ({
             label,
             stroke: () => color(COLORS[i]),
@@ -135,7 +144,7 @@ class Chart {
   // Seconds on the axis: at first there is little to show.
   shown() {
     const known = this.rows.length ? this.now - this.rows[0][0] : 0;
-    return Math.min(this.span, Math.max(known, SHORTEST));
+    return Math.min(this.span ?? Number($("span").value), Math.max(known, SHORTEST));
   }
 
   highest() {
@@ -161,7 +170,7 @@ class Chart {
 
   draw(now) {
     this.now = now;
-    this.rows = this.rows.filter((row) => row[0] > now - this.span - 1);
+    this.rows = this.rows.filter((row) => row[0] > now - (this.span ?? KEPT) - 1);
     const columns = [this.rows.map((row) => row[0] - now)];
     this.series.forEach((_, i) => columns.push(this.rows.map((row) => row[i + 1])));
     this.plot.setData(columns);
@@ -360,24 +369,63 @@ function show(answer) {
     banner("");
     state("up", "up");
   }
+  if (answer.past) for (const point of unpack(answer.past)) add(point);
   if (answer.figures) take(answer.figures, answer);
+  else if (history.length) draw(history[history.length - 1].at);
 }
 
 function take(now, answer) {
-  const last = history[history.length - 1];
-  if (last && last.started !== now.started) {
-    history = [];
-    steps = [];
-    for (const chart of Object.values(charts)) chart.add(now.at, chart.series.map(() => null));
-  } else if (last && now.at <= last.at) {
-    return showTiles(last, answer); // nothing new: an engine that is down, or a question too early
+  if (!add(now)) return showTiles(history[history.length - 1], answer); // an engine that is down, or asked too early
+  for (const [at, seconds, limit, decode, prefill] of now.steps) {
+    charts.steps.add(at, [decode, prefill, seconds]);
+    charts.times.add(at, [1000 * seconds, limit > 0 ? 1000 * limit : null]);
   }
-  history = [...history.filter((figures) => figures.at > now.at - KEPT), now];
+  if (now.steps.length) {
+    const known = headroom(now.steps) !== null;
+    charts.limit.note.textContent = known ? "hardware limit ÷ step time, %" : UNKNOWN;
+    charts.times.note.textContent = known ? "beside the least it could take" : UNKNOWN;
+  }
   steps = [...steps, ...now.steps].slice(-4096);
-  addToCharts(now);
   showTiles(now, answer);
   showExperts(now.experts, earlier(now, WINDOW).experts);
-  for (const chart of Object.values(charts)) chart.draw(now.at);
+  draw(now.at);
+}
+
+function draw(now) {
+  for (const chart of Object.values(charts)) chart.draw(now);
+}
+
+// Gives the charts one more point. False if it is none: nothing is new.
+function add(now) {
+  const last = history[history.length - 1];
+  const replaced = last && Math.abs(now.started - last.started) > 0.01;
+  if (last && !replaced && now.at <= last.at) return false;
+  if (last && (replaced || now.at - last.at > HOLE)) {
+    for (const chart of Object.values(charts)) chart.add(Math.min(now.at, last.at + 1), chart.series.map(() => null));
+  }
+  if (replaced) {
+    history = [];
+    steps = [];
+  }
+  history = [...history.filter((figures) => figures.at > now.at - 2 * WINDOW), now];
+  addToCharts(now);
+  return true;
+}
+
+// The figures that the past has of each point, which are less than those of now. Rows are differences to the one before.
+function* unpack({ counters, bounds, rows }) {
+  const sums = [];
+  for (const row of rows) {
+    row.forEach((more, i) => (sums[i] = (sums[i] ?? 0) + more));
+    const [at, started, running, waiting, pages_used, num_pages, time, limit, ...rest] = sums;
+    const counts = Object.fromEntries(counters.map((name) => [name, rest.shift()]));
+    const histograms = Object.entries(bounds).map(([name, { length }]) => [name, rest.splice(0, length + 1)]);
+    yield {
+      at: at / 1000, started: started / 1000, running, waiting, pages_used, num_pages,
+      step_seconds: time / 1e6, limit_seconds: limit / 1e6,
+      counters: counts, bounds, histograms: Object.fromEntries(histograms), experts: null,
+    };
+  }
 }
 
 function addToCharts(now) {
@@ -391,16 +439,9 @@ function addToCharts(now) {
   charts.queue.add(now.at, [now.running, now.waiting]);
   const hits = hitRate(now, minute);
   charts.cache.add(now.at, [100 * now.pages_used / now.num_pages, hits === null ? null : 100 * hits]);
-  const share = headroom(now.steps);
-  if (now.steps.length) {
-    charts.limit.note.textContent = share === null ? UNKNOWN : "hardware limit ÷ step time, %";
-    charts.times.note.textContent = share === null ? UNKNOWN : "beside the least it could take";
-  }
-  charts.limit.add(now.at, [share === null ? null : 100 * share]);
-  for (const [at, seconds, limit, decode, prefill] of now.steps) {
-    charts.steps.add(at, [decode, prefill, seconds]);
-    charts.times.add(at, [1000 * seconds, limit > 0 ? 1000 * limit : null]);
-  }
+  const time = now.step_seconds - before.step_seconds;
+  const limit = now.limit_seconds - before.limit_seconds;
+  charts.limit.add(now.at, [time > 0 && limit > 0 ? (100 * limit) / time : null]);
 }
 
 function hitRate(now, before) {
@@ -439,8 +480,9 @@ async function ask() {
   asking = true;
   try {
     const last = history[history.length - 1];
-    const since = last ? `?started=${last.started}&since=${last.at}` : "";
-    const response = await fetch(`dashboard/data${since}`, { credentials: "same-origin", cache: "no-store" });
+    const asked = new URLSearchParams(location.search); // of several models one
+    if (last) asked.set("started", last.started), asked.set("since", last.at);
+    const response = await fetch(`dashboard/data?${asked}`, { credentials: "same-origin", cache: "no-store" });
     if (response.status === 401 || response.status === 403) {
       banner("The key is not accepted any more; load this page again to give another.");
       state("locked", "down");
@@ -461,6 +503,9 @@ document.addEventListener("visibilitychange", ask);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const chart of Object.values(charts)) chart.plot.redraw();
   paintHeat();
+});
+$("span").addEventListener("change", () => {
+  if (history.length) draw(history[history.length - 1].at);
 });
 $("heat").addEventListener("pointermove", pointAt);
 $("heat").addEventListener("pointerleave", () => ($("heat-at").textContent = ""));
