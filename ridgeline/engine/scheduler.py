@@ -149,11 +149,13 @@ class Scheduler:
         if self._recovery.suspects:
             self._run_a_suspect(draft)
         else:
-            self._make_way_by_rank()
+            if self._policy.preempts:
+                self._make_way_by_rank()
             self._grow_running()
             draft.standing = self.running.standing_rows()
             draft.budget -= int(draft.standing.rows.num_tokens_R.sum())
-            self._advance_paced(draft)
+            if self.running.paced:
+                self._advance_paced(draft)
             self._advance_prompts(draft)
             self._advance_decoding(draft)
         if draft.empty:
@@ -166,7 +168,7 @@ class Scheduler:
         Done before any row is drafted, as `_grow_running` is: a preempted request must not be in the plan. Not in every
         plan for the same request: its prefix is searched each time, which takes milliseconds where it is long.
         """
-        seq = self._waiting.head() if self._policy.preempts else None
+        seq = self._waiting.head()
         if seq is None or seq.last_plan > self._retired:
             return
         looked_for, running, plan_id = self._looked
@@ -189,7 +191,7 @@ class Scheduler:
 
     def _outranks(self, seq: Sequence) -> bool:
         """Return whether some running request would make way for this one."""
-        return self._policy.preempts and bool(self._policy.lower(seq, self.running.leaders()))
+        return bool(self._policy.lower(seq, self.running.leaders()))
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
         """Return whether there would be slots and blocks for `seq` if the running requests `without` had none."""
@@ -276,7 +278,8 @@ class Scheduler:
                 cut = False
                 self._bound(draft, seq)
             elif starts:
-                admitted = not self._waits(draft, seq) and self._admit(seq)
+                waits = draft.chunks and not seq.has_waited and self._waits(draft, seq)
+                admitted = not waits and self._admit(seq)
                 if admitted and not self._add_chunk(draft, seq):
                     return
                 waiting = self._waiting.head() if admitted else None
@@ -295,12 +298,14 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""
-        room = self.cache.pool.free_pages, self.running.num_seqs
+        num_seqs = self.running.num_seqs
+        room = self.cache.pool.free_pages, num_seqs
         if seq.last_plan > self._retired or self._waiting.refused(seq, *room, self._plan_id - LOOK_AGAIN):
             return False
-        if self.running.num_seqs + len(seq.members) > self._pace.rows:
+        if num_seqs + len(seq.members) > self._pace.rows:
             return False
-        if not self.running.start(seq, reserve_blocks=self.running.num_seqs, foresees=not self._outranks(seq)):
+        outranks = self._policy.preempts and self._outranks(seq)
+        if not self.running.start(seq, reserve_blocks=num_seqs, foresees=not outranks):
             self._waiting.refuse(seq, *room, self._plan_id)
             return False
         self._policy.begin(seq)
@@ -309,8 +314,6 @@ class Scheduler:
     def _waits(self, draft: Draft, seq: Sequence) -> bool:
         """Return whether a request should let this plan pass, once, because the next one finds more of its beginning
         in the cache."""
-        if seq.has_waited or not draft.chunks:
-            return False
         found = [self.cache.comes_with(member, draft.chunks) for member in seq.members]
         seq.has_waited = any(found)
         return seq.has_waited

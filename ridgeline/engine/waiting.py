@@ -9,7 +9,8 @@ from ridgeline.engine.sequence import Sequence, Status
 
 
 class WaitingQueue:
-    """A heap. Who stopped waiting (admitted as a suspect, aborted, finished by a late token) is skipped at the top."""
+    """A heap. An entry is skipped if its request waits no more (admitted as a suspect, aborted, finished by a late
+    token) or has another place by now."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple, Sequence]] = []
@@ -21,9 +22,12 @@ class WaitingQueue:
 
     def head(self) -> Sequence | None:
         """The next to be admitted."""
-        while self._heap and not _waits(*self._heap[0]):
+        while self._heap:
+            order, seq = self._heap[0]
+            if seq.status is Status.WAITING and seq.order == order:
+                return seq
             heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        return None
 
     def promote(self, seq: Sequence, order: tuple) -> None:
         """Let a request that waits have another place."""
@@ -32,7 +36,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the requests that wait, in any order."""
-        return (seq for order, seq in self._heap if _waits(order, seq))
+        return (seq for order, seq in self._heap if seq.status is Status.WAITING and seq.order == order)
 
     def refuse(self, seq: Sequence, free_pages: int, num_running: int, plan_id: int) -> None:
         """Remember that `seq` did not fit, so that its prefix is not searched again at every step."""
@@ -44,8 +48,3 @@ class WaitingQueue:
             return False
         _, pages_then, running_then, plan_then = self._refused
         return plan_then > since and free_pages <= pages_then and 0 < running_then <= num_running
-
-
-def _waits(order: tuple, seq: Sequence) -> bool:
-    """Return whether an entry of the queue still holds."""
-    return seq.status is Status.WAITING and seq.order == order

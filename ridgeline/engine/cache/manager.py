@@ -80,17 +80,18 @@ class CacheManager:
             if not self.pool.can_take(wanted):
                 self._take_back(seqs)
                 return False
-        for seq in seqs:
+        for seq in seqs if any(hit.whole.blocks for hit in hits) else ():
             seq.shared_tokens = self._shared(seq)
         if not fits(seqs):
             self._take_back(seqs)
             return False
         for seq, hit in zip(seqs, hits, strict=True):
-            self.pool.returned(seq)
-            for checkpoint in {checkpoint for checkpoint in self._begun_from(seq) if checkpoint is not None}:
+            for checkpoint in self._begun_from(seq) if self._exact else ():
                 seq.checkpoint = checkpoint
                 self.checkpoints.use(checkpoint)
-            if not seq.preemptions:  # later it finds what it wrote itself, which says nothing about prompts
+            if seq.preemptions:
+                self.pool.returned(seq)
+            else:  # later it finds what it wrote itself, which says nothing about prompts
                 seq.prompt_hit = seq.cached_tokens
                 self.queried_tokens += len(seq.tokens)
                 self.hit_tokens += seq.cached_tokens
@@ -162,7 +163,7 @@ class CacheManager:
                     self.pool.share(g, block)
         seq.published = hit.blocks
         seq.passed = [0] * len(self.specs)
-        seq.cached_tokens = hit.tokens(self.block_size)
+        seq.cached_tokens, seq.shared_tokens = hit.tokens(self.block_size), 0
         seq.checkpoint, seq.keeps_at = None, 0
 
     def _shared(self, seq: Sequence) -> int:
@@ -174,10 +175,11 @@ class CacheManager:
         for seq in seqs:
             self.release(seq, 0)
 
-    def _begun_from(self, seq: Sequence) -> list[Checkpoint | None]:
-        """Return the checkpoint that it begins at, as each group whose blocks are exact knows it."""
+    def _begun_from(self, seq: Sequence) -> set[Checkpoint]:
+        """Return the checkpoint that it begins at, if there is one: all groups whose blocks are exact know the same."""
         blocks = seq.source or [blocks[-1] if blocks else NULL_BLOCK for blocks in seq.blocks]
-        return [self.checkpoints.at(g, blocks[g]) for g in self._exact]
+        found = (self.checkpoints.at(g, blocks[g]) for g in self._exact)
+        return {checkpoint for checkpoint in found if checkpoint is not None}
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
         """Return the copies that `plan`, the first of these sequences, must make. Later plans may overwrite the

@@ -198,7 +198,8 @@ class BlockPool:
                 partial[page] = 0
                 partial.move_to_end(page, last=False)  # others were laid down later, most likely
             partial[page] += 1
-            self._dissolve_if_worthless(group, page)
+            if not self._cached(group, page):
+                self._dissolve(group, page)
         elif state.refs == 0:
             del self._spare[group][block]
             state.cached = False
@@ -223,7 +224,7 @@ class BlockPool:
             owners.discard(owner)
             if not owners and self._awaited.pop(page, None) is not None and (group := self._idle.get(page)) is not None:
                 self._ranked_of[group].discard(page)
-                self._rank(group, page)
+                self._rank(group, page, self._cached(group, page))
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
@@ -273,26 +274,25 @@ class BlockPool:
 
     def _lay_down(self, group: int, page: int) -> None:
         """The last held block was released: the page as a whole waits to be found again or evicted."""
-        for block in self._blocks_of(group, page):
+        blocks = self._blocks_of(group, page)
+        for block in blocks:
             del self._unheld(group, block)[block]
         self._idle[page] = group
         self._lacking[group] -= self._filled.pop(page, 0)
-        cached = [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
+        cached = [block for block in blocks if self._blocks[group][block].cached]
         if 0 < len(cached) < self._per_page[group]:
             self._partial[group][page] = self._per_page[group] - len(cached)
-        self._rank(group, page)
-        self._dissolve_if_worthless(group, page)
+        if not cached:
+            return self._dissolve(group, page)
+        self._rank(group, page, cached)
         states = self._ranked[1]
         while len(states) > self._most_states and (least := states.least()) is not None:
             self._give_up(least)
 
-    def _rank(self, group: int, page: int) -> None:
-        """Give an idle page its place among those that may be given up."""
+    def _rank(self, group: int, page: int, cached: Sequence[int]) -> None:
+        """Give an idle page with these cached blocks its place among those that may be given up."""
         self._order += 1
-        rank = inf
-        if page not in self._awaited:
-            cached = [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
-            rank = self._clock + self._worth(group, cached)
+        rank = inf if page in self._awaited else self._clock + self._worth(group, cached)
         self._ranked_of[group].add(Idle(rank, self._order, page))
 
     def _wake(self, group: int, page: int) -> None:
@@ -321,14 +321,11 @@ class BlockPool:
             if self._blocks[group][block].cached:
                 self._on_evict(group, block)
                 self._blocks[group][block].cached = False
-        self._dissolve_if_worthless(group, page)
+        self._dissolve(group, page)
 
-    def _dissolve_if_worthless(self, group: int, page: int) -> None:
+    def _dissolve(self, group: int, page: int) -> None:
         """Return an idle page without cached blocks to the common stock."""
-        blocks = self._blocks_of(group, page)
-        if any(self._blocks[group][block].cached for block in blocks):
-            return
-        for block in blocks:
+        for block in self._blocks_of(group, page):
             del self._blocks[group][block]
         del self._busy[page]
         del self._idle[page]
@@ -336,6 +333,9 @@ class BlockPool:
         self._ranked_of[group].discard(page)
         self._partial[group].pop(page, None)
         self._fresh.append(page)
+
+    def _cached(self, group: int, page: int) -> list[int]:
+        return [block for block in self._blocks_of(group, page) if self._blocks[group][block].cached]
 
     def _blocks_of(self, group: int, page: int) -> list[int]:
         if self._per_page[group] == 1:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ridgeline.core.request import Request
+from operator import attrgetter
+
 from ridgeline.engine.policy.ranked import Ranked
 
 
 class FCFS(Ranked):
-    def rank(self, request: Request) -> int:
-        return int(request.background)
+    rank = attrgetter("background")

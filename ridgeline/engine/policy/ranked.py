@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from operator import attrgetter
+from typing import ClassVar
 
 from ridgeline.core.request import Request
 from ridgeline.engine.sequence import Sequence
@@ -21,16 +23,16 @@ MOST_OWNERS = 1024  # beyond which those that have nothing ahead are forgotten
 
 
 class Ranked:
-    """A policy without its ranks. `preempts` says whether requests of several ranks or owners have come."""
+    """A policy without its ranks: `rank` gives a request's, smaller ones first. `preempts` says whether requests of
+    several ranks or owners have come."""
+
+    rank: ClassVar[attrgetter[int]]
 
     def __init__(self) -> None:
         self.preempts = False
         self._first: tuple[int, str] | None = None
         self._now = 0
         self._next: dict[tuple[int, str], int] = {}  # by rank and owner the place of a request that comes
-
-    def rank(self, request: Request) -> int:
-        raise NotImplementedError
 
     def order(self, request: Request, arrival_index: int) -> tuple:
         kind = self.rank(request), request.owner
