@@ -21,12 +21,12 @@ from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.footprint import kv_bytes_per_token, parameters
 from ridgeline.weights.loader import read_model_config
-from ridgeline.worker.memory import activation_bytes
 from tests import tiny_models
 from tests.models.latent_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_4_7_FLASH
 from tests.parallel.test_divided_models import kept, loaded, numbers_of
 from tests.parallel.threads import on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize
+from tests.worker.test_memory import activation_bytes
 
 # Names → billions of parameters, and bytes of a token in 16 bits: layers times (512 + 64) numbers
 SIZES = {
@@ -55,9 +55,7 @@ def test_a_token_is_kept_as_one_vector_on_however_many_ranks(name: str) -> None:
 def test_parts_of_many_heads_and_drafts_are_planned_for() -> None:
     """With all of DeepSeek-V3's heads on a rank, 1,024 rows of 4 tokens: 2,048 items of 512 sums of 512 numbers."""
     model = model_config(DEEPSEEK_V3).spec
-    few, many = (
-        activation_bytes(model, dtype_bytes=2, max_tokens=1, max_seqs=1024, max_scored=n) for n in (1024, 4096)
-    )
+    few, many = (activation_bytes(model, max_tokens=1, max_seqs=1024, drafts=n) for n in (0, 3))
     logits = 3 * 4 * model.vocab_size * 3072
     assert many - few - logits == 2048 * (512 - 128) * 513 * 4
     assert many - 4 * logits / 3 > 2048 * 512 * 512 * 4
@@ -68,7 +66,7 @@ def test_keys_and_values_of_long_rows_are_planned_for() -> None:
     model = model_config(DEEPSEEK_V3).spec
 
     def planned(max_tokens: int, longest: int) -> int:
-        return activation_bytes(model, dtype_bytes=2, max_tokens=max_tokens, max_seqs=1, longest=longest)
+        return activation_bytes(model, max_tokens=max_tokens, longest=longest)
 
     assert planned(LEAST_TOKENS - 1, 1_000_000) == planned(LEAST_TOKENS - 1, 0)
     vectors = EXPANDED_BYTES // (576 * 2)

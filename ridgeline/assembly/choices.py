@@ -11,11 +11,13 @@ import torch
 
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft
 from ridgeline.assembly.forms import kept_forms
+from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig, check_limits
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec
 from ridgeline.core.kv_format import kv_format
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.model_spec import ModelSpec, with_draft
+from ridgeline.core.reserve import StepSizes
 from ridgeline.core.sharding import with_cached_experts
 from ridgeline.core.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.stages import of_stage
@@ -34,7 +36,15 @@ from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.loader import check_files, read_model_config, resolve_model, stored_forms, with_cache
 from ridgeline.weights.quantized.config import method_name
 from ridgeline.weights.quantized.plan import Forms
-from ridgeline.worker.memory import MemoryReport, check_fits, check_weights_fit, plan_memory, weight_bytes
+from ridgeline.worker.memory import (
+    Budget,
+    MemoryReport,
+    check_fits,
+    check_weights_fit,
+    parts_of,
+    plan_memory,
+    weight_bytes,
+)
 from ridgeline.worker.precompile import KernelSet
 
 
@@ -72,20 +82,27 @@ class Choices:
 
     def memory(self, *, weights: int, loaded: bool, longest: int) -> MemoryReport:
         """Size the KV cache for weights of so many bytes."""
-        return plan_memory(
-            self.part,
-            self.config,
-            self.device,
-            dtype=self.dtype,
-            weights=weights,
-            loaded=loaded,
-            longest=longest,
+        draft, config = None if self.draft is None else self.draft.spec, self.config
+        sizes = StepSizes.of(
+            config,
+            device_type=self.device.type,
+            itemsize=DTYPE_BYTES[self.dtype],
+            max_tokens=self.max_tokens,
             max_seqs=self.max_seqs,
-            max_chunk=self.max_tokens,
-            ranks=self.mesh.size if self.device.type == "cpu" else 1,
-            token_ranks=self.mesh.cp.size,
-            draft=None if self.draft is None else self.draft.spec,
+            longest=longest,
+            ranks=self.mesh.cp.size,
         )
+        cache = CacheLayout(
+            groups=with_draft(self.part, draft).cache_groups,
+            block_size=sizes.ranks * (config.block_size or DEFAULT_BLOCK_SIZE[sizes.device_type]),
+            dtype=self.dtype,
+            num_pages=2,
+            ranks=sizes.ranks,
+            scratch=sizes.scratch,
+        )
+        sharing = self.mesh.size if self.device.type == "cpu" else 1
+        budget = Budget(device=self.device, config=config, weights=weights, loaded=loaded, ranks=sharing)
+        return plan_memory(cache, sizes, parts_of(self.part, config, draft), budget)
 
     @property
     def precision(self) -> Precision:

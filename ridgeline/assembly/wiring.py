@@ -22,9 +22,11 @@ from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec, with_draft
 from ridgeline.core.plan import Worker
+from ridgeline.core.reserve import StepSizes
 from ridgeline.core.sharding import part_of
 from ridgeline.core.speculation import NAMED
 from ridgeline.core.stages import deal, stage_of
+from ridgeline.core.state_spec import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.side_by_side import Engines
@@ -39,7 +41,7 @@ from ridgeline.weights.folder import EMBEDDED_MODEL, fingerprint
 from ridgeline.weights.loader import Progress, read_model_config, resolve_model, with_cache
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.machine import hardware_named, hardware_of
-from ridgeline.worker.memory import MemoryReport, host_memory, scratch_states
+from ridgeline.worker.memory import MemoryReport, host_memory
 
 if TYPE_CHECKING:
     from ridgeline.ranks.leader import Group
@@ -195,13 +197,22 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     model, folder, device, part, stage, draft = divided
     size, stages = config.ranks, config.pipeline_parallel_size
     facts = group.facts
+    sizes = StepSizes.of(
+        config,
+        device_type=device.type,
+        itemsize=DTYPE_BYTES[facts.dtype],
+        max_tokens=facts.max_tokens,
+        max_seqs=facts.max_seqs,
+        longest=facts.max_model_len,
+        ranks=config.prefill_context_parallel_size,
+    )
     layout = CacheLayout(
         groups=with_draft(stage, draft).cache_groups,
         block_size=facts.block_size,
         dtype=facts.dtype,
         num_pages=facts.num_pages,
-        ranks=config.prefill_context_parallel_size,
-        scratch=scratch_states(device.type, facts.max_seqs, config.num_drafts),
+        ranks=sizes.ranks,
+        scratch=sizes.scratch,
     )
     memory = MemoryReport(
         weights=facts.weights,
@@ -209,9 +220,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         kv_cache=facts.kv_cache,
         layout=layout,
         max_model_len=facts.max_model_len,
-        max_chunk=facts.max_tokens,
-        num_drafts=config.num_drafts,
-        drafted_ahead=config.drafted_ahead,
+        sizes=sizes,
     )
     hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
     cost_model: CostModel | None = None
@@ -316,7 +325,7 @@ def _engine(config: LLMConfig, worker: Worker, wiring: Wiring) -> Engine:
     engine_config = EngineConfig(
         max_model_len=memory.max_model_len,
         max_num_seqs=wiring.max_seqs,
-        max_num_batched_tokens=memory.max_chunk,
+        max_num_batched_tokens=memory.sizes.max_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         scheduling_policy=config.scheduling_policy,
         state_cache_share=config.state_cache_share,

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -37,7 +37,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.core.cache_layout import CacheGroup
 from ridgeline.core.pieces import Piece
+from ridgeline.core.reserve import Reserved, StepSizes
+from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.transfer import Transfer
 from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
@@ -97,6 +100,22 @@ class PieceScan:
         own = set(rows)
         index_t = _index((t for t, row in enumerate(self._row_of_t) if row in own), self._device)
         return _Part(index_t, kind(self._ring, [piece for piece in self._pieces if piece.row in own], self._device))
+
+
+@dataclass(frozen=True)
+class ToldStates:
+    """The recurrent states that ranks exchange at once. A row has a piece on every rank at most, and a mark cuts one of
+    them."""
+
+    groups: Sequence[CacheGroup]
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        if sizes.ranks == 1:
+            return Reserved()
+        specs = [group.spec for group in self.groups if isinstance(group.spec, RecurrentSpec)]
+        each = max((piece_bytes(part.shape) for spec in specs for part in spec.parts), default=0)
+        rows = min(sizes.max_seqs, sizes.max_tokens // (SHORT + 1))  # that are long enough
+        return Reserved(TOLD_COPIES * (min(TOLD_BYTES, 2 * rows * each) + (sizes.ranks + 1) * each))
 
 
 def piece_bytes(shape: Sequence[int], itemsize: int = 4) -> int:

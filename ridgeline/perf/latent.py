@@ -12,8 +12,14 @@ import numpy as np
 
 from ridgeline.core.cost import StepShape
 from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, expansion_cost, worth_expanding
-from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
+from ridgeline.core.reserve import StepSizes
+from ridgeline.kernels.expanded_attention.cost import (
+    expanded_attention_cost,
+    expanded_bytes,
+    expansion_cost,
+    worth_expanding,
+)
+from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost, parts_bytes
 from ridgeline.kernels.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision
@@ -39,3 +45,12 @@ def latent_attention(
         yield "expanded_attention", attended + expansion_cost(before, **heads, rank=mixer.rank, itemsize=p.item)
     if not long_R.all():
         yield "latent_attention", latent_attention_cost(new_R[~long_R], length_R[~long_R], **sizes, itemsize=p.item)
+
+
+def workspace(mixer: LatentAttentionSpec, tokens: int, sizes: StepSizes) -> int:
+    """Return the bytes of a layer that are neither its inputs nor its outputs: what short rows add up, some of which
+    verify drafts, or the keys and values of rows that bring many of the step's tokens."""
+    each = -(-sizes.max_scored // max(1, sizes.max_seqs))
+    short = parts_bytes(sizes.max_seqs, each, num_heads=mixer.num_heads, rank=mixer.rank)
+    heads = {name: getattr(mixer, name) for name in ("num_heads", "key_dim", "rope_dim", "value_dim", "rank")}
+    return max(short, expanded_bytes(tokens, max(sizes.longest, tokens), **heads, itemsize=sizes.itemsize))

@@ -16,9 +16,11 @@ from functools import cached_property
 from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.reserve import StepSizes, reserved
+from ridgeline.perf.activations import Activations
 from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes
-from ridgeline.perf.footprint import check_shape, expert_parameters, step_bytes_per_token
+from ridgeline.perf.footprint import check_shape, expert_parameters
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.links import Links, assumed
 from ridgeline.perf.precision import Precision, precision
@@ -241,8 +243,17 @@ class Plan:
         return reading < sum(op.count * op.cost.flops / op_rate(op.name, d.hardware, self.precision) for op in products)
 
     def _activations(self) -> float:
-        """Return the bytes of one step of `chunk` tokens, and of float32 logits of 256 rows."""
-        return self.chunk * step_bytes_per_token(self.part, self.precision.item) + 256 * self.part.vocab_size * 12.0
+        """Return the bytes of one step of `chunk` tokens and 256 rows, as an engine plans for it."""
+        d = self.deployment
+        sizes = StepSizes(
+            device_type="cuda",
+            itemsize=int(self.precision.item),
+            max_tokens=self.chunk,
+            max_seqs=256,
+            longest=d.context,
+            ranks=d.cp,
+        )
+        return reserved([Activations(self.part)], sizes)
 
 
 def _smallest(largest: int, holds: Callable[[int], bool]) -> int | None:

@@ -13,16 +13,33 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.rebalancing import MOST
+from ridgeline.core.reserve import Reserved, StepSizes
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
 from ridgeline.quantization.experts import tensors_of
 
 Takes = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class MovedExperts:
+    """The experts that a rank sends and gets between two steps, at most, one matrix of each at a time."""
+
+    model: ModelSpec
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        mixtures = [layer.feed_forward for layer in self.model.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+        numbers = (sum(each.fused) * (each.latent or self.model.hidden_size) for each in mixtures)
+        return Reserved(2 * MOST * max(numbers, default=0) * sizes.itemsize)
 
 
 class Mover:

@@ -20,6 +20,7 @@ import torch
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.draft_head import HeadSpec
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.reserve import StepSizes
 from ridgeline.core.speculation import Speculation
 from ridgeline.core.weight_format import HeldMatrix
 from ridgeline.kernels.aot import Compiled, compiling_for
@@ -30,7 +31,6 @@ from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.masks import Masks
-from ridgeline.worker.memory import scratch_states
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.segments import HostLengths
 from ridgeline.worker.speculation.drafts import Drafts
@@ -119,12 +119,20 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             draft.prepare()
         layers = () if kernels.draft is None else kernels.draft.layers
         groups = replace(kernels.spec, layers=kernels.spec.layers + layers).cache_groups
+        sizes = StepSizes(
+            device_type="cuda",
+            itemsize=dtype.itemsize,
+            max_tokens=kernels.max_tokens,
+            max_seqs=kernels.max_seqs,
+            longest=longest,
+            drafts=drafts,
+        )
         layout = CacheLayout(
             groups=groups,
             block_size=kernels.block_size,
             dtype=kernels.dtype,
             num_pages=1024,
-            scratch=scratch_states("cuda", kernels.max_seqs, drafts),
+            scratch=sizes.scratch,
         )
         runner = Runner(
             decoder,

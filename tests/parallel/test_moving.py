@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +24,13 @@ from ridgeline.perf.placement import equal_parts, placed
 from ridgeline.quantization.experts import ListedWeights
 from ridgeline.quantization.scheme import PlainWeight, everywhere, scheme
 from ridgeline.weights.loader import load_weights, read_model_config
-from ridgeline.worker.memory import plan_memory
 from ridgeline.worker.moving import Mover
 from tests.parallel.test_copies import skewed
 from tests.parallel.test_divided_models import kept
 from tests.parallel.test_exchange import CAPACITY, CPU, OPS, PROMPTS, decoder_of, logits
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize
+from tests.worker.test_memory import planned
 
 # Scales of outputs, of activations, of blocks; codes with zeros, with exponents, with nested scales; levels
 FORMS = [
@@ -165,12 +164,11 @@ def test_the_memory_that_a_move_takes_is_planned(tiny_model: Callable[[str], Pat
         Mover(decoder_of(folder, mesh_of(axis, placement, own_tokens=False))).move(0, order)
         return max(seen)
 
-    def planned(**moving: object) -> int:
+    def bytes_with(**moving: object) -> int:
         config = LLMConfig(tensor_parallel_size=2, enable_expert_parallel=True, **moving)  # type: ignore[arg-type]
-        sizes: Any = {"longest": 64, "max_seqs": 2, "max_chunk": 16}
-        return plan_memory(spec, config, CPU, dtype="float32", weights=0, loaded=True, **sizes).activations
+        return planned(spec, config).activations
 
-    assert on_ranks(2, rank)[0] == planned(enable_eplb=True) - planned()
+    assert on_ranks(2, rank)[0] == bytes_with(enable_eplb=True) - bytes_with()
 
 
 def test_tables_follow_the_slots() -> None:

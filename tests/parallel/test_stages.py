@@ -24,12 +24,12 @@ from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import scheme
 from ridgeline.weights import loader
 from ridgeline.weights.loader import load_weights, read_model_config, stored_forms
-from ridgeline.worker.memory import activation_bytes
 from tests import gguf_files, tiny_models
 from tests.parallel.test_divided_models import CPU, OPS, TOKENS, loaded, logits, numbers_of
 from tests.ranks.stages import QueuePipe, pipes
 from tests.weights.loading import OPS as EXACT_OPS
 from tests.weights.quantized_files import SCHEMES, quantize
+from tests.worker.test_memory import activation_bytes
 
 POSITIONS = torch.arange(len(TOKENS))
 
@@ -213,7 +213,7 @@ def test_block_ids_mean_the_same_on_every_stage(tiny_model: Callable[[str], Path
 
 def test_a_stage_has_room_for_what_goes_and_comes() -> None:
     whole, stage = spec_of(4), stage_of(spec_of(4), 1, (1, 3))
-    sizes = [activation_bytes(each, dtype_bytes=2, max_tokens=100, max_seqs=4) for each in (whole, stage)]
+    sizes = [activation_bytes(each, max_tokens=100, max_seqs=4) for each in (whole, stage)]
     assert sizes[1] - sizes[0] == 3 * 100 * 64 * 2
 
 

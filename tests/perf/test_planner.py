@@ -28,8 +28,8 @@ from ridgeline.perf.parts import Reach
 from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops
 from ridgeline.worker.machine import device_name
-from ridgeline.worker.memory import activation_bytes
 from tests.perf.models import CONFIGS, spec
+from tests.worker.test_memory import activation_bytes
 
 H200 = find("H200").attained()
 BASE = Deployment(model=spec("llama-8b"), hardware=H200, input=1024, output=256)
@@ -50,11 +50,10 @@ def test_what_is_promised_fits_and_one_more_does_not() -> None:
 
 
 def test_a_step_has_room_for_a_row_of_each_expert_of_a_token() -> None:
-    """As much as the engine gives it, which also counts the workspace of attention. Both count logits of 256 rows."""
+    """As much as the engine gives it."""
     plan, model = Plan(MIXTURE), MIXTURE.model
-    one, engine = (activation_bytes(model, dtype_bytes=2, max_tokens=n, max_seqs=1) for n in (1, 1 + plan.chunk))
-    assert plan.activations == (engine - one) + 256 * 12 * model.vocab_size
-    assert engine - one > plan.chunk * 8 * 4 * model.hidden_size  # the rows are half of it
+    assert plan.activations == activation_bytes(model, max_tokens=plan.chunk, max_seqs=256, device_type="cuda")
+    assert plan.activations > plan.chunk * 8 * 4 * model.hidden_size  # the rows are half of it
 
 
 def test_the_best_batch_meets_the_slos_and_the_next_does_not() -> None:

@@ -16,6 +16,7 @@ from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import _agreed
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.reserve import StepSizes
 from ridgeline.ranks import recruits
 from ridgeline.worker.memory import CPU_SHARE, MemoryReport, weight_bytes
 from tests.driving import ask, rig
@@ -36,7 +37,7 @@ def test_the_smallest_cache_wins() -> None:
             kv_cache=pages * layout.page_bytes,
             layout=replace(layout, num_pages=pages),
             max_model_len=longest,
-            max_chunk=8,
+            sizes=StepSizes(device_type="cpu", itemsize=4, max_tokens=8, max_seqs=1, longest=90),
         )
         return _agreed(report, axis)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan import Feature, PrefixGroup, RowKind, Rows, Span, StepPlan
+from ridgeline.core.reserve import StepSizes
 from ridgeline.core.speculation import MOST_VERIFIED, verified_widths
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import MIXED_TOKENS, Buckets, row_buckets
 from ridgeline.worker.inputs import DeviceInputs, Shape
-from ridgeline.worker.memory import scratch_states
 
 DUMMY = 99
 
@@ -184,7 +184,8 @@ def test_rows_that_share_their_first_blocks_have_decode_buckets_of_their_own(row
 def test_rows_that_verify_any_width_have_buckets_and_states(most: int, max_rows: int) -> None:
     """A bucket wastes fewer tokens than the widest buckets lie apart, or fewer than four rows, and less than a half."""
     widths = verified_widths(most, whole=False)
-    buckets, states = Buckets(max_rows, 2048, widths), scratch_states("cuda", max_rows, most)
+    sizes = StepSizes(device_type="cuda", itemsize=2, max_tokens=2048, max_seqs=max_rows, longest=0, drafts=most)
+    buckets, states = Buckets(max_rows, 2048, widths), sizes.scratch
     for width in widths:
         for rows in range(1, max_rows + 2):
             shape = buckets.find(rows, rows * (1 + width), 1 + width)

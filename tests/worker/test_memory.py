@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,18 +14,21 @@ import torch
 
 from ridgeline.assembly import Assembly, choices
 from ridgeline.core.cache_layout import CacheLayout, group_layers
-from ridgeline.core.config import EngineConfig, LLMConfig
+from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
 from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.core.model_spec import AttentionSpec, MLPSpec
+from ridgeline.core.model_spec import AttentionSpec, MLPSpec, ModelSpec, with_draft
+from ridgeline.core.reserve import Reserved, StepSizes, reserved
 from ridgeline.core.speculation import speculation_of
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.state_spec import DTYPE_BYTES, KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
 from ridgeline.kernels.expanded_attention import cost
 from ridgeline.models import model_config
 from ridgeline.parallel.scan import TOLD_COPIES
+from ridgeline.perf import latent
+from ridgeline.perf.activations import Activations
 from ridgeline.serving.processes.loaded import facts_of
 from ridgeline.weights.loader import empty_decoder
 from ridgeline.worker import memory
@@ -39,18 +42,28 @@ GB = 10**9
 SPEC = model_config(config_of("LlamaForCausalLM")).spec
 
 
-def plan(config: LLMConfig, device: str, *, weights: int = 0, loaded: bool = True, longest: int = 64) -> int:
-    return memory.plan_memory(
-        SPEC,
-        config,
-        torch.device(device),
-        dtype="float32",
-        weights=weights,
-        loaded=loaded,
-        longest=longest,
-        max_seqs=2,
-        max_chunk=16,
-    ).max_model_len
+def planned(spec: ModelSpec, config: LLMConfig, **choices: Any) -> memory.MemoryReport:
+    """Plan for 2 requests of 64 tokens in steps of 16, in float32 on a CPU, unless `choices` say otherwise."""
+    of: dict[str, Any] = {
+        "device": "cpu", "dtype": "float32", "weights": 0, "loaded": True, "draft": None, "ranks": 1, "longest": 64,
+        "max_seqs": 2, "max_tokens": 16, **choices,
+    }  # fmt: skip
+    dtype, draft, device = of.pop("dtype"), of.pop("draft"), torch.device(of.pop("device"))
+    budget = memory.Budget(device=device, config=config, weights=of.pop("weights"), loaded=of.pop("loaded"))
+    sizes = StepSizes.of(config, device_type=device.type, itemsize=DTYPE_BYTES[dtype], **of)
+    cache = CacheLayout(
+        groups=with_draft(spec, draft).cache_groups,
+        block_size=sizes.ranks * (config.block_size or DEFAULT_BLOCK_SIZE[device.type]),
+        dtype=dtype,
+        num_pages=2,
+        ranks=sizes.ranks,
+        scratch=sizes.scratch,
+    )
+    return memory.plan_memory(cache, sizes, memory.parts_of(spec, config, draft), budget)
+
+
+def plan(config: LLMConfig, device: str, **choices: Any) -> int:
+    return planned(SPEC, config, device=device, **choices).max_model_len
 
 
 @pytest.fixture
@@ -88,7 +101,7 @@ def test_kv_cache_memory_that_is_too_small_is_named_itself() -> None:
 
 def test_a_cpu_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "host_memory", lambda: 4 * GB)
-    monkeypatch.setattr(memory, "activation_bytes", lambda *_, **__: 3 * GB)
+    monkeypatch.setattr(memory, "reserved", lambda *_: 3 * GB)
     with pytest.raises(InvalidConfig, match=r"4\.00 GB are free on this machine, of which it may use half"):
         plan(LLMConfig(), "cpu")
 
@@ -96,21 +109,16 @@ def test_a_cpu_without_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_of_recent_outputs_is_counted() -> None:
     def activations(tokens: int) -> int:
         config = {"method": "ngram", "num_speculative_tokens": 4, "lookup_recent_tokens": tokens}
-        return memory.plan_memory(
-            SPEC, LLMConfig(speculative_config=config), torch.device("cpu"), dtype="float32", weights=0, loaded=True,
-            longest=64, max_seqs=2, max_chunk=16,
-        ).activations  # fmt: skip
+        return planned(SPEC, LLMConfig(speculative_config=config)).activations
 
     assert activations(65_536) - activations(0) == 2 << 20  # 262,144 places of 8 bytes
     assert activations(65_537) - activations(0) == 4 << 20
 
 
 def drafted(config: dict[str, Any] | None, max_seqs: int = 2) -> int:
+    draft = SPEC if config and config["method"] == "eagle" else None
     asked = LLMConfig(speculative_config=config)
-    return memory.plan_memory(
-        SPEC, asked, torch.device("cpu"), dtype="float32", weights=0, loaded=True, longest=64, max_seqs=max_seqs,
-        max_chunk=64 * max_seqs, draft=SPEC if config and config["method"] == "eagle" else None,
-    ).activations  # fmt: skip
+    return planned(SPEC, asked, max_seqs=max_seqs, max_tokens=64 * max_seqs, draft=draft).activations
 
 
 def test_the_pools_of_lookahead_decoding_are_counted() -> None:
@@ -148,10 +156,9 @@ def test_what_ranks_tell_of_recurrent_states_is_counted(max_seqs: int, max_chunk
     spec = model_config(config_of("Qwen3NextForCausalLM")).spec
 
     def activations(token_ranks: int) -> int:
-        return memory.plan_memory(
-            spec, LLMConfig(), torch.device("cpu"), dtype="bfloat16", weights=0, loaded=True, longest=64,
-            max_seqs=max_seqs, max_chunk=max_chunk, token_ranks=token_ranks,
-        ).activations  # fmt: skip
+        return planned(
+            spec, LLMConfig(), dtype="bfloat16", max_seqs=max_seqs, max_tokens=max_chunk, ranks=token_ranks
+        ).activations
 
     each = 2 * 4 * (4 * 4 * 8)  # of a delta rule's state, which is larger than a convolution's: float32, twice
     assert activations(2) - activations(1) == TOLD_COPIES * pieces * each
@@ -196,7 +203,7 @@ def test_a_context_whose_steps_leave_no_room_is_shortened(
 ) -> None:
     """Each token of the context takes 8 MB of a step here, and there is 1 GB: the model's 256 would leave nothing."""
     monkeypatch.setattr(memory, "host_memory", lambda: 2 * GB)
-    monkeypatch.setattr(memory, "_expanded_bytes", lambda model, dtype_bytes, max_tokens, longest: 8_000_000 * longest)
+    monkeypatch.setattr(latent, "expanded_bytes", lambda tokens, longest, **_: 8_000_000 * longest)
     config = LLMConfig(
         model=tiny_model("deepseek_v2"), dtype="float32", device="cpu", max_num_batched_tokens=32, max_num_seqs=2
     )
@@ -212,17 +219,7 @@ def test_a_context_whose_steps_leave_no_room_is_shortened(
 def test_what_an_api_server_refuses_is_what_could_never_run(windows: tuple[int | None, int | None]) -> None:
     """A window's layers do not keep every token, so the cache serves longer requests than it could hold whole."""
     spec = replace(SPEC, layers=tuple(replace(SPEC.layers[0], mixer=_attention(window)) for window in windows))
-    report = memory.plan_memory(
-        spec,
-        LLMConfig(kv_cache_memory=40_000, block_size=4),
-        torch.device("cpu"),
-        dtype="float32",
-        weights=0,
-        loaded=True,
-        longest=256,
-        max_seqs=2,
-        max_chunk=16,
-    )
+    report = planned(spec, LLMConfig(kv_cache_memory=40_000, block_size=4), longest=256)
     pages, longest, layout = report.layout.num_pages - 1, report.max_model_len, report.layout
     needed = [layout.pages_needed(length, 16) for length in range(longest + 1)]
     together = max(a + b for a in range(longest + 1) for b in range(longest + 1) if needed[a] + needed[b] <= pages)
@@ -248,7 +245,8 @@ def test_the_tokens_told_are_at_least_those_of_the_requests_told(kinds: str) -> 
     layout = CacheLayout(
         groups=group_layers([(spec,) for spec in specs]), block_size=16, dtype="bfloat16", num_pages=4001
     )
-    report = memory.MemoryReport(weights=0, activations=0, kv_cache=0, layout=layout, max_model_len=9000, max_chunk=512)
+    sizes = StepSizes(device_type="cpu", itemsize=2, max_tokens=512, max_seqs=1, longest=9000)
+    report = memory.MemoryReport(weights=0, activations=0, kv_cache=0, layout=layout, max_model_len=9000, sizes=sizes)
     assert report.full_requests > 0
     assert report.tokens >= report.full_requests * report.max_model_len
     assert report.state == kinds.count("s") * 8 * 64 * 64 * 4
@@ -266,6 +264,31 @@ def test_tables_of_every_rotation_are_counted() -> None:
         two, dtype_bytes=4, positions=1
     )
     assert more == 1000 * 2 * 8 * 4
+
+
+def activation_bytes(spec: ModelSpec, **sizes: Any) -> int:
+    """Of one request of two bytes a number, unless `sizes` say otherwise."""
+    of: dict[str, Any] = {"device_type": "cpu", "itemsize": 2, "max_seqs": 1, "longest": 0, **sizes}
+    return Activations(spec).reserve(StepSizes(**of)).passing
+
+
+@dataclass(frozen=True)
+class Keeps:
+    """A part that keeps some bytes of every request, and takes more while it runs."""
+
+    held: int
+    passing: int
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        return Reserved(self.held * sizes.max_seqs, self.passing)
+
+
+def test_a_part_that_nobody_knows_is_planned_for() -> None:
+    """What is held adds up, and of what passes the largest counts, since networks run one after another."""
+    sizes = StepSizes(device_type="cpu", itemsize=4, max_tokens=16, max_seqs=2, longest=64)
+    own = reserved([Activations(SPEC)], sizes)
+    assert reserved([Activations(SPEC), Keeps(100, 5), Keeps(10, own + 3)], sizes) == 2 * 110 + own + 3
+    assert reserved([], sizes) == 0
 
 
 SHARED = ExpertsSpec(
@@ -291,7 +314,7 @@ def test_the_rows_of_every_pair_have_room() -> None:
 
     def room(spec: ExpertsSpec, tokens: int) -> int:
         layers = tuple(replace(layer, feed_forward=spec) for layer in SPEC.layers)
-        return memory.activation_bytes(replace(SPEC, layers=layers), dtype_bytes=2, max_tokens=tokens, max_seqs=1)
+        return activation_bytes(replace(SPEC, layers=layers), max_tokens=tokens)
 
     wide = replace(SHARED, intermediate_size=4096)  # so that experts, and not attention, need most
     each = room(wide, 101) - room(wide, 100)

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from ridgeline.core.cost import Cost
 
+WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass in plain torch gathers
 ITEM_PAIRS = 512  # tokens times heads of an item, at most, where a program takes only some of its queries
 
 

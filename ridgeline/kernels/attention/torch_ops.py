@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels import kv_cache
+from ridgeline.kernels.attention.cost import WORKSPACE_BYTES
 from ridgeline.kernels.attention.op import RaggedBatch, softmax_with_sinks
 from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.tree import Tree, sight
 
-WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a pass gathers
 PASS_BYTES = 1 << 18  # beginning a pass takes about as long as gathering and attending to so many bytes
 CACHED_BYTES = 1 << 22  # bytes per thread; so many keys and values are still in its cache when they are attended to
 FEW = 17  # queries of a row that runs with others of as many; more are cut into tiles, row by row

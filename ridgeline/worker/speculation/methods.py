@@ -1,12 +1,15 @@
-"""The choice of who makes the drafts, and the networks that do."""
+"""The choice of who makes the drafts, the networks that do, and the memory of their tables."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
 from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.reserve import Reserved, StepSizes
 from ridgeline.core.speculation import NGRAM, Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -18,7 +21,7 @@ from ridgeline.worker.speculation.agreed import Agreed
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from ridgeline.worker.speculation.layer_skip import LayerSkip
-from ridgeline.worker.speculation.lookahead import Lookahead
+from ridgeline.worker.speculation.lookahead import Lookahead, pool_bytes
 from ridgeline.worker.speculation.lookup import Lookup
 from ridgeline.worker.speculation.lookup_first import LookupFirst
 from ridgeline.worker.speculation.medusa_heads import MedusaHeads
@@ -29,6 +32,20 @@ from ridgeline.worker.speculation.trees import TreeDraws
 from ridgeline.worker.vocabulary import Vocabulary
 
 Network = Decoder | DraftHead | Medusa  # that drafts
+
+
+@dataclass(frozen=True)
+class DraftTables:
+    """Texts and drafts of slots, the table of recent outputs, and the pools of lookahead decoding."""
+
+    speculation: Speculation
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        tree = self.speculation.tree
+        each = 4 * (sizes.longest + self.speculation.num_drafts)
+        if isinstance(tree, LookaheadTree):
+            each += pool_bytes(tree)
+        return Reserved((sizes.max_seqs + 1) * each + 8 * self.speculation.recent_places)
 
 
 def network_of(

@@ -5,6 +5,7 @@ Legend as in paged.py and rounds.py.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.reserve import Reserved, StepSizes
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads as LayerHeads
@@ -28,6 +30,15 @@ from ridgeline.worker.state.states import DeviceRows
 BROUGHT_BYTES = 1 << 30
 BROUGHT_COPIES = 4  # of a rank's part of them at once: what it has, sends, receives, and puts in order
 LARGEST_BLOCK = 256  # tokens; the kernels take no larger ones
+
+
+@dataclass(frozen=True)
+class BroughtKeys:
+    """The keys and values of one layer that ranks bring together."""
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        needed = sizes.on_gpu and sizes.ranks > 1
+        return Reserved(BROUGHT_COPIES * BROUGHT_BYTES // sizes.ranks if needed else 0)
 
 
 class ContextKV(PagedKV):

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ridgeline.core.model_spec import AttentionSpec, ModelSpec
 from ridgeline.core.state_spec import KVSpec
+from ridgeline.kernels.attention.cost import WORKSPACE_BYTES
 from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.kv_cache import KVScales, torch_type
 from ridgeline.kernels.ops import Ops

@@ -1,0 +1,57 @@
+"""The memory of a step's intermediate tensors, from shapes: an upper estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.registry import Registry
+from ridgeline.core.reserve import Reserved, StepSizes
+from ridgeline.core.speculation import MOST_WAITING
+from ridgeline.kernels.attention.cost import WORKSPACE_BYTES
+from ridgeline.perf.footprint import step_bytes_per_token
+
+LOGIT_COPIES = 3  # float32, of each position that is scored
+TABLE_BYTES = 5  # of each entry of the vocabulary in the tables that sampling keeps of a request
+
+# What a kind of mixer takes beside its inputs and outputs while it runs, if that may be more than WORKSPACE_BYTES. Each
+# is called with (spec, the tokens of a pass, sizes).
+WORKSPACES = Registry("mixer with a workspace", {"latent_attention": "ridgeline.perf.latent:workspace"})
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The tensors of every token, the logits of every position that is scored, the tables of sampling, and the
+    workspace of one mixer. A stage of a pipeline holds hidden states besides: those that come, and those of two steps
+    that go.
+
+    least: tokens that a pass may run over, however few a step has.
+    """
+
+    model: ModelSpec
+    least: int = 0
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        model, tokens = self.model, max(sizes.max_tokens, self.least)
+        entries = 0 if model.pooling is not None and not model.pooling.tokens else model.vocab_size
+        tables = sizes.max_seqs * (entries if model.pooling is None else 1) * TABLE_BYTES
+        per_token = int(step_bytes_per_token(model, sizes.itemsize))
+        if model.stage is not None:
+            per_token += 3 * model.handed_width * sizes.itemsize
+        mixers = {layer.mixer for layer in model.layers if layer.mixer.kind in WORKSPACES}
+        workspace = max((WORKSPACES[mixer.kind](mixer, tokens, sizes) for mixer in mixers), default=0)
+        logits = sizes.max_scored * entries * 4 * LOGIT_COPIES
+        return Reserved(passing=tokens * per_token + logits + tables + max(WORKSPACE_BYTES, workspace))
+
+
+@dataclass(frozen=True)
+class DraftActivations:
+    """Those of a network that drafts. It may run over the tokens of many steps at once, which wait for it with their
+    hidden states until then."""
+
+    model: ModelSpec
+
+    def reserve(self, sizes: StepSizes) -> Reserved:
+        passing = Activations(self.model, max(sizes.max_drafted, MOST_WAITING)).reserve(sizes).passing
+        waiting = (MOST_WAITING + sizes.max_seqs) * (4 + self.model.hidden_size * sizes.itemsize)
+        return Reserved(waiting, passing)
