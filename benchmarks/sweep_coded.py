@@ -26,8 +26,9 @@ from benchmarks.sweeping_runs import run
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.activation.triton import gated_activation as gated
-from ridgeline.kernels.coded_gemm import op
+from ridgeline.kernels.coded_gemm import cases, op
 from ridgeline.kernels.coded_gemm import triton as coded
+from ridgeline.kernels.coded_gemm.cases import CodedCase
 from ridgeline.kernels.coded_gemm.choose import Cut, Wide, _cycles, choose, wide_cuts
 from ridgeline.kernels.coded_gemm.dequantize import dequantize
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, span, unit
@@ -55,11 +56,11 @@ MATRICES = {
     "down": Matrix(4096, 14_336),
 }
 FORMATS = {
-    "W4": op.Case(1, 0, 0, op.W4),
-    "W4 zeros": op.Case(1, 0, 0, op.W4_ZEROS),
-    "MXFP4": op.Case(1, 0, 0, op.MXFP4, scales=torch.uint8),
-    "Q4_K": op.Case(1, 0, 0, op.Q4_K),
-    "W8": op.Case(1, 0, 0, op.W8),
+    "W4": CodedCase(1, 0, 0, op.W4),
+    "W4 zeros": CodedCase(1, 0, 0, op.W4_ZEROS),
+    "MXFP4": CodedCase(1, 0, 0, op.MXFP4, scales=torch.uint8),
+    "Q4_K": CodedCase(1, 0, 0, op.Q4_K),
+    "W8": CodedCase(1, 0, 0, op.W8),
 }
 
 
@@ -134,7 +135,7 @@ class CodedSweep(Sweep):
             return [weight_OI, *(weight_OI.clone() for _ in range(self.turns(weight_OI.nbytes) - 1))]
         case = replace(FORMATS[form], in_width=matrix.inputs, out_width=matrix.rows)
         generator = None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(1)
-        weight = arranged(op.random_codes(case, self.device, generator))  # type: ignore[arg-type]
+        weight = arranged(cases.random_codes(case, self.device, generator))  # type: ignore[arg-type]
         more = range(self.turns(weight.nbytes) - 1)
         return [weight, *(Fragments(*(x.clone() if isinstance(x, Tensor) else x for x in weight)) for _ in more)]
 

@@ -28,11 +28,13 @@ from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.grouped_gemm import op as grouped
 from ridgeline.kernels.grouped_gemm import triton as experts
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up
 from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost
 from ridgeline.kernels.grouped_gemm.cost import touched as touched_on_average
 from ridgeline.kernels.route import op as routing
 from ridgeline.kernels.route import triton as router
+from ridgeline.kernels.route.cases import RouteCase
 from ridgeline.kernels.route.choose import Few, Many, choose
 from ridgeline.kernels.route.cost import route_cost
 
@@ -125,7 +127,7 @@ class Experts(Sweep):
         if job.op == "route":
             return [self._router(shape, tokens) for _ in range(self.turns(nbytes))]
         width, inner, number, used = shape
-        case = grouped.Case(tokens, width, inner, experts=number, used=used)
+        case = ExpertsCase(tokens, width, inner, experts=number, used=used)
         up_EGM, down_EMF = self.kept("weights", job.case, lambda: self._matrices(shape))
         rows = (tokens, width) if job.op == "gate_up" else (tokens * used, inner)
         before = self.normal(*rows), up_EGM if job.op == "gate_up" else down_EMF, None
@@ -137,7 +139,7 @@ class Experts(Sweep):
         """Return the arguments of `route`. Numbers are few, so that sums are exact and equal scores stay so."""
         width, _, number, used = shape
         how = RoutingSpec(experts=number, top_k=used, renormalize=True)
-        on_cpu = routing.Case(tokens, width, how, exact=True).inputs(self.dtype, torch.device("cpu"))
+        on_cpu = RouteCase(tokens, width, how, exact=True).inputs(self.dtype, torch.device("cpu"))
         return moved(on_cpu, self.device)
 
     def _matrices(self, shape: Shape) -> tuple[Tensor, Tensor]:

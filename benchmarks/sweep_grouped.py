@@ -23,6 +23,7 @@ from torch import Tensor
 from benchmarks.sweeping import Job, Limit, Sweep
 from benchmarks.sweeping_runs import run
 from ridgeline.kernels.grouped_gemm import hopper, op
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, stream
 from ridgeline.kernels.route.op import Routes
 
@@ -33,7 +34,7 @@ CHECKS = {5: (0.0, 2), 40: (3.0, 3), 333: (1.0, 13)}  # by tokens: skew, and tok
 class Model:
     """A mixture's shape, and the numbers of tokens to time. layers: so many that they do not fit into the cache."""
 
-    case: op.Case
+    case: ExpertsCase
     layers: int
     times: tuple[int, ...]
 
@@ -57,8 +58,8 @@ class Model:
         return average / 4 <= plan.tokens <= max(32, 8 * average) and average <= 130
 
 
-def mixture(width: int, inner: int, experts: int, used: int, gate: str = "silu", bias: bool = False) -> op.Case:
-    return op.Case(1, width, inner, experts, used, gate, bias, add=True)
+def mixture(width: int, inner: int, experts: int, used: int, gate: str = "silu", bias: bool = False) -> ExpertsCase:
+    return ExpertsCase(1, width, inner, experts, used, gate, bias, add=True)
 
 
 MODELS = {
@@ -86,7 +87,7 @@ class Given(NamedTuple):
     wide_PM: Tensor | None
 
 
-def routes_of(case: op.Case, device: torch.device, seed: int) -> Routes:
+def routes_of(case: ExpertsCase, device: torch.device, seed: int) -> Routes:
     """Return random routes, or tensors that have no memory."""
     if device.type != "meta":
         return case.routes(device, seed)
@@ -122,7 +123,7 @@ class Grouped(Sweep):
                 found += [Job(name, "dense", tokens)] if tokens == 8192 else []
         return found
 
-    def shape(self, job: Job) -> op.Case:
+    def shape(self, job: Job) -> ExpertsCase:
         case, (skew, dead) = MODELS[job.case].case, CHECKS.get(job.tokens, (0.0, 0)) if not job.timed else (0.0, 0)
         width, inner, experts = self.small(case.width, 128), self.small(case.inner, 64), self.small(case.experts, 8)
         tokens, dead = self.small(job.tokens, 5), self.small(dead, 2)
@@ -146,7 +147,7 @@ class Grouped(Sweep):
             found.append(Given(x_TM, h_PF, layer, routes_of(case, self.device, seed), add_TM, wide_PM))
         return found
 
-    def _layer(self, case: op.Case) -> Layer:
+    def _layer(self, case: ExpertsCase) -> Layer:
         return Layer(
             self.normal(case.experts, 2 * case.inner, case.width).mul_(case.width**-0.5),
             self.normal(case.experts, case.width, case.inner).mul_(case.inner**-0.5),

@@ -29,6 +29,7 @@ from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.coded_gemm.op import MXFP4
 from ridgeline.kernels.fp8_gemm.op import Fp8
 from ridgeline.kernels.grouped_gemm import hopper, hopper_plans, op, triton
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
 from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, coded, stream
 from ridgeline.kernels.grouped_gemm.matrices import Matrices, part, shape_of, stacked
@@ -43,12 +44,12 @@ HopperTiles = hopper_plans.Tiles
 class Model:
     """A mixture's shape in a format. layers: so many that their weights do not fit into the second-level cache."""
 
-    case: op.Case
+    case: ExpertsCase
     layers: int
 
 
-QWEN = op.Case(1, 2048, 768, experts=128, used=8)
-GPT_OSS = op.Case(1, 2880, 2880, 32, 4, "swiglu_clamped", bias=True, format=MXFP4, scales=torch.uint8)
+QWEN = ExpertsCase(1, 2048, 768, experts=128, used=8)
+GPT_OSS = ExpertsCase(1, 2880, 2880, 32, 4, "swiglu_clamped", bias=True, format=MXFP4, scales=torch.uint8)
 MODELS = {
     "gpt-oss-20b mxfp4": Model(GPT_OSS, 4),
     "qwen3-30b fp8-block": Model(replace(QWEN, format=BLOCKS), 4),
@@ -107,7 +108,7 @@ class GroupedQuantized(Sweep):
             for cut in plans(model, what, tokens)
         ]
 
-    def shape(self, job: Job) -> op.Case:
+    def shape(self, job: Job) -> ExpertsCase:
         case = MODELS[job.case].case
         width, inner, experts = self.small(case.width, 128), self.small(case.inner, 128), self.small(case.experts, 4)
         tokens, used = self.small(job.tokens, 3), min(case.used, self.small(case.experts, 2))
@@ -134,7 +135,7 @@ class GroupedQuantized(Sweep):
 
         return self.kept("weights", job.case, make)[job.op]
 
-    def _matrices(self, case: op.Case, what: str) -> tuple[Matrices, Matrices]:
+    def _matrices(self, case: ExpertsCase, what: str) -> tuple[Matrices, Matrices]:
         """Return random matrices in both orders, made of a few experts."""
         few = replace(case, experts=4, used=1, tokens=1)
         if self.device.type == "meta":
@@ -147,7 +148,7 @@ class GroupedQuantized(Sweep):
         plain = stacked([part(some, expert % 4) for expert in range(case.experts)])
         return plain, plain if isinstance(plain, Fp8) or not fits(plain) else packed(plain)
 
-    def _without_memory(self, case: op.Case, experts: int, outputs: int, inputs: int) -> tuple[Matrices, Matrices]:
+    def _without_memory(self, case: ExpertsCase, experts: int, outputs: int, inputs: int) -> tuple[Matrices, Matrices]:
         """Return the types of a small case's tensors, in the shapes of a large one."""
         small = replace(case, width=256, inner=128).gate_up_inputs(self.dtype, torch.device("cpu"))[1]
         if isinstance(small, Tensor):

@@ -32,11 +32,12 @@ from benchmarks.sweeping import Job, Limit, Sweep, moved
 from benchmarks.sweeping_runs import run
 from ridgeline.kernels import kv_cache
 from ridgeline.kernels.attention import triton as attention
-from ridgeline.kernels.attention.op import Case, RaggedBatch, make_case, options_of, paged_attention_reference
+from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.decode_attention import op as decode_op
 from ridgeline.kernels.decode_attention import triton as decoding
-from ridgeline.kernels.decode_attention.op import DecodeCase
+from ridgeline.kernels.decode_attention.cases import DecodeCase
 from ridgeline.kernels.kv_cache import KVScales
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
@@ -134,7 +135,7 @@ class KV(Sweep):
 
     def _small_prefill(self, job: Job) -> tuple[Any, ...]:
         rows = ((20, 70), (1, 9)) if self.dry else ((300, 700), (1, 90), (60, 60))
-        case = Case(rows=rows, num_heads=8, num_kv_heads=2, head_dim=DIM, block_size=BLOCK)
+        case = AttentionCase(rows=rows, num_heads=8, num_kv_heads=2, head_dim=DIM, block_size=BLOCK)
         q_THD, k, v, batch = make_case(case, self.dtype, torch.device("cpu"))
         (k, v), scales = self._quantized(k, v, FORMATS[job.form])
         wide = self._wide(2) if job.case == "widened" else None

@@ -38,14 +38,10 @@ from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.expanded_attention import op as expanded
 from ridgeline.kernels.expanded_attention import triton as expanded_kernel
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
+from ridgeline.kernels.latent_attention.cases import CASES, make_case
 from ridgeline.kernels.latent_attention.choose import MOST_QUERIES
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
-from ridgeline.kernels.latent_attention.op import (
-    CASES,
-    latent_attention_reference,
-    latent_kv_reference,
-    make_case,
-)
+from ridgeline.kernels.latent_attention.op import latent_attention_reference, latent_kv_reference
 from ridgeline.kernels.latent_attention.triton import latent_attention
 from ridgeline.kernels.latent_attention.triton_kv import latent_kv
 

@@ -53,7 +53,9 @@ from ridgeline.kernels.gated_delta import triton_step
 from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_delta.plan import Plan
+from ridgeline.kernels.gated_norm import cases as norm_cases
 from ridgeline.kernels.gated_norm import op as norm
+from ridgeline.kernels.gated_norm.cases import GatedNormCase
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.op import Op, Platform
 from ridgeline.kernels.turns import Turns
@@ -222,7 +224,7 @@ def check(sweep: Sweep) -> None:
         wanted = ran(op.reference, inputs, at)
         for name in [implementation.name for implementation in op.implementations]:
             sweep.attempt(f"check {op.name} {name} {case}", check_one, sweep, op, name, inputs, wanted)
-    for case in norm.CASES:
+    for case in norm_cases.CASES:
         inputs = case.inputs(DTYPE, sweep.device)
         for implementation in norm.GATED_NORM.implementations:
             got = norm.GATED_NORM.choose(here, implementation.name)(*inputs)
@@ -466,7 +468,7 @@ def time_small(sweep: Sweep) -> None:
             sweep.attempt("conv", sweep.timed, f"conv {name}", f"triton {'/'.join(map(str, cut))}", calls, cost)
     run = norm.GATED_NORM.choose(Platform.of(sweep.device))
     for tokens in (1, 8) if DRY else (1, 64, 256, 8192):
-        case = norm.Case(tokens, 128, 128, heads=32)
+        case = GatedNormCase(tokens, 128, 128, heads=32)
         cost = gated_norm_cost(tokens * 32, 128, itemsize=2)
         number = 2 if DRY else max(1, min(64, round(UNCACHED / cost.bytes)))
         inputs = [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]

@@ -20,31 +20,54 @@ from ridgeline.bench.recurrent_cases import recurrent
 from ridgeline.bench.weight_cases import Subject, chosen, of_weights
 from ridgeline.core.cost import Cost
 from ridgeline.core.plan import Feature
+from ridgeline.kernels.activation import cases as activation_cases
 from ridgeline.kernels.activation import op as activation
+from ridgeline.kernels.activation.cases import ActivationCase
 from ridgeline.kernels.activation.cost import activation_cost
+from ridgeline.kernels.attention import cases as attention_cases
 from ridgeline.kernels.attention import op as attention
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.cost import attention_cost, write_kv_cost
+from ridgeline.kernels.decode_attention import cases as decode_cases
 from ridgeline.kernels.decode_attention import op as decode
+from ridgeline.kernels.embedding import cases as embedding_cases
 from ridgeline.kernels.embedding import op as embedding
+from ridgeline.kernels.embedding.cases import EmbeddingCase
 from ridgeline.kernels.embedding.cost import embedding_cost
+from ridgeline.kernels.expanded_attention import cases as expanded_cases
 from ridgeline.kernels.expanded_attention import op as expanded
+from ridgeline.kernels.expanded_attention.cases import ExpandedCase
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
+from ridgeline.kernels.gated_norm import cases as gated_norm_cases
 from ridgeline.kernels.gated_norm import op as gated_norm
+from ridgeline.kernels.gated_norm.cases import GatedNormCase
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
+from ridgeline.kernels.head_linear import cases as head_linear_cases
 from ridgeline.kernels.head_linear import op as head_linear
+from ridgeline.kernels.head_linear.cases import HeadLinearCase
+from ridgeline.kernels.latent_attention import cases as latent_cases
 from ridgeline.kernels.latent_attention import op as latent
+from ridgeline.kernels.latent_attention.cases import LatentCase
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
+from ridgeline.kernels.norm import cases as norm_cases
 from ridgeline.kernels.norm import op as norm
+from ridgeline.kernels.norm.cases import NormCase
 from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.kernels.output_gate import cases as output_gate_cases
 from ridgeline.kernels.output_gate import op as output_gate
+from ridgeline.kernels.output_gate.cases import OutputGateCase
 from ridgeline.kernels.output_gate.cost import output_gate_cost
+from ridgeline.kernels.rotary import cases as rotary_cases
 from ridgeline.kernels.rotary import op as rotary
+from ridgeline.kernels.rotary.cases import RopeCase, RopeKVCase
 from ridgeline.kernels.rotary.cost import rope_cost
 from ridgeline.kernels.sampling import op as sampling
 from ridgeline.kernels.sampling import parts
 from ridgeline.kernels.sampling.cost import best_of_parts_cost, noised_cost, sample_cost
 from ridgeline.kernels.sampling.noised import NOISED
+from ridgeline.kernels.token_gate import cases as token_gate_cases
 from ridgeline.kernels.token_gate import op as token_gate
+from ridgeline.kernels.token_gate.cases import TokenGateCase
 from ridgeline.kernels.token_gate.cost import token_gate_cost
 
 
@@ -84,24 +107,24 @@ class SampleCase:
 SAMPLE_CASES = (SampleCase(1, 4096), SampleCase(8, 32_000))
 
 REAL: Mapping[str, Sequence[Any]] = {
-    "embedding": (embedding.Case(8192, 128_256, 4096),),
-    "norm": [norm.Case(t, 4096, residual=True) for t in (1, 64, 256, 8192)],
-    "rope": [rotary.Case(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)],
+    "embedding": (EmbeddingCase(8192, 128_256, 4096),),
+    "norm": [NormCase(t, 4096, residual=True) for t in (1, 64, 256, 8192)],
+    "rope": [RopeCase(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)],
     "rope_kv": [
-        rotary.FusedCase(tokens=t, heads=h, kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16, table_rows=32_768)
+        RopeKVCase(tokens=t, heads=h, kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16, table_rows=32_768)
         for h in (32, 16)
         for t in (1, 64, 256, 8192)
     ],
-    "activation": [activation.Case(t, 28_672, "silu") for t in (1, 64, 256, 8192)],
-    "output_gate": [output_gate.Case(t, 4096, 2048) for t in (1, 64, 256, 8192)],
-    "token_gate": [token_gate.Case(t, 2048) for t in (1, 64, 256, 8192)],
-    "gated_norm": [gated_norm.Case(t, 128, 128, heads=32) for t in (1, 64, 256, 8192)],
+    "activation": [ActivationCase(t, 28_672, "silu") for t in (1, 64, 256, 8192)],
+    "output_gate": [OutputGateCase(t, 4096, 2048) for t in (1, 64, 256, 8192)],
+    "token_gate": [TokenGateCase(t, 2048) for t in (1, 64, 256, 8192)],
+    "gated_norm": [GatedNormCase(t, 128, 128, heads=32) for t in (1, 64, 256, 8192)],
     "paged_attention": [
-        attention.Case(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
+        AttentionCase(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
         for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
     ],
     "decode_attention": [
-        decode.DecodeCase(
+        decode_cases.DecodeCase(
             lengths=(cached,) * rows, num_heads=h, num_kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16
         )
         for h, rows, cached in (
@@ -114,12 +137,12 @@ REAL: Mapping[str, Sequence[Any]] = {
         )
     ],
     "latent_attention": [  # DeepSeek-V3 on eight devices, and all of its heads on one
-        latent.Case(rows=((new, cached),) * rows, num_heads=h, rank=512, rope_dim=64, key_dim=128, block_size=64)
+        LatentCase(rows=((new, cached),) * rows, num_heads=h, rank=512, rope_dim=64, key_dim=128, block_size=64)
         for h in (16, 128)
         for rows, new, cached in ((1, 1, 8192), (64, 1, 8192), (256, 1, 1088), (1, 2048, 2048))
     ],
     "expanded_attention": [  # DeepSeek-V2-Lite, and all heads of DeepSeek-V3
-        expanded.Case(rows=((new, cached),) * rows, num_heads=h, key_dim=128, rope_dim=64, value_dim=128)
+        ExpandedCase(rows=((new, cached),) * rows, num_heads=h, key_dim=128, rope_dim=64, value_dim=128)
         for h, rows, new, cached in (
             (16, 1, 8192, 8192),
             (16, 1, 1024, 1024),
@@ -129,7 +152,7 @@ REAL: Mapping[str, Sequence[Any]] = {
         )
     ],
     "head_linear": [
-        head_linear.Case(tokens, 16, *sizes, backwards=sizes[0] == 128)
+        HeadLinearCase(tokens, 16, *sizes, backwards=sizes[0] == 128)
         for tokens in (1, 64, 8192)
         for sizes in ((128, 512), (512, 128))
     ],
@@ -143,37 +166,37 @@ def subjects(*, real: bool = False) -> Iterator[Subject]:
     yield from of_weights(real=real)
     yield from recurrent(real=real)
 
-    for c in cases("embedding", embedding.CASES[:3]):
+    for c in cases("embedding", embedding_cases.CASES[:3]):
         yield Subject(embedding.EMBEDDING, f"{c.tokens} of {c.rows}x{c.width}", c.inputs, _embedding(c))
         label = f"{c.tokens} of a third of {c.rows}x{c.width}"
         yield Subject(embedding.EMBEDDING_PART, label, c.part_inputs, _embedding_part(c))
-    for c in cases("norm", norm.CASES):
+    for c in cases("norm", norm_cases.CASES):
         yield Subject(norm.RMS_NORM, _norm_label(c), c.inputs, _norm(c, "rms"))
-    for c in norm.CASES:
+    for c in norm_cases.CASES:
         yield Subject(norm.LAYER_NORM, _norm_label(c), c.layer_inputs, _norm(c, "layer"))
-    for c in cases("rope", rotary.CASES):
+    for c in cases("rope", rotary_cases.CASES):
         yield Subject(rotary.ROPE, f"{c.tokens}x({c.heads}+{c.kv_heads})x{c.head_dim}", c.inputs, _rope(c))
-    for c in cases("rope_kv", rotary.FUSED_CASES):
+    for c in cases("rope_kv", rotary_cases.FUSED_CASES):
         label = f"{c.tokens}x({c.heads}+{c.kv_heads})x{c.head_dim}" + (" norm" if c.norm else "")
         yield Subject(rotary.ROPE_KV, label, c.inputs, _rope_kv(c), epsilons=8)
-    for c in cases("activation", activation.CASES):
+    for c in cases("activation", activation_cases.CASES):
         label = f"{c.kind} {c.tokens}x{c.width // 2}"
         yield Subject(activation.GATED_ACTIVATION, label, c.inputs, _activation(c), slack=16 * 16)
-    for c in cases("output_gate", output_gate.CASES):
+    for c in cases("output_gate", output_gate_cases.CASES):
         yield Subject(output_gate.OUTPUT_GATE, f"{c.tokens}x{c.width}", c.inputs, _output_gate(c), slack=16 * 16)
-    for c in cases("token_gate", token_gate.CASES):
+    for c in cases("token_gate", token_gate_cases.CASES):
         yield Subject(token_gate.TOKEN_GATE, f"{c.tokens}x{c.width}", c.inputs, _token_gate(c), slack=16 * 16)
-    for c in cases("gated_norm", gated_norm.CASES):
+    for c in cases("gated_norm", gated_norm_cases.CASES):
         yield Subject(gated_norm.GATED_NORM, f"{c.tokens}x{c.heads or 1}x{c.width}", c.inputs, _gated_norm(c))
-    for c in cases("paged_attention", attention.CASES):
+    for c in cases("paged_attention", attention_cases.CASES):
         yield _attention(c)
-    for c in cases("decode_attention", decode.CASES):
+    for c in cases("decode_attention", decode_cases.CASES):
         yield _decode_attention(c)
-    for c in cases("latent_attention", latent.CASES):
+    for c in cases("latent_attention", latent_cases.CASES):
         yield from _latent_attention(c)
-    for c in cases("expanded_attention", expanded.CASES):
+    for c in cases("expanded_attention", expanded_cases.CASES):
         yield _expanded_attention(c)
-    for c in cases("head_linear", head_linear.CASES):
+    for c in cases("head_linear", head_linear_cases.CASES):
         label = f"{c.tokens}x{c.heads}x{c.outputs}x{c.inputs}"
         yield Subject(head_linear.HEAD_LINEAR, label, c.inputs_of, _head_linear(c), slack=c.inputs)
     for c in cases("sample", SAMPLE_CASES):
@@ -196,28 +219,28 @@ def _best(c: SampleCase) -> Callable[[int], Cost]:
     return lambda _: best_of_parts_cost(c.rows, 2)
 
 
-def _embedding_part(c: embedding.Case) -> Callable[[int], Cost]:
+def _embedding_part(c: EmbeddingCase) -> Callable[[int], Cost]:
     return lambda item: embedding_cost(c.tokens, c.width, itemsize=item, held=1 / 3)
 
 
-def _embedding(c: embedding.Case) -> Callable[[int], Cost]:
+def _embedding(c: EmbeddingCase) -> Callable[[int], Cost]:
     return lambda item: embedding_cost(c.tokens, c.width, itemsize=item)
 
 
-def _norm(c: norm.Case, kind: Any) -> Callable[[int], Cost]:
+def _norm(c: NormCase, kind: Any) -> Callable[[int], Cost]:
     rows = c.tokens * (c.heads or 1)
     return lambda item: norm_cost(rows, c.width, itemsize=item, kind=kind, residual=c.residual)
 
 
-def _norm_label(c: norm.Case) -> str:
+def _norm_label(c: NormCase) -> str:
     return f"{c.tokens * (c.heads or 1)}x{c.width}" + (" +residual" if c.residual else "")
 
 
-def _rope(c: rotary.Case) -> Callable[[int], Cost]:
+def _rope(c: RopeCase) -> Callable[[int], Cost]:
     return lambda item: rope_cost(c.tokens, c.heads, c.kv_heads, c.head_dim, c.rotary_dim, itemsize=item)
 
 
-def _rope_kv(c: rotary.FusedCase) -> Callable[[int], Cost]:
+def _rope_kv(c: RopeKVCase) -> Callable[[int], Cost]:
     """Return the cost of reading the projection and of writing queries and cache entries. Rope alone would read some of
     them again, which is not counted."""
 
@@ -229,30 +252,30 @@ def _rope_kv(c: rotary.FusedCase) -> Callable[[int], Cost]:
     return cost
 
 
-def _gated_norm(c: gated_norm.Case) -> Callable[[int], Cost]:
+def _gated_norm(c: GatedNormCase) -> Callable[[int], Cost]:
     return lambda item: gated_norm_cost(c.tokens * (c.heads or 1), c.width, itemsize=item)
 
 
-def _output_gate(c: output_gate.Case) -> Callable[[int], Cost]:
+def _output_gate(c: OutputGateCase) -> Callable[[int], Cost]:
     return lambda item: output_gate_cost(c.tokens, c.width, itemsize=item)
 
 
-def _token_gate(c: token_gate.Case) -> Callable[[int], Cost]:
+def _token_gate(c: TokenGateCase) -> Callable[[int], Cost]:
     return lambda item: token_gate_cost(c.tokens, c.width, itemsize=item)
 
 
-def _activation(c: activation.Case) -> Callable[[int], Cost]:
+def _activation(c: ActivationCase) -> Callable[[int], Cost]:
     return lambda item: activation_cost(c.tokens, c.width // 2, kind=c.kind, itemsize=item, gated=True)
 
 
-def _attention(c: attention.Case) -> Subject:
+def _attention(c: AttentionCase) -> Subject:
     new_R, kv_R = zip(*c.rows, strict=True)
     shape: Any = {"num_heads": c.num_heads, "num_kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "window": c.window}
     window = f" window {c.window}" if c.window else ""
     return Subject(
         attention.PAGED_ATTENTION,
         f"{_rows_label(c.rows)} heads {c.num_heads}/{c.num_kv_heads}x{c.head_dim}{window}",
-        lambda dtype, device: attention.make_case(c, dtype, device),
+        lambda dtype, device: attention_cases.make_case(c, dtype, device),
         lambda item: attention_cost(new_R, kv_R, itemsize=item, kv_itemsize=item, **shape),
         slack=max(kv_R),
         epsilons=8,  # two products and the output; the weights sum to one, so the length does not matter
@@ -266,7 +289,7 @@ def _rows_label(rows: Sequence[tuple[int, int]]) -> str:
     return f"{len(rows)}x {new}/{kv}" if len(set(rows)) == 1 else str(rows).replace(" ", "")
 
 
-def _latent_attention(c: latent.Case) -> Iterator[Subject]:
+def _latent_attention(c: LatentCase) -> Iterator[Subject]:
     """Yield the subjects of one latent attention, and of the launch that fills its cache."""
     new_R, kv_R = zip(*c.rows, strict=True)
     sizes: Any = {"num_heads": c.num_heads, "rank": c.rank, "rope_dim": c.rope_dim}
@@ -274,13 +297,13 @@ def _latent_attention(c: latent.Case) -> Iterator[Subject]:
     yield Subject(
         latent.LATENT_KV,
         label,
-        partial(latent.make_kv_case, c),
+        partial(latent_cases.make_kv_case, c),
         lambda item: latent_kv_cost(sum(new_R), **sizes, itemsize=item),
     )
     yield Subject(
         latent.LATENT_ATTENTION,
         label,
-        partial(latent.make_case, c),
+        partial(latent_cases.make_case, c),
         lambda item: latent_attention_cost(new_R, kv_R, **sizes, itemsize=item),
         slack=max(kv_R),
         epsilons=8,
@@ -288,13 +311,13 @@ def _latent_attention(c: latent.Case) -> Iterator[Subject]:
     )
 
 
-def _expanded_attention(c: expanded.Case) -> Subject:
+def _expanded_attention(c: ExpandedCase) -> Subject:
     new_R, kv_R = zip(*c.rows, strict=True)
     sizes: Any = {name: getattr(c, name) for name in ("num_heads", "key_dim", "rope_dim", "value_dim")}
     return Subject(
         expanded.EXPANDED_ATTENTION,
         f"{_rows_label(c.rows)} heads {c.num_heads}x({c.key_dim}+{c.rope_dim})/{c.value_dim}",
-        partial(expanded.make_case, c),
+        partial(expanded_cases.make_case, c),
         lambda item: expanded_attention_cost(new_R, kv_R, **sizes, itemsize=item),
         slack=max(kv_R),
         epsilons=8,
@@ -303,12 +326,12 @@ def _expanded_attention(c: expanded.Case) -> Subject:
     )
 
 
-def _head_linear(c: head_linear.Case) -> Callable[[int], Cost]:
+def _head_linear(c: HeadLinearCase) -> Callable[[int], Cost]:
     numbers = c.heads * (c.tokens * (c.inputs + c.outputs) + c.inputs * c.outputs)
     return lambda item: Cost(numbers * item, 2.0 * c.tokens * c.heads * c.inputs * c.outputs)
 
 
-def _decode_attention(c: decode.DecodeCase) -> Subject:
+def _decode_attention(c: decode_cases.DecodeCase) -> Subject:
     """Return the subject of one decode attention.
 
     Its cost is to read the projection, keep keys and values, and attend; angles and weights are left out.

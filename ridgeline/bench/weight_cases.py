@@ -15,17 +15,29 @@ import torch
 from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.core.weight_format import SUPER, Fp8Format
+from ridgeline.kernels.coded_gemm import cases as coded_cases
 from ridgeline.kernels.coded_gemm import op as coded
+from ridgeline.kernels.coded_gemm.cases import CodedCase
+from ridgeline.kernels.fp8_gemm import cases as fp8_cases
 from ridgeline.kernels.fp8_gemm import op as fp8
+from ridgeline.kernels.fp8_gemm.cases import Fp8Case
 from ridgeline.kernels.fp8_gemm.cost import fp8_linear_cost, fp8_norm_linear_cost
+from ridgeline.kernels.gemm import cases as gemm_cases
 from ridgeline.kernels.gemm import op as gemm
+from ridgeline.kernels.gemm.cases import LinearCase, NormLinearCase
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
+from ridgeline.kernels.grouped_gemm import cases as grouped_cases
 from ridgeline.kernels.grouped_gemm import op as grouped
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
+from ridgeline.kernels.int8_gemm import cases as int8_cases
 from ridgeline.kernels.int8_gemm import op as int8
+from ridgeline.kernels.int8_gemm.cases import Int8Case
 from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.op import Op
+from ridgeline.kernels.route import cases as route_cases
 from ridgeline.kernels.route import op as route
+from ridgeline.kernels.route.cases import RouteCase
 from ridgeline.kernels.route.cost import route_cost, to_some_cost
 
 # These ops are limited by the rate of the matrix units too, and the others by memory alone.
@@ -56,28 +68,27 @@ PROJECTIONS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (2048
 MIXTURES = ((2048, 768, 128, 8), (4096, 14_336, 8, 2))
 
 REAL: Mapping[str, Sequence[Any]] = {
-    "linear": [gemm.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
-    + [gemm.Case(t, 4096, 128_256) for t in (1, 64)],
-    "norm_linear": [gemm.NormCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)],
-    "int8_linear": [int8.Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)],
+    "linear": [LinearCase(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
+    + [LinearCase(t, 4096, 128_256) for t in (1, 64)],
+    "norm_linear": [
+        NormLinearCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)
+    ],
+    "int8_linear": [Int8Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)],
     "fp8": [
-        fp8.Case(t, i, o, how)
+        Fp8Case(t, i, o, how)
         for i, o in PROJECTIONS
         for how in (fp8.BY_TOKEN, fp8.IN_BLOCKS)
         for t in (1, 8, 64, 256, 8192)
     ],
     "coded": [
-        coded.Case(t, i, o, how)
-        for i, o in PROJECTIONS
-        for how in (coded.W4, coded.Q4_K)
-        for t in (1, 8, 64, 256, 8192)
+        CodedCase(t, i, o, how) for i, o in PROJECTIONS for how in (coded.W4, coded.Q4_K) for t in (1, 8, 64, 256, 8192)
     ],
     "route": [
-        route.Case(t, m, RoutingSpec(experts=e, top_k=k, renormalize=True), exact=True)
+        RouteCase(t, m, RoutingSpec(experts=e, top_k=k, renormalize=True), exact=True)
         for m, _, e, k in MIXTURES
         for t in (1, 8, 64, 256, 8192)
     ],
-    "grouped": [grouped.Case(t, m, f, experts=e, used=k) for m, f, e, k in MIXTURES for t in (1, 8, 64, 256, 8192)],
+    "grouped": [ExpertsCase(t, m, f, experts=e, used=k) for m, f, e, k in MIXTURES for t in (1, 8, 64, 256, 8192)],
 }
 
 
@@ -104,37 +115,37 @@ def chosen(more: Mapping[str, Sequence[Any]], name: str, own: Sequence[Any]) -> 
 def of_weights(*, real: bool = False) -> Iterator[Subject]:
     """Yield the ops' own cases, followed by those of real models if wanted."""
     cases = partial(chosen, REAL if real else {})
-    for c in cases("linear", gemm.CASES):
+    for c in cases("linear", gemm_cases.CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
         yield Subject(gemm.LINEAR, label, c.inputs, _linear(c), slack=c.in_width)
-    for c in cases("norm_linear", gemm.NORM_CASES):
+    for c in cases("norm_linear", gemm_cases.NORM_CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width} {c.gate or ''}".rstrip() + (" bias" if c.bias else "")
         yield Subject(gemm.NORM_LINEAR, label, c.inputs, _norm_linear(c), slack=16 * c.in_width, epsilons=16)
-    for c in cases("int8_linear", int8.CASES):
+    for c in cases("int8_linear", int8_cases.CASES):
         label = f"{c.tokens}x{c.out_width}x{c.in_width}" + (" bias" if c.bias else "")
         yield Subject(int8.INT8_LINEAR, label, c.inputs, _int8_linear(c), slack=c.in_width)
-    for c in cases("fp8", fp8.CASES):
+    for c in cases("fp8", fp8_cases.CASES):
         yield from _fp8(c)
-    for c in cases("coded", coded.CASES):
+    for c in cases("coded", coded_cases.CASES):
         yield from _coded(c)
-    for c in cases("route", [replace(c, exact=True) for c in route.CASES]):
+    for c in cases("route", [replace(c, exact=True) for c in route_cases.CASES]):
         yield Subject(route.ROUTE, _route_label(c), c.inputs, _route(c), slack=4 * c.width)
         yield Subject(route.ROUTE_TO_SOME, _route_label(c), c.routes, _to_some(c))
-    for c in cases("grouped", [c for c in grouped.CASES if not c.dead]):
+    for c in cases("grouped", [c for c in grouped_cases.CASES if not c.dead]):
         label = f"{c.tokens}x{c.used} of {c.experts} {c.width}x{c.inner}"
         yield Subject(grouped.GROUPED_GATE_UP, label, c.gate_up_inputs, _gate_up(c), slack=16 * c.width, epsilons=32)
         yield Subject(grouped.GROUPED_DOWN, label, c.down_inputs, _down(c), slack=c.inner, epsilons=8)
 
 
-def _linear(c: gemm.Case) -> Callable[[int], Cost]:
+def _linear(c: LinearCase) -> Callable[[int], Cost]:
     return lambda item: linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
 
 
-def _int8_linear(c: int8.Case) -> Callable[[int], Cost]:
+def _int8_linear(c: Int8Case) -> Callable[[int], Cost]:
     return lambda item: int8_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, bias=c.bias)
 
 
-def _fp8(c: fp8.Case) -> Iterator[Subject]:
+def _fp8(c: Fp8Case) -> Iterator[Subject]:
     """Yield the op alone, and with a norm and a gate.
 
     An implementation may leave activations unrounded. Rounding moves a result by up to 1 / 28 of its standard deviation
@@ -156,7 +167,7 @@ def _fp8(c: fp8.Case) -> Iterator[Subject]:
     )  # fmt: skip
 
 
-def _coded(c: coded.Case) -> Iterator[Subject]:
+def _coded(c: CodedCase) -> Iterator[Subject]:
     """Yield the op alone, and with a norm and a gate. The weight is counted as the file has it.
 
     An implementation may round activations to int8, some dozens at a time. Their step is then about 1 / 60 of their
@@ -177,7 +188,7 @@ def _coded(c: coded.Case) -> Iterator[Subject]:
     )  # fmt: skip
 
 
-def _coded_itemsize(c: coded.Case) -> float:
+def _coded_itemsize(c: CodedCase) -> float:
     """Return the bytes of a weight with its share of scales, zeros and minima."""
     minimum = c.format.zeros == "minimum"
     scale = 1 if c.format.nested else c.scales.itemsize
@@ -197,29 +208,29 @@ def _normed(inputs: Callable[[torch.dtype, torch.device], tuple]) -> Callable[[t
     return made
 
 
-def _norm_linear(c: gemm.NormCase) -> Callable[[int], Cost]:
+def _norm_linear(c: NormLinearCase) -> Callable[[int], Cost]:
     shape: Any = {"bias": c.bias, "residual": c.residual, "gate": c.gate}
     return lambda item: norm_linear_cost(c.tokens, c.in_width, c.out_width, itemsize=item, **shape)
 
 
-def _route(c: route.Case) -> Callable[[int], Cost]:
+def _route(c: RouteCase) -> Callable[[int], Cost]:
     shape: Any = {"residual": c.residual, "norm": c.norm}
     return lambda item: route_cost(c.tokens, c.width, c.how.experts, c.how.top_k, itemsize=item, **shape)
 
 
-def _to_some(c: route.Case) -> Callable[[int], Cost]:
+def _to_some(c: RouteCase) -> Callable[[int], Cost]:
     return lambda _: to_some_cost(c.tokens, c.how.experts // 2, c.how.top_k)
 
 
-def _route_label(c: route.Case) -> str:
+def _route_label(c: RouteCase) -> str:
     return f"{c.tokens}x{c.width} to {c.how.top_k} of {c.how.experts} {c.how.score}"
 
 
-def _gate_up(c: grouped.Case) -> Callable[[int], Cost]:
+def _gate_up(c: ExpertsCase) -> Callable[[int], Cost]:
     shape: Any = {"used": c.used, "reached": touched(c.tokens, c.experts, c.used), "kind": c.gate, "bias": c.bias}
     return lambda item: grouped_gate_up_cost(c.tokens, c.width, c.inner, itemsize=item, **shape)
 
 
-def _down(c: grouped.Case) -> Callable[[int], Cost]:
+def _down(c: ExpertsCase) -> Callable[[int], Cost]:
     shape: Any = {"used": c.used, "reached": touched(c.tokens, c.experts, c.used), "bias": c.bias, "add": c.add}
     return lambda item: grouped_down_cost(c.tokens, c.inner, c.width, itemsize=item, **shape)

@@ -1,6 +1,6 @@
 """Ops and their implementations. An op is a contract, which its implementations keep.
 
-Each op has a folder. `op.py` holds the signature, the plain reference and the cases that tests and benchmarks share;
+Each op has a folder. `op.py` holds the signature and the plain reference; `cases.py` the cases that tests and benchmarks share;
 `cost.py` holds the least work; the other files are implementations, named by what they run on. The implementation is
 chosen once, from the platform, when the model is built.
 """

@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.kernels.attention.op import (
-    CASES,
-    PAGED_ATTENTION,
-    WIDE_CASES,
-    Case,
-    make_case,
-    options_of,
-)
+from ridgeline.kernels.attention.cases import CASES, WIDE_CASES, AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import PAGED_ATTENTION
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.fp8_gemm.rounded import room
 from ridgeline.kernels.op import Platform
@@ -37,11 +31,11 @@ def tolerance(dtype: torch.dtype) -> float:
     return 8 * max(torch.finfo(dtype).eps, EXACT)
 
 
-def scale_of(case: Case) -> float:
+def scale_of(case: AttentionCase) -> float:
     return case.head_dim**-0.5
 
 
-def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
+def dense(case: AttentionCase, dtype: torch.dtype) -> torch.Tensor:
     """Each row by itself with an explicit mask, in float64, from keys gathered one by one."""
     q_THD, k_cache, v_cache, batch = make_case(case, dtype, torch.device("cpu"))
     options = options_of(case, dtype, torch.device("cpu"))
@@ -70,7 +64,7 @@ def dense(case: Case, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_reference_is_dense_attention(case: Case) -> None:
+def test_the_reference_is_dense_attention(case: AttentionCase) -> None:
     arguments = make_case(case, torch.float32, torch.device("cpu"))
     out = PAGED_ATTENTION.reference(*arguments, **options_of(case, torch.float32, torch.device("cpu")))
     assert torch.allclose(out.double(), dense(case, torch.float32), atol=8 * EXACT, rtol=0)
@@ -80,7 +74,7 @@ def test_the_reference_is_dense_attention(case: Case) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_implementations_equal_the_reference(name: str, case: Case, dtype: torch.dtype, device: str) -> None:
+def test_implementations_equal_the_reference(name: str, case: AttentionCase, dtype: torch.dtype, device: str) -> None:
     skip_what_the_interpreter_gets_wrong(name, dtype, device)
     arguments = make_case(case, dtype, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
@@ -102,7 +96,7 @@ def test_implementations_equal_the_reference(name: str, case: Case, dtype: torch
     ],
     ids=str,
 )
-def test_cells_that_no_row_sees_change_no_bit(name: str, case: Case, device: str) -> None:
+def test_cells_that_no_row_sees_change_no_bit(name: str, case: AttentionCase, device: str) -> None:
     """Places behind a row's last, before its window, in nobody's blocks and in the null block: whatever lies there."""
     q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
     batch, options = forgotten(case, batch), options_of(case, torch.float32, torch.device(device))
@@ -119,7 +113,7 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
     name: str, window: int | None, device: str
 ) -> None:
     """A stopped row has kv_len 1 on the device while the host's bound runs on."""
-    case = Case(rows=((1, 90), (1, 64), (1, 77)), window=window)
+    case = AttentionCase(rows=((1, 90), (1, 64), (1, 77)), window=window)
     q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
     expected = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
@@ -139,7 +133,7 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
 def test_short_rows_do_not_pay_for_a_long_one(window: int | None) -> None:
     """sdpa runs rows of equal lengths together: what it gathers is little more than what they see, in few passes."""
     lengths = [33] * 7 + [1024] + [40] * 8
-    case = Case(rows=tuple((1, length) for length in lengths), head_dim=32, window=window)
+    case = AttentionCase(rows=tuple((1, length) for length in lengths), head_dim=32, window=window)
     *arguments, batch = make_case(case, torch.float32, torch.device("cpu"))
     options = options_of(case, torch.float32, torch.device("cpu"))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cpu")), "sdpa")
@@ -154,7 +148,9 @@ def test_short_rows_do_not_pay_for_a_long_one(window: int | None) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=str)
-def test_triton_does_all_the_op_says_and_reads_nothing_unseen(case: Case, dtype: torch.dtype, device: str) -> None:
+def test_triton_does_all_the_op_says_and_reads_nothing_unseen(
+    case: AttentionCase, dtype: torch.dtype, device: str
+) -> None:
     """Queries as a strided view with rows to spare, caches as halves of one buffer, NaN or inf around, no lengths."""
     skip_what_the_interpreter_gets_wrong("triton", dtype, device)
     q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
@@ -175,7 +171,7 @@ def test_triton_does_all_the_op_says_and_reads_nothing_unseen(case: Case, dtype:
 @pytest.mark.parametrize("window", [None, 300])
 def test_layers_share_a_schedule(window: int | None, device: str) -> None:
     """Twice the same: a schedule is as good as new after a layer has used it."""
-    case = Case(rows=((1, 900), (2, 700), (40, 300), (1, 1)), window=window)
+    case = AttentionCase(rows=((1, 900), (2, 700), (40, 300), (1, 1)), window=window)
     q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
     schedule = make_schedule(
         batch.start_R1,
@@ -199,7 +195,7 @@ def test_layers_share_a_schedule(window: int | None, device: str) -> None:
 @pytest.mark.parametrize("rows", [((1, 3000), (1, 700), (1, 90), (1, 1)), ((1, 3000), (90, 700), (2, 90), (0, 1))])
 def test_a_captured_graph_serves_other_lengths(rows: tuple[tuple[int, int], ...], window: int | None) -> None:
     """Captured with every row at its longest, replayed as the lengths (and, if rows differ, who has tokens) change."""
-    case = Case(rows=rows, num_heads=8, head_dim=64, window=window)
+    case = AttentionCase(rows=rows, num_heads=8, head_dim=64, window=window)
     q_THD, k_cache, v_cache, batch = make_case(case, torch.bfloat16, torch.device("cuda"))
     batch = replace(batch, num_tokens_R=None, kv_bound_R=None)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
@@ -249,10 +245,12 @@ def test_rows_that_bring_few_tokens_each_are_items_and_nothing_else(
     assert bool(len(schedule.tiles_J4)) == (tiles > 0 or not each)
 
 
-def verifying(tokens: int, group: int, **options) -> Case:
+def verifying(tokens: int, group: int, **options) -> AttentionCase:
     """Rows that verify drafts: of few keys and of several items, the shortest with none but its own."""
     lengths = (tokens, 300, tokens + 63, 700)
-    return Case(rows=tuple((tokens, length) for length in lengths), num_heads=2 * group, head_dim=32, **options)
+    return AttentionCase(
+        rows=tuple((tokens, length) for length in lengths), num_heads=2 * group, head_dim=32, **options
+    )
 
 
 VERIFYING = (
@@ -263,14 +261,14 @@ VERIFYING = (
     verifying(5, 8, window=100, sinks=True, softcap=5.0),
     verifying(9, 2, alibi=True),
     verifying(9, 6, window=3, block_size=4),
-    Case(rows=((6, 400), (6, 70)), num_heads=4, num_kv_heads=1, head_dim=256, block_size=64),
+    AttentionCase(rows=((6, 400), (6, 70)), num_heads=4, num_kv_heads=1, head_dim=256, block_size=64),
 )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("case", VERIFYING, ids=str)
-def test_rows_that_verify_drafts_are_cut_by_their_keys(case: Case, dtype: torch.dtype, device: str) -> None:
+def test_rows_that_verify_drafts_are_cut_by_their_keys(case: AttentionCase, dtype: torch.dtype, device: str) -> None:
     q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
     options = options_of(case, dtype, torch.device(device))
     group, tokens = case.num_heads // case.num_kv_heads, batch.tokens_each
@@ -292,7 +290,7 @@ def test_rows_that_verify_drafts_are_cut_by_their_keys(case: Case, dtype: torch.
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) -> None:
     """A row in several parts, whose queries are added up together, and one in one part."""
-    case, dtype = Case(rows=((6, 700), (6, 90)), num_heads=6, head_dim=128, block_size=64), torch.float16
+    case, dtype = AttentionCase(rows=((6, 700), (6, 90)), num_heads=6, head_dim=128, block_size=64), torch.float16
     *arguments, batch = make_case(case, dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(*arguments, batch, scale=scale_of(case)).flatten(1).float()
     given = room(*expected.shape, dtype, torch.device(device))
@@ -310,7 +308,7 @@ def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) ->
 @pytest.mark.parametrize("window", [None, 12])
 def test_a_stopped_row_that_verifies_drafts_stays_finite_and_disturbs_nobody(window: int | None, device: str) -> None:
     """It has more tokens than keys: kv_len is 1."""
-    case = Case(rows=((6, 90), (6, 640), (6, 500)), window=window, num_heads=8)
+    case = AttentionCase(rows=((6, 90), (6, 640), (6, 500)), window=window, num_heads=8)
     q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
     options = options_of(case, torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")

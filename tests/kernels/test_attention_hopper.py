@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.kernels.attention.op import Case, make_case, options_of, paged_attention_reference
+from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import paged_attention_reference
 from ridgeline.kernels.op import Platform
 from tests.kernels.unseen import forgotten, spoiled
 
@@ -23,23 +24,29 @@ from ridgeline.kernels.attention import hopper, hopper_items
 from ridgeline.kernels.attention.hopper_kernel import prefill_kernel
 
 CASES = (
-    Case(rows=((128, 128),), num_heads=2, num_kv_heads=2, head_dim=128),
-    Case(rows=((7, 7), (160, 333), (1, 20), (2, 500)), num_heads=4, num_kv_heads=2, head_dim=128),
-    Case(rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=128),
-    Case(rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=64),
-    Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=128, window=200),
-    Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=64, window=17, block_size=64),
-    Case(rows=((300, 700), (63, 65), (513, 1290)), num_heads=6, num_kv_heads=2, head_dim=128, block_size=256),
-    Case(rows=((300, 700), (63, 65), (513, 1290)), num_heads=7, num_kv_heads=1, head_dim=64, block_size=8),
-    Case(rows=((300, 700), (64, 64), (129, 1290)), num_heads=8, num_kv_heads=1, head_dim=64, window=128, sinks=True),
-    Case(rows=((300, 700), (1, 90), (129, 129)), num_heads=8, num_kv_heads=2, head_dim=128, sinks=True, block_size=64),
+    AttentionCase(rows=((128, 128),), num_heads=2, num_kv_heads=2, head_dim=128),
+    AttentionCase(rows=((7, 7), (160, 333), (1, 20), (2, 500)), num_heads=4, num_kv_heads=2, head_dim=128),
+    AttentionCase(rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=128),
+    AttentionCase(rows=((300, 700), (1, 90), (129, 129), (1000, 1000)), num_heads=8, num_kv_heads=2, head_dim=64),
+    AttentionCase(rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=128, window=200),
+    AttentionCase(
+        rows=((300, 700), (64, 64), (129, 1290)), num_heads=4, num_kv_heads=1, head_dim=64, window=17, block_size=64
+    ),
+    AttentionCase(rows=((300, 700), (63, 65), (513, 1290)), num_heads=6, num_kv_heads=2, head_dim=128, block_size=256),
+    AttentionCase(rows=((300, 700), (63, 65), (513, 1290)), num_heads=7, num_kv_heads=1, head_dim=64, block_size=8),
+    AttentionCase(
+        rows=((300, 700), (64, 64), (129, 1290)), num_heads=8, num_kv_heads=1, head_dim=64, window=128, sinks=True
+    ),
+    AttentionCase(
+        rows=((300, 700), (1, 90), (129, 129)), num_heads=8, num_kv_heads=2, head_dim=128, sinks=True, block_size=64
+    ),
 )
 
 
 @pytest.mark.parametrize("queries", [128, 192])
 @pytest.mark.parametrize("pack", [1, 4])
 def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section(pack: int, queries: int) -> None:
-    case = Case(rows=((1, 3), (300, 700), (129, 129), (1, 9), (128, 428), (5, 9)))
+    case = AttentionCase(rows=((1, 3), (300, 700), (129, 129), (1, 9), (128, 428), (5, 9)))
     _, _, _, batch = make_case(case, torch.float32, torch.device("cpu"))
     num_tokens, section = sum(new for new, _ in case.rows), 1000
     items = hopper_items.prefill_items(
@@ -106,7 +113,7 @@ def test_machine_code_uses_warpgroup_products_and_bulk_copies(kinds: list[tuple[
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_long_rows_equal_the_reference_and_others_are_left_alone(
-    case: Case, dtype: torch.dtype, packed: bool, queries: int
+    case: AttentionCase, dtype: torch.dtype, packed: bool, queries: int
 ) -> None:
     """With NaN and inf in every cell that no row sees, before its window and in the null block too."""
     device = torch.device("cuda")

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.attention.op import Case, make_case, options_of, paged_attention_reference
+from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import paged_attention_reference
+from ridgeline.kernels.gemm import cases as gemm_cases
 from ridgeline.kernels.gemm import op as gemm
+from ridgeline.kernels.gemm.cases import LinearCase
 from tests.driving import ask, rig
 
 pytest.importorskip("triton")
@@ -22,8 +25,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", gemm.CASES[:7], ids=str)
-def test_batch_invariant_products_are_products(case: gemm.Case, device: str) -> None:
+@pytest.mark.parametrize("case", gemm_cases.CASES[:7], ids=str)
+def test_batch_invariant_products_are_products(case: LinearCase, device: str) -> None:
     arguments = case.inputs(torch.float16, torch.device(device))
     wanted = gemm.linear(*arguments).float()
     tolerance = 2 * torch.finfo(torch.float16).eps * (1 + wanted.abs()) + case.in_width * 2.0**-24
@@ -42,7 +45,7 @@ def test_a_tile_leaves_enough_programs_or_is_the_smallest() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 528), (1000, 520), (72, 130)])
 def test_no_bit_depends_on_the_tile(inputs: int, outputs: int, dtype: torch.dtype) -> None:
-    x_TI, weight_OI, bias_O = gemm.Case(300, inputs, outputs, bias=True).inputs(dtype, torch.device("cuda"))
+    x_TI, weight_OI, bias_O = LinearCase(300, inputs, outputs, bias=True).inputs(dtype, torch.device("cuda"))
     expected = batch_invariant.linear(x_TI, weight_OI, bias_O, batch_invariant.ANY)
     for tile in (batch_invariant.ALONE, *batch_invariant.HOPPER):
         for tokens in (1, 5, 64, 65, 300):
@@ -53,7 +56,7 @@ def test_no_bit_depends_on_the_tile(inputs: int, outputs: int, dtype: torch.dtyp
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tile", [batch_invariant.ALONE, *batch_invariant.HOPPER], ids=str)
 def test_every_tile_multiplies(tile: batch_invariant.Tile, device: str) -> None:
-    x_TI, weight_OI, bias_O = gemm.Case(130, 1000, 260, bias=True).inputs(torch.float16, torch.device(device))
+    x_TI, weight_OI, bias_O = LinearCase(130, 1000, 260, bias=True).inputs(torch.float16, torch.device(device))
     wanted = gemm.linear(x_TI, weight_OI, bias_O).float()
     tolerance = 2 * torch.finfo(torch.float16).eps * (1 + wanted.abs()) + 1000 * 2.0**-24
     assert ((batch_invariant.linear(x_TI, weight_OI, bias_O, tile).float() - wanted).abs() <= tolerance).all()
@@ -62,7 +65,7 @@ def test_every_tile_multiplies(tile: batch_invariant.Tile, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("window", "alibi"), [(None, False), (40, False), (None, True), (40, True)])
 def test_every_row_is_a_tile_however_short(device: str, window: int | None, alibi: bool) -> None:
-    case = Case(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window, alibi=alibi)
+    case = AttentionCase(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window, alibi=alibi)
     q, k, v, batch = make_case(case, torch.float16, torch.device(device))
     schedule = fixed_schedule(
         batch.start_R1,

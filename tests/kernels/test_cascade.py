@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.op import PAGED_ATTENTION, Case, RaggedBatch, Schedule, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import PAGED_ATTENTION, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
 
@@ -24,7 +25,7 @@ class Shared(NamedTuple):
 
 
 class Batch(NamedTuple):
-    case: Case
+    case: AttentionCase
     groups: tuple[Shared, ...]
 
 
@@ -34,19 +35,21 @@ def decode(*lengths: int) -> tuple[tuple[int, int], ...]:
 
 ALIBI = "slopes, a soft cap, among longer rows"
 BATCHES = {
-    "two rows": Batch(Case(rows=decode(49, 70)), (Shared((0, 1), 3),)),
+    "two rows": Batch(AttentionCase(rows=decode(49, 70)), (Shared((0, 1), 3),)),
     "interleaved groups and rows alone": Batch(
-        Case(rows=decode(300, 500, 310, 17, 900, 257, 1, 560, 700)),
+        AttentionCase(rows=decode(300, 500, 310, 17, 900, 257, 1, 560, 700)),
         (Shared((0, 2, 5), 16), Shared((1, 4, 8, 7), 31)),
     ),
     "more rows than a gang": Batch(
-        Case(rows=decode(*range(210, 250)), num_heads=8, num_kv_heads=2, block_size=64), (Shared(tuple(range(40)), 3),)
+        AttentionCase(rows=decode(*range(210, 250)), num_heads=8, num_kv_heads=2, block_size=64),
+        (Shared(tuple(range(40)), 3),),
     ),
     "a gang's last row is alone": Batch(
-        Case(rows=decode(*[200] * 17), num_heads=8, num_kv_heads=2, head_dim=32), (Shared(tuple(range(17)), 12),)
+        AttentionCase(rows=decode(*[200] * 17), num_heads=8, num_kv_heads=2, head_dim=32),
+        (Shared(tuple(range(17)), 12),),
     ),
     "every other gang is a single row": Batch(
-        Case(
+        AttentionCase(
             rows=decode(*[64 * tiles + own for tiles in (28, 5, 25, 7, 31) for own in (9, 30, 70)]),
             num_heads=32,
             num_kv_heads=1,
@@ -54,11 +57,11 @@ BATCHES = {
         tuple(Shared((3 * i, 3 * i + 1, 3 * i + 2), 4 * tiles) for i, tiles in enumerate((28, 5, 25, 7, 31))),
     ),
     "odd shapes, a sink, a soft cap": Batch(
-        Case(rows=decode(400, 33, 390, 385), num_heads=6, head_dim=80, block_size=8, sinks=True, softcap=5.0),
+        AttentionCase(rows=decode(400, 33, 390, 385), num_heads=6, head_dim=80, block_size=8, sinks=True, softcap=5.0),
         (Shared((0, 2, 3), 48),),
     ),
     ALIBI: Batch(
-        Case(
+        AttentionCase(
             rows=((1, 300), (40, 100), (1, 390), (3, 200), (1, 700), (1, 290)),
             num_heads=8,
             num_kv_heads=4,
@@ -68,16 +71,19 @@ BATCHES = {
         (Shared((5, 0, 4, 2), 17),),
     ),
     "the widest heads": Batch(
-        Case(rows=decode(300, 33, 290), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64), (Shared((0, 2), 4),)
+        AttentionCase(rows=decode(300, 33, 290), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
+        (Shared((0, 2), 4),),
     ),
     "one block per token": Batch(
-        Case(rows=decode(100, 90, 80), num_heads=3, num_kv_heads=1, block_size=1, sinks=True), (Shared((2, 0, 1), 77),)
+        AttentionCase(rows=decode(100, 90, 80), num_heads=3, num_kv_heads=1, block_size=1, sinks=True),
+        (Shared((2, 0, 1), 77),),
     ),
     "blocks longer than key tiles": Batch(
-        Case(rows=decode(1100, 1030), num_heads=2, block_size=256, head_dim=64), (Shared((0, 1), 4),)
+        AttentionCase(rows=decode(1100, 1030), num_heads=2, block_size=256, head_dim=64), (Shared((0, 1), 4),)
     ),
     "among longer rows": Batch(
-        Case(rows=((1, 300), (40, 100), (1, 290), (1, 1), (3, 200), (0, 5), (1, 420))), (Shared((0, 2, 6), 17),)
+        AttentionCase(rows=((1, 300), (40, 100), (1, 290), (1, 1), (3, 200), (0, 5), (1, 420))),
+        (Shared((0, 2, 6), 17),),
     ),
 }
 IN_ALL_TYPES = tuple(BATCHES[name] for name in ("two rows", "odd shapes, a sink, a soft cap", ALIBI))
@@ -192,7 +198,7 @@ def test_a_rows_keys_are_its_items_and_its_gangs_stretches(batch: Batch, device:
 @pytest.mark.parametrize("stopped", [0, 1, 2])
 def test_a_stopped_row_leaves_its_group_and_disturbs_nobody(stopped: int, device: str) -> None:
     """It has kv_len 1 on the device, while the groups are the host's."""
-    batch = Batch(Case(rows=decode(300, 290, 400, 77)), (Shared((0, 1, 2), 17),))
+    batch = Batch(AttentionCase(rows=decode(300, 290, 400, 77)), (Shared((0, 1, 2), 17),))
     q_THD, k_cache, v_cache, ragged = make(batch, torch.float32, device)
     ragged.kv_len_R[stopped] = 1
     options = options_of(batch.case, torch.float32, torch.device(device))
@@ -204,7 +210,7 @@ def test_a_stopped_row_leaves_its_group_and_disturbs_nobody(stopped: int, device
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_without_groups_nothing_changes(device: str) -> None:
-    batch = Batch(Case(rows=decode(300, 290, 400, 77)), ())
+    batch = Batch(AttentionCase(rows=decode(300, 290, 400, 77)), ())
     q_THD, k_cache, v_cache, ragged = make(batch, torch.float32, device)
     options = options_of(batch.case, torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
@@ -232,7 +238,7 @@ def test_a_schedule_without_positions_is_refused_where_there_are_slopes() -> Non
 
 @pytest.mark.gpu
 def test_a_captured_graph_serves_other_groups_and_lengths() -> None:
-    case = Case(rows=decode(*[900] * 24), num_heads=8, head_dim=64)
+    case = AttentionCase(rows=decode(*[900] * 24), num_heads=8, head_dim=64)
     batch = Batch(case, (Shared(tuple(range(24)), 48),))
     q_THD, k_cache, v_cache, ragged = make(batch, torch.bfloat16, "cuda")
     options = options_of(case, torch.bfloat16, torch.device("cuda"))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.coded_gemm.cases import CASES
 from ridgeline.kernels.coded_gemm.fragments import arranged, fits, span, unit
-from ridgeline.kernels.coded_gemm.op import CASES, TABLES, Coded
+from ridgeline.kernels.coded_gemm.op import TABLES, Coded
 
 asm = pytest.importorskip("ridgeline.kernels.coded_gemm.fragments_asm")
 

@@ -11,22 +11,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.weight_format import CodedFormat
+from ridgeline.kernels.coded_gemm.cases import CodedCase, random_codes
 from ridgeline.kernels.coded_gemm.choose import Cut, Wide
 from ridgeline.kernels.coded_gemm.fragments import arranged, span
-from ridgeline.kernels.coded_gemm.op import (
-    CODED_NORM_LINEAR,
-    MXFP4,
-    NF4,
-    NVFP4,
-    Q4_K,
-    Q6_K,
-    W4,
-    W4_ZEROS,
-    W8,
-    Case,
-    Coded,
-    random_codes,
-)
+from ridgeline.kernels.coded_gemm.op import CODED_NORM_LINEAR, MXFP4, NF4, NVFP4, Q4_K, Q6_K, W4, W4_ZEROS, W8, Coded
 
 pytest.importorskip("triton")
 from ridgeline.kernels.coded_gemm import fragments_kernel, wide
@@ -34,18 +22,18 @@ from ridgeline.kernels.coded_gemm.places import in_places
 from tests.kernels.blind import launch
 
 FORMATS = {
-    "W4": Case(1, 0, 0, W4, scales=torch.bfloat16),
-    "W4 zeros": Case(1, 0, 0, W4_ZEROS),
-    "W4 minima": Case(1, 0, 0, CodedFormat(bits=4, group=32, zeros="minimum")),
-    "W8": Case(1, 0, 0, W8),
-    "W2": Case(1, 0, 0, CodedFormat(bits=2, group=128, zeros="levels")),
-    "a row": Case(1, 0, 0, CodedFormat(bits=4, group=0)),
-    "MXFP4": Case(1, 0, 0, MXFP4, scales=torch.uint8),
-    "NVFP4": Case(1, 0, 0, NVFP4, scales=torch.float8_e4m3fn),
-    "NF4": Case(1, 0, 0, NF4),
-    "Q4_K": Case(1, 0, 0, Q4_K),
-    "Q6_K": Case(1, 0, 0, Q6_K),
-    "five bits": Case(1, 0, 0, CodedFormat(bits=5, group=128, zeros="levels")),
+    "W4": CodedCase(1, 0, 0, W4, scales=torch.bfloat16),
+    "W4 zeros": CodedCase(1, 0, 0, W4_ZEROS),
+    "W4 minima": CodedCase(1, 0, 0, CodedFormat(bits=4, group=32, zeros="minimum")),
+    "W8": CodedCase(1, 0, 0, W8),
+    "W2": CodedCase(1, 0, 0, CodedFormat(bits=2, group=128, zeros="levels")),
+    "a row": CodedCase(1, 0, 0, CodedFormat(bits=4, group=0)),
+    "MXFP4": CodedCase(1, 0, 0, MXFP4, scales=torch.uint8),
+    "NVFP4": CodedCase(1, 0, 0, NVFP4, scales=torch.float8_e4m3fn),
+    "NF4": CodedCase(1, 0, 0, NF4),
+    "Q4_K": CodedCase(1, 0, 0, Q4_K),
+    "Q6_K": CodedCase(1, 0, 0, Q6_K),
+    "five bits": CodedCase(1, 0, 0, CodedFormat(bits=5, group=128, zeros="levels")),
 }
 
 

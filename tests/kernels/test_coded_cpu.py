@@ -22,11 +22,14 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels import native
-from ridgeline.kernels.coded_gemm import op, panels
-from ridgeline.kernels.coded_gemm.op import Case, Coded
+from ridgeline.kernels.coded_gemm import cases, op, panels
+from ridgeline.kernels.coded_gemm.cases import CodedCase
+from ridgeline.kernels.coded_gemm.op import Coded
 from ridgeline.kernels.op import Platform, has_byte_products
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.w8a8_gemm import cases as w8a8_cases
 from ridgeline.kernels.w8a8_gemm import op as w8a8
+from ridgeline.kernels.w8a8_gemm.cases import W8A8Case
 from ridgeline.quantization import SCHEMES
 from ridgeline.quantization.panels import PanelWeight
 from ridgeline.quantization.scheme import PlainWeight, scheme
@@ -39,15 +42,15 @@ needs_compiler = pytest.mark.skipif(
 )
 Q8_0 = CodedFormat(bits=8, group=32)
 CASES = [
-    *op.CASES,
-    Case(1, 96, 1, CodedFormat(bits=4, group=96)),  # odd sizes: one output, a group of three runs
-    Case(5, 48, 17, op.NVFP4, scales=torch.float8_e4m3fn),  # half a run at the end
-    Case(3, 40, 33, CodedFormat(bits=8, group=0), bias=True),
-    Case(13, 160, 50, Q8_0, bias=True),
-    Case(31, 256, 40, op.Q4_K),  # tiles, where the CPU has them
-    Case(33, 256, 17, op.Q6_K, bias=True),
-    Case(25, 64, 1, op.NF4),
-    Case(530, 1152, 280, op.W4),  # tiles of several blocks of tokens, inputs and outputs, none of them whole
+    *cases.CASES,
+    CodedCase(1, 96, 1, CodedFormat(bits=4, group=96)),  # odd sizes: one output, a group of three runs
+    CodedCase(5, 48, 17, op.NVFP4, scales=torch.float8_e4m3fn),  # half a run at the end
+    CodedCase(3, 40, 33, CodedFormat(bits=8, group=0), bias=True),
+    CodedCase(13, 160, 50, Q8_0, bias=True),
+    CodedCase(31, 256, 40, op.Q4_K),  # tiles, where the CPU has them
+    CodedCase(33, 256, 17, op.Q6_K, bias=True),
+    CodedCase(25, 64, 1, op.NF4),
+    CodedCase(530, 1152, 280, op.W4),  # tiles of several blocks of tokens, inputs and outputs, none of them whole
 ]
 
 
@@ -78,7 +81,9 @@ def expected(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_are_those_of_rounded_activations(case: Case, dtype: torch.dtype, multiply: panels.Multiply) -> None:
+def test_products_are_those_of_rounded_activations(
+    case: CodedCase, dtype: torch.dtype, multiply: panels.Multiply
+) -> None:
     x_TI, weight, bias_O = case.inputs(dtype, CPU)
     packed = panels.pack(weight, multiply)
     assert packed is not None
@@ -133,7 +138,7 @@ def test_sums_of_the_largest_levels_are_exact(multiply: panels.Multiply) -> None
 
 @needs_compiler
 @pytest.mark.parametrize("case", [c for c in CASES if c.in_width >= 256], ids=str)
-def test_rounding_activations_costs_less_than_a_hundredth(case: Case) -> None:
+def test_rounding_activations_costs_less_than_a_hundredth(case: CodedCase) -> None:
     """Of the outputs' norm. Rounding to steps of 1/127 of the largest of 32 normal numbers (about 2.1) errs by a
     standard deviation of 2.1/127/√12 = 0.5 %."""
     x_TI, weight, bias_O = case.inputs(torch.float32, CPU)
@@ -148,7 +153,7 @@ def test_rounding_activations_costs_less_than_a_hundredth(case: Case) -> None:
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_the_norm_before_and_the_gate_behind(tokens: int, gate: str | None, ordered: bool, dtype: torch.dtype) -> None:
-    case = Case(tokens, 256, 64, op.W4, bias=True, ordered=ordered)
+    case = CodedCase(tokens, 256, 64, op.W4, bias=True, ordered=ordered)
     x_TI, weight, bias_O = case.inputs(dtype, CPU)
     generator = torch.Generator().manual_seed(1)
     residual_TI = torch.randn(x_TI.shape, generator=generator).to(dtype)
@@ -181,12 +186,12 @@ def test_a_token_depends_on_no_other_whatever_the_format(dtype: torch.dtype, mul
     tokens = 21 if dtype == torch.bfloat16 else 41  # of more in bfloat16, tiles take the activations as they are
     minima = CodedFormat(bits=5, group=32, zeros="minimum")
     for form in (Q8_0, op.W4, op.W4_ZEROS, minima, op.Q4_K, op.Q6_K, op.NF4, op.NVFP4):
-        x_TI, weight, bias_O = Case(tokens, 512, 40, form, bias=True, scales=torch.float32).inputs(dtype, CPU)
+        x_TI, weight, bias_O = CodedCase(tokens, 512, 40, form, bias=True, scales=torch.float32).inputs(dtype, CPU)
         packed = panels.pack(weight, multiply)
         assert packed is not None
         assert bias_O is not None
         assert_bits_of_each_alone(packed, x_TI, bias_O)
-    x_TI, level_OI, scale_O, bias_O = w8a8.Case(41, 512, 40, bias=True).inputs(dtype, CPU)
+    x_TI, level_OI, scale_O, bias_O = W8A8Case(41, 512, 40, bias=True).inputs(dtype, CPU)
     packed = panels.pack_levels(level_OI, scale_O, multiply)
     assert packed is not None
     assert bias_O is not None
@@ -195,7 +200,7 @@ def test_a_token_depends_on_no_other_whatever_the_format(dtype: torch.dtype, mul
 
 @needs_compiler
 def test_a_token_depends_on_no_thread() -> None:
-    x_TI, weight, bias_O = Case(21, 512, 200, op.Q4_K, bias=True).inputs(torch.bfloat16, CPU)
+    x_TI, weight, bias_O = CodedCase(21, 512, 200, op.Q4_K, bias=True).inputs(torch.bfloat16, CPU)
     packed = panels.pack(weight)
     assert packed is not None
     whole_TO = panels.linear(x_TI, packed, bias_O)
@@ -212,7 +217,7 @@ def test_a_token_depends_on_no_thread() -> None:
 @pytest.mark.parametrize("tokens", [4, 30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_no_number_stays_in_its_row(tokens: int, dtype: torch.dtype) -> None:
-    x_TI, weight, _ = Case(tokens, 256, 48, op.W4).inputs(dtype, CPU)
+    x_TI, weight, _ = CodedCase(tokens, 256, 48, op.W4).inputs(dtype, CPU)
     x_TI[1, 3], x_TI[2, 200] = torch.nan, torch.inf
     levels = torch.ones(48, 256, dtype=torch.int8)
     for packed in (panels.pack(weight), panels.pack_levels(levels, torch.ones(48))):
@@ -226,7 +231,7 @@ def test_what_is_no_number_stays_in_its_row(tokens: int, dtype: torch.dtype) -> 
 
 @needs_compiler
 def test_zeros_give_zeros_and_no_tokens_nothing() -> None:
-    _, weight, _ = Case(1, 256, 48, op.Q4_K).inputs(torch.float32, CPU)
+    _, weight, _ = CodedCase(1, 256, 48, op.Q4_K).inputs(torch.float32, CPU)
     packed = panels.pack(weight)
     assert packed is not None
     assert not panels.linear(torch.zeros(3, 256), packed, None).any()
@@ -235,7 +240,7 @@ def test_zeros_give_zeros_and_no_tokens_nothing() -> None:
 
 @needs_compiler
 def test_inputs_may_lie_anywhere_and_are_not_written() -> None:
-    x_TI, weight, bias_O = Case(3, 256, 40, op.W4, bias=True).inputs(torch.bfloat16, CPU)
+    x_TI, weight, bias_O = CodedCase(3, 256, 40, op.W4, bias=True).inputs(torch.bfloat16, CPU)
     packed = panels.pack(weight)
     assert packed is not None
     want_TO = panels.linear(x_TI, packed, bias_O)
@@ -249,7 +254,7 @@ def test_inputs_may_lie_anywhere_and_are_not_written() -> None:
 
 @needs_compiler
 def test_inputs_that_do_not_fit_the_weight_are_refused() -> None:
-    _, weight, _ = Case(1, 256, 40, op.W4).inputs(torch.float32, CPU)
+    _, weight, _ = CodedCase(1, 256, 40, op.W4).inputs(torch.float32, CPU)
     packed = panels.pack(weight)
     assert packed is not None
     for x_TI, bias_O in ((torch.zeros(1, 255), None), (torch.zeros(1, 256).double(), None),
@@ -259,8 +264,8 @@ def test_inputs_that_do_not_fit_the_weight_are_refused() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", [*w8a8.CASES, w8a8.Case(530, 1100, 280, bias=True)], ids=str)
-def test_levels_in_panels_multiply_like_the_reference(case: w8a8.Case, multiply: panels.Multiply) -> None:
+@pytest.mark.parametrize("case", [*w8a8_cases.CASES, W8A8Case(530, 1100, 280, bias=True)], ids=str)
+def test_levels_in_panels_multiply_like_the_reference(case: W8A8Case, multiply: panels.Multiply) -> None:
     for dtype in DTYPES:
         x_TI, level_OI, scale_O, bias_O = case.inputs(dtype, CPU)
         packed = panels.pack_levels(level_OI, scale_O, multiply)
@@ -286,7 +291,7 @@ def test_every_table_has_its_own_values(values: Any) -> None:
 
 
 def test_groups_that_fit_into_no_run_are_multiplied_all_the_same() -> None:
-    x_TI, weight, _ = Case(2, 80, 24, CodedFormat(bits=4, group=40)).inputs(torch.float32, CPU)
+    x_TI, weight, _ = CodedCase(2, 80, 24, CodedFormat(bits=4, group=40)).inputs(torch.float32, CPU)
     assert panels.pack(weight) is None
     torch.testing.assert_close(panels.coded_linear(x_TI, weight, None), op.coded_linear(x_TI, weight, None))
 

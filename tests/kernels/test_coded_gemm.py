@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.coded_gemm.cases import CASES, CodedCase, random_codes
 from ridgeline.kernels.coded_gemm.choose import SHARED, WIDE_TOKENS, choose, wide_cuts
 from ridgeline.kernels.coded_gemm.cost import coded_linear_cost
 from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, fits, rows, span, unit
-from ridgeline.kernels.coded_gemm.op import CASES, CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Case, Coded, random_codes
+from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Coded
 
 pytest.importorskip("triton")
 from ridgeline.kernels.coded_gemm import batch_invariant, triton
@@ -35,7 +36,7 @@ WHOLE = [replace(case, in_width=768 if case.format.group == 0 else 512, out_widt
 MATRICES = ((6144, 4096, False), (4096, 4096, False), (28_672, 4096, True), (4096, 14_336, False), (768, 2048, True))
 
 
-def weight_of(case: Case, device: str = "cpu") -> Coded:
+def weight_of(case: CodedCase, device: str = "cpu") -> Coded:
     return random_codes(case, torch.device(device), torch.Generator(device).manual_seed(3))
 
 
@@ -47,7 +48,7 @@ def with_edges(weight: Coded) -> Coded:
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=str)
-def test_fragments_hold_the_same_numbers(case: Case) -> None:
+def test_fragments_hold_the_same_numbers(case: CodedCase) -> None:
     weight = weight_of(case)
     turned = arranged(weight)
     assert fits(weight)
@@ -58,7 +59,7 @@ def test_fragments_hold_the_same_numbers(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=str)
-def test_cost_counts_the_bytes_that_are_stored(case: Case) -> None:
+def test_cost_counts_the_bytes_that_are_stored(case: CodedCase) -> None:
     weight = weight_of(replace(case, ordered=True))
     least = coded_linear_cost(
         1, case.in_width, case.out_width, case.format, itemsize=2, scale_itemsize=weight.scale_OG.itemsize
@@ -77,7 +78,7 @@ def test_fragments_of_stacked_experts_are_those_of_each() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("case", FORMATS, ids=str)
-def test_dequantized_as_the_reference_does(case: Case, turned: bool, device: str) -> None:
+def test_dequantized_as_the_reference_does(case: CodedCase, turned: bool, device: str) -> None:
     case = replace(case, out_width=32, in_width=768 if case.format.group == 0 else 256)
     weight = with_edges(weight_of(case, device))._replace(order_I=None)
     got = dequantize(arranged(weight) if turned else weight, torch.float32)
@@ -167,7 +168,7 @@ def close(got: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[6], CASES[13]], ids=str)
-def test_products_where_there_are_no_fragments(case: Case) -> None:
+def test_products_where_there_are_no_fragments(case: CodedCase) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled")
     case = replace(case, tokens=3, in_width=256, out_width=32)
@@ -184,7 +185,7 @@ def released() -> Iterator[None]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 5, 16, 17, 48, 64, 130, 300, 700])
 @pytest.mark.parametrize("case", WHOLE, ids=str)
-def test_products_on_a_gpu(case: Case, tokens: int, released: None) -> None:
+def test_products_on_a_gpu(case: CodedCase, tokens: int, released: None) -> None:
     device = torch.device("cuda")
     for dtype in (torch.bfloat16, torch.float16):
         x_TI, weight, bias_O = replace(case, tokens=tokens, bias=tokens % 2 == 0).inputs(dtype, device)
@@ -202,7 +203,7 @@ def test_products_on_a_gpu(case: Case, tokens: int, released: None) -> None:
 
 @pytest.mark.gpu
 def test_a_token_does_not_depend_on_those_beside_it(released: None) -> None:
-    x_TI, weight, _ = Case(200, 1024, 512, MXFP4, scales=torch.uint8).inputs(torch.bfloat16, torch.device("cuda"))
+    x_TI, weight, _ = CodedCase(200, 1024, 512, MXFP4, scales=torch.uint8).inputs(torch.bfloat16, torch.device("cuda"))
     turned = arranged(weight)
     together = batch_invariant.coded_linear(x_TI, turned, None)
     for tokens in (1, 9, 33):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.decode_attention.op import CASES, DECODE_ATTENTION, WIDE_CASES, DecodeCase
+from ridgeline.kernels.decode_attention.cases import CASES, WIDE_CASES, DecodeCase
+from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.fp8_gemm.rounded import room
 from ridgeline.kernels.op import Platform
 

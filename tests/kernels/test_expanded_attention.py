@@ -13,15 +13,9 @@ from torch import Tensor
 from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.expanded_attention import torch_ops
 from ridgeline.kernels.expanded_attention import triton as kernels
+from ridgeline.kernels.expanded_attention.cases import CASES, ExpandedCase, make_case
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, worth_expanding
-from ridgeline.kernels.expanded_attention.op import (
-    CASES,
-    EXPANDED_ATTENTION,
-    Case,
-    LongRows,
-    expanded_attention,
-    make_case,
-)
+from ridgeline.kernels.expanded_attention.op import EXPANDED_ATTENTION, LongRows, expanded_attention
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -42,7 +36,7 @@ def computed(function: Any, args: tuple[Any, ...], **options: Any) -> Tensor:
     ("name", "dtype"),
     [("triton", torch.float32), ("triton", torch.bfloat16), ("triton", torch.float16), ("torch", torch.float32)],
 )
-def test_implementations_equal_the_reference(name: str, dtype: torch.dtype, case: Case, device: str) -> None:
+def test_implementations_equal_the_reference(name: str, dtype: torch.dtype, case: ExpandedCase, device: str) -> None:
     if (name, device, dtype) == ("triton", "cpu", torch.bfloat16):
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
     function = next(i for i in EXPANDED_ATTENTION.implementations if i.name == name).load()
@@ -78,9 +72,9 @@ def test_a_stopped_row_disturbs_no_other(function: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, Case(rows=((90, 100), (40, 40)), key_dim=24, rope_dim=8, value_dim=48)], ids=str
+    "case", [*CASES, ExpandedCase(rows=((90, 100), (40, 40)), key_dim=24, rope_dim=8, value_dim=48)], ids=str
 )
-def test_tiles_of_queries_see_what_all_at_once_see(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_queries_see_what_all_at_once_see(case: ExpandedCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 32 queries of one head, and of 8 where rows have 130 keys."""
     monkeypatch.setattr(torch_ops, "QUERIES", 32)
     monkeypatch.setattr(torch_ops, "SCORES", 1040)
@@ -91,7 +85,7 @@ def test_tiles_of_queries_see_what_all_at_once_see(case: Case, monkeypatch: pyte
 
 def test_no_scores_of_whole_rows_are_kept() -> None:
     """2 heads' scores of 4,096 tokens would be 134 MB. Values are narrower than keys, as those of all models are."""
-    *given, rows = make_case(Case(rows=((4096, 4096),), num_heads=2), torch.float32, torch.device("cpu"))
+    *given, rows = make_case(ExpandedCase(rows=((4096, 4096),), num_heads=2), torch.float32, torch.device("cpu"))
     with torch.profiler.profile(profile_memory=True) as seen:
         computed(torch_ops.expanded_attention, (*given, rows))
     assert max(event.self_cpu_memory_usage for event in seen.events()) <= 4 * torch_ops.SCORES

@@ -16,12 +16,16 @@ from torch import Tensor
 
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels import native
+from ridgeline.kernels.grouped_gemm import cases as grouped_cases
 from ridgeline.kernels.grouped_gemm import op as grouped
 from ridgeline.kernels.grouped_gemm import panels
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.op import Platform, has_byte_products
+from ridgeline.kernels.route import cases as routing_cases
 from ridgeline.kernels.route import native as implementation
 from ridgeline.kernels.route import op as routing
 from ridgeline.kernels.route import torch_ops
+from ridgeline.kernels.route.cases import RouteCase
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -30,17 +34,17 @@ needs_compiler = pytest.mark.skipif(
     reason="no C++ compiler, or a CPU without AVX2",
 )
 EXPERTS = (
-    *grouped.CASES,
-    grouped.Case(2, 64, 34, experts=4, used=2, bias=True, gate="gelu"),  # two outputs of a last panel
-    grouped.Case(6, 30, 16, experts=8, used=2, add=True, dead=6),  # nobody goes anywhere
-    grouped.Case(40, 64, 50, experts=3, used=3, bias=True, add=True, dead=11),  # more rows than are multiplied at once
+    *grouped_cases.CASES,
+    ExpertsCase(2, 64, 34, experts=4, used=2, bias=True, gate="gelu"),  # two outputs of a last panel
+    ExpertsCase(6, 30, 16, experts=8, used=2, add=True, dead=6),  # nobody goes anywhere
+    ExpertsCase(40, 64, 50, experts=3, used=3, bias=True, add=True, dead=11),  # more rows than are multiplied at once
 )
 ROUTED = (
-    *routing.CASES,
-    routing.Case(1, 64, RoutingSpec(experts=48, top_k=5, groups=6, top_groups=2, scale=1.5, expert_scale=True)),
-    routing.Case(5, 72, replace(routing.GROUPED, score="softmax"), dead=5),
-    routing.Case(2, 50, RoutingSpec(experts=3, top_k=3, score="sigmoid", correction=True), residual=False),
-    routing.Case(0, 64, routing.SOFTMAX),
+    *routing_cases.CASES,
+    RouteCase(1, 64, RoutingSpec(experts=48, top_k=5, groups=6, top_groups=2, scale=1.5, expert_scale=True)),
+    RouteCase(5, 72, replace(routing_cases.GROUPED, score="softmax"), dead=5),
+    RouteCase(2, 50, RoutingSpec(experts=3, top_k=3, score="sigmoid", correction=True), residual=False),
+    RouteCase(0, 64, routing_cases.SOFTMAX),
 )
 
 
@@ -60,7 +64,7 @@ def laid_out(weight_EOI: Tensor, gated: bool, target: str = "native") -> panels.
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", EXPERTS, ids=str)
-def test_products_are_those_of_the_reference(case: grouped.Case, dtype: torch.dtype, target: str) -> None:
+def test_products_are_those_of_the_reference(case: ExpertsCase, dtype: torch.dtype, target: str) -> None:
     x_TM, weight_EGM, bias_EG, routes, gate = case.gate_up_inputs(dtype, CPU)
     assert isinstance(weight_EGM, Tensor)
     x_TM[case.tokens - case.dead :] = torch.nan  # tokens that go nowhere
@@ -84,7 +88,7 @@ def test_products_are_those_of_the_reference(case: grouped.Case, dtype: torch.dt
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(dtype: torch.dtype, target: str) -> None:
     """The same tokens alone, and among others of the same experts, on one thread and on three."""
-    case = grouped.Case(70, 64, 48, experts=4, used=2, add=True)
+    case = ExpertsCase(70, 64, 48, experts=4, used=2, add=True)
     x_TM, up_EGM, *_ = case.gate_up_inputs(dtype, CPU)
     _, down_EMF, _, _, add_TM = case.down_inputs(dtype, CPU)
     assert isinstance(up_EGM, Tensor)
@@ -117,7 +121,7 @@ def test_activations_of_large_and_small_numbers_are_those_of_the_reference(gate:
     value_T = torch.tensor([0.0, -0.0, 1e-30, -1e-4, 0.3, -7.5, 20.0, -60.0, 87.0, -87.3, -104.0, 3e38, torch.nan])
     weight_EGM = torch.ones(1, 2 if gate != "relu2" else 1, 1)
     weight_EGM[:, 1:] = 0.5
-    case = grouped.Case(len(value_T), 1, 1, experts=1, used=1)
+    case = ExpertsCase(len(value_T), 1, 1, experts=1, used=1)
     arguments = (value_T[:, None], weight_EGM, None, case.routes(CPU), gate)
     got_PF = laid_out(weight_EGM, gate != "relu2", target).gate_up(arguments[0], None, *arguments[3:])
     want_PF = grouped.grouped_gate_up(*arguments)
@@ -135,7 +139,7 @@ def test_many_pairs_of_each_expert_are_left_to_tiles(gated: bool, monkeypatch: p
     monkeypatch.setattr(panels, "has_tiles", lambda: True)
     monkeypatch.setattr(panels, "MANY", 2)
     monkeypatch.setattr(panels.ExpertPanels, "_run", None)  # which nobody may call
-    case = grouped.Case(6, 22, 20, experts=3, used=1)
+    case = ExpertsCase(6, 22, 20, experts=3, used=1)
     if gated:
         packed.gate_up(torch.randn(6, 22).bfloat16(), None, case.routes(CPU), "silu")
     else:
@@ -155,7 +159,7 @@ def same_routes(got: routing.Routes, want: routing.Routes) -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 @pytest.mark.parametrize("case", ROUTED, ids=str)
-def test_tokens_are_routed_as_by_the_reference(case: routing.Case, dtype: torch.dtype, target: str) -> None:
+def test_tokens_are_routed_as_by_the_reference(case: RouteCase, dtype: torch.dtype, target: str) -> None:
     """A normalised value may be rounded otherwise, so the routes are compared with those of the n at hand."""
     inputs, tally_E = case.inputs(dtype, CPU), torch.zeros(case.how.experts, dtype=torch.int64)
     n_TM, s_TM, got = implementation.route(*inputs, compiled=implementation.function(target))
@@ -168,7 +172,9 @@ def test_tokens_are_routed_as_by_the_reference(case: routing.Case, dtype: torch.
 
 
 @needs_compiler
-@pytest.mark.parametrize("how", [routing.SOFTMAX, routing.GROUPED, replace(routing.GROUPED, score="softmax")], ids=str)
+@pytest.mark.parametrize(
+    "how", [routing_cases.SOFTMAX, routing_cases.GROUPED, replace(routing_cases.GROUPED, score="softmax")], ids=str
+)
 def test_equal_scores_and_nan_are_routed_as_by_the_reference(how: RoutingSpec, target: str) -> None:
     """A router of zeros gives equal scores to all experts; a NaN in a token makes all of its scores NaN."""
     x_TM = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
@@ -185,7 +191,7 @@ def test_equal_scores_and_nan_are_routed_as_by_the_reference(how: RoutingSpec, t
 
 @needs_compiler
 def test_a_gradient_is_left_to_torch() -> None:
-    inputs = routing.Case(3, 32, routing.SOFTMAX).inputs(torch.float32, CPU)
+    inputs = RouteCase(3, 32, routing_cases.SOFTMAX).inputs(torch.float32, CPU)
     leaves = [inputs[0].requires_grad_(), inputs[4].weight_EM.requires_grad_()]
     (n_TM, _, routes), tally_E = implementation.route(*inputs), inputs[-1].clone()
     (n_TM.square().sum() + routes.weight_TK.square().sum()).backward()
@@ -212,7 +218,7 @@ def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @pytest.mark.usefixtures("nothing_compiled")
 def test_without_a_compiler_torch_routes_and_nothing_is_laid_out() -> None:
     assert panels.pack(torch.zeros(2, 32, 8), True) is None
-    case = routing.CASES[0]
+    case = routing_cases.CASES[0]
     got, want = (f(*case.inputs(torch.float32, CPU)) for f in (implementation.route, torch_ops.route))
     assert torch.equal(got[0], want[0])
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(got[2], want[2], strict=True))
@@ -220,7 +226,7 @@ def test_without_a_compiler_torch_routes_and_nothing_is_laid_out() -> None:
 
 @needs_compiler
 def test_what_cpp_could_not_read_is_refused() -> None:
-    case = grouped.Case(3, 32, 16, experts=4, used=2)
+    case = ExpertsCase(3, 32, 16, experts=4, used=2)
     x_TM, weight_EGM, _, routes, gate = case.gate_up_inputs(torch.float32, CPU)
     assert isinstance(weight_EGM, Tensor)
     assert panels.pack(weight_EGM.half(), True) is None

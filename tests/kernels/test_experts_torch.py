@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from ridgeline.core.expert_spec import RoutingSpec
+from ridgeline.kernels.grouped_gemm import cases as grouped_cases
 from ridgeline.kernels.grouped_gemm import op as grouped
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.torch_ops import grouped_down, grouped_gate_up
+from ridgeline.kernels.route import cases as routing_cases
 from ridgeline.kernels.route import op as routing
+from ridgeline.kernels.route.cases import RouteCase
 from ridgeline.kernels.route.torch_ops import route
 
 CPU = torch.device("cpu")
@@ -27,8 +31,8 @@ def same_routes(got: routing.Routes, want: routing.Routes) -> None:
     torch.testing.assert_close(got.weight_TK, want.weight_TK, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", routing.CASES, ids=str)
-def test_tokens_are_routed_as_by_the_reference(case: routing.Case) -> None:
+@pytest.mark.parametrize("case", routing_cases.CASES, ids=str)
+def test_tokens_are_routed_as_by_the_reference(case: RouteCase) -> None:
     got_inputs, want_inputs = case.inputs(torch.float32, CPU), case.inputs(torch.float32, CPU)
     got, want = route(*got_inputs), routing.route(*want_inputs)
     torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=1e-6)
@@ -38,7 +42,9 @@ def test_tokens_are_routed_as_by_the_reference(case: routing.Case) -> None:
     assert got_inputs[-1].sum() == (case.tokens - case.dead) * case.how.top_k
 
 
-@pytest.mark.parametrize("how", [routing.SOFTMAX, routing.GROUPED, replace(routing.GROUPED, score="softmax")], ids=str)
+@pytest.mark.parametrize(
+    "how", [routing_cases.SOFTMAX, routing_cases.GROUPED, replace(routing_cases.GROUPED, score="softmax")], ids=str
+)
 def test_equal_scores_and_nan_are_routed_as_by_the_reference(how: RoutingSpec) -> None:
     """A router of zeros gives equal scores to all experts; a NaN in a token makes all of its scores NaN."""
     x_TM = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
@@ -55,8 +61,8 @@ def test_equal_scores_and_nan_are_routed_as_by_the_reference(how: RoutingSpec) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", grouped.CASES, ids=str)
-def test_experts_products_are_those_of_the_reference(case: grouped.Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", grouped_cases.CASES, ids=str)
+def test_experts_products_are_those_of_the_reference(case: ExpertsCase, dtype: torch.dtype) -> None:
     """Products are rounded to the dtype once before the activation and once before the sum over experts."""
     eps = torch.finfo(dtype).eps
     first = case.gate_up_inputs(dtype, CPU)
@@ -70,7 +76,7 @@ def test_experts_products_are_those_of_the_reference(case: grouped.Case, dtype: 
 
 
 def test_tokens_without_experts_get_the_addend_alone() -> None:
-    case = replace(grouped.CASES[2], dead=grouped.CASES[2].tokens)
+    case = replace(grouped_cases.CASES[2], dead=grouped_cases.CASES[2].tokens)
     x_TM, weight_EGM, bias_EG, routes, gate = case.gate_up_inputs(torch.float32, CPU)
     h_PF = grouped_gate_up(x_TM, weight_EGM, bias_EG, routes, gate)
     _, weight_EMF, _, _, add_TM = case.down_inputs(torch.float32, CPU)

@@ -14,20 +14,19 @@ from torch import Tensor
 
 from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.activation.op import gated_activation
+from ridgeline.kernels.fp8_gemm.cases import CASES, Fp8Case
 from ridgeline.kernels.fp8_gemm.op import (
     BY_TOKEN,
-    CASES,
     FP8_LINEAR,
     FP8_NORM_LINEAR,
     IN_BLOCKS,
-    Case,
     round_activations,
     rounded,
     to_fp8,
 )
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.w8a8_gemm import op as w8a8
+from ridgeline.kernels.w8a8_gemm.cases import W8A8Case
 
 pytest.importorskip("triton")
 
@@ -75,7 +74,7 @@ def tokens_of(x: Rounded, inputs: int) -> Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", [case for case in CASES if case.tokens <= 40], ids=str)
 @pytest.mark.parametrize("plan", [FIXED, Tile(16, 16, 64)], ids=str)
-def test_any_gpu_multiplies_in_sixteen_bits(plan: Tile, case: Case, device: str) -> None:
+def test_any_gpu_multiplies_in_sixteen_bits(plan: Tile, case: Fp8Case, device: str) -> None:
     x_TI, weight, bias_O = case.inputs(torch.float16, torch.device(device))
     y_TO = launch_tiles(plan, x_TI, eight(weight), bias_O)
     want_TO = x_TI.double() @ weight.dequantized().double().T
@@ -135,7 +134,7 @@ def test_numbers_that_a_static_scale_cuts_off_are_counted(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["triton", "torch", "batch_invariant"])
 @pytest.mark.parametrize("case", [*CASES[:2], CASES[5]], ids=str)
-def test_implementations_equal_the_reference(case: Case, kind: str, device: str) -> None:
+def test_implementations_equal_the_reference(case: Fp8Case, kind: str, device: str) -> None:
     """Rounding moves an activation by 1 / 16 at most: an error of up to 1 / 28 in the mean square, of terms that sum up
     to a standard deviation of one."""
     arguments = case.inputs(torch.float16, torch.device(device))
@@ -153,7 +152,7 @@ def test_implementations_equal_the_reference(case: Case, kind: str, device: str)
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_token_has_the_same_bits_in_any_company(device: str) -> None:
-    x_TI, weight, bias_O = Case(33 if device == "cpu" else 300, 384, 96, IN_BLOCKS, bias=True).inputs(
+    x_TI, weight, bias_O = Fp8Case(33 if device == "cpu" else 300, 384, 96, IN_BLOCKS, bias=True).inputs(
         torch.float16, torch.device(device)
     )
     linear = FP8_LINEAR.choose(Platform.of(torch.device(device)), "batch_invariant")
@@ -251,7 +250,7 @@ def test_matrix_units_multiply_rounded_activations(cut: Stream | Tiles, gate: st
         if isinstance(cut, Stream) and cut.split > 1 and tiles * cut.split > 132:
             continue  # programs that share a tile must run at once
         rows = 2 * outputs if gate else outputs
-        x_TI, weight, bias_O = Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
+        x_TI, weight, bias_O = Fp8Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
         x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
         want_TO = tokens_of(x, inputs) @ weight.dequantized().double().T
         want_TO = want_TO if bias_O is None else want_TO + bias_O.double()
@@ -270,7 +269,7 @@ def test_the_library_multiplies_a_thousand_tokens(how: Fp8Format) -> None:
     if Platform.of(device).arch != "sm_90":
         pytest.skip("not a Hopper GPU")
     assert library_wins(1100, 512, gated=False)
-    x_TI, weight, bias_O = Case(1100, 512, 128, how, bias=True).inputs(torch.bfloat16, device)
+    x_TI, weight, bias_O = Fp8Case(1100, 512, 128, how, bias=True).inputs(torch.bfloat16, device)
     x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
     want_TO = tokens_of(x, 512) @ weight.dequantized().double().T
     assert bias_O is not None
@@ -303,9 +302,7 @@ def test_sums_of_int8_levels_are_exact_on_matrix_units(cut: Stream | Tiles | Non
         rows = 2 * outputs if gate else outputs
         if isinstance(cut, Stream) and cut.split > 1 and tokens > 64:
             continue  # parts of a sum wait for one another, so all of them must run at once
-        x_TI, level_OI, scale_O, bias_O = w8a8.Case(tokens, inputs, rows, bias=True).inputs(
-            torch.bfloat16, device, seed
-        )
+        x_TI, level_OI, scale_O, bias_O = W8A8Case(tokens, inputs, rows, bias=True).inputs(torch.bfloat16, device, seed)
         x, _ = round_rows(x_TI, None, None, 0.0, torch.int8, "token", None)
         want_TO = tokens_of(x, inputs) @ level_OI.double().T * scale_O.double()
         want_TO = want_TO + bias_O.double() if bias_O is not None else want_TO
@@ -323,7 +320,7 @@ def test_sums_of_int8_levels_are_exact_on_matrix_units(cut: Stream | Tiles | Non
 def test_every_implementation_takes_rounded_activations(how: Fp8Format, kind: str, device: str) -> None:
     """With the numbers that the activations stand for as the truth, nothing but the result is rounded (and these
     numbers to 16 bits, where products are in 16)."""
-    x_TI, weight, bias_O = Case(5, 384, 160, how, bias=True).inputs(torch.float16, torch.device(device))
+    x_TI, weight, bias_O = Fp8Case(5, 384, 160, how, bias=True).inputs(torch.float16, torch.device(device))
     x = room(5, 384, torch.float16, torch.device(device))
     round_into(x_TI, x)
     got_TO = FP8_LINEAR.choose(Platform.of(torch.device(device)), kind)(x, weight, bias_O)
@@ -336,7 +333,7 @@ def test_every_implementation_takes_rounded_activations(how: Fp8Format, kind: st
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["triton", "torch", "batch_invariant", "reference"])
 def test_results_are_rounded_where_there_is_room(kind: str, device: str) -> None:
-    x_TI, weight, _ = Case(5, 384, 2 * 300).inputs(torch.float16, torch.device(device))
+    x_TI, weight, _ = Fp8Case(5, 384, 2 * 300).inputs(torch.float16, torch.device(device))
     norm_I = torch.ones(384, dtype=torch.float16, device=device)
     normed = FP8_NORM_LINEAR.choose(Platform.of(torch.device(device)), kind)
     want_TO, want_TI = normed(x_TI, x_TI, norm_I, 1e-5, weight, None, "silu")
@@ -388,7 +385,7 @@ def test_matrix_units_take_and_leave_numbers_rounded_by_128(cut: Stream, gate: s
         pytest.skip("not a Hopper GPU")
     for seed, (tokens, inputs, outputs, bias) in enumerate(((1, 1024, 128, False), (61, 1152, 384, True))):
         rows = 2 * outputs if gate else outputs
-        x_TI, weight, bias_O = Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
+        x_TI, weight, bias_O = Fp8Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
         x = room(tokens, inputs, torch.bfloat16, device)
         round_into(x_TI, x)
         want_TO = x.wide().double() @ weight.dequantized().double().T

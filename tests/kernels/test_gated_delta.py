@@ -22,7 +22,9 @@ from ridgeline.kernels.gated_delta import cases as delta_cases
 from ridgeline.kernels.gated_delta import op as delta
 from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.gated_norm import cases as norm_cases
 from ridgeline.kernels.gated_norm import op as norm
+from ridgeline.kernels.gated_norm.cases import GatedNormCase
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.op import Op, Platform
 from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
@@ -78,9 +80,9 @@ def test_gated_delta(name: str, case: GatedDeltaCase, dtype: torch.dtype, device
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", norm.CASES, ids=str)
+@pytest.mark.parametrize("case", norm_cases.CASES, ids=str)
 @pytest.mark.parametrize("name", names(norm.GATED_NORM))
-def test_gated_norm(name: str, case: norm.Case, dtype: torch.dtype, device: str) -> None:
+def test_gated_norm(name: str, case: GatedNormCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     got = chosen(norm.GATED_NORM, name, device)(*inputs)
     assert got.is_contiguous()

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gemm.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
 from ridgeline.kernels.gemm.choose import RowsPlan, Tiles, choose
 from ridgeline.kernels.gemm.cost import norm_linear_cost
-from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase
+from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.op import Platform
 
@@ -73,7 +74,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.in_width * c.out_width < 70_000], ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_cut_multiplies(
-    cut: RowsPlan | Tiles, case: Case, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+    cut: RowsPlan | Tiles, case: LinearCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.tokens > cut.tokens:
         case = replace(case, tokens=cut.tokens)
@@ -94,7 +95,7 @@ def test_every_cut_multiplies(
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_every_cut_normalises_or_gates(
-    cut: RowsPlan | Tiles, case: NormCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+    cut: RowsPlan | Tiles, case: NormLinearCase, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.tokens > cut.tokens:
         case = replace(case, tokens=cut.tokens)
@@ -116,7 +117,7 @@ def test_every_cut_normalises_or_gates(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 @pytest.mark.parametrize("name", [i.name for i in NORM_LINEAR.implementations])
-def test_implementations_equal_the_reference(name: str, case: NormCase, dtype: torch.dtype, device: str) -> None:
+def test_implementations_equal_the_reference(name: str, case: NormLinearCase, dtype: torch.dtype, device: str) -> None:
     arguments = case.inputs(dtype, torch.device(device))
     y_TO, s_TI = NORM_LINEAR.choose(Platform.of(torch.device(device)), name)(*arguments)
     expected, expected_s = NORM_LINEAR.reference(*arguments)
@@ -151,7 +152,7 @@ def test_a_gradient_is_left_to_torch() -> None:
     y_TO, s_TI = implementation.norm_linear(*arguments)
     (y_TO.sum() + s_TI.sum()).backward()
     assert all(a.grad is not None for a in arguments if isinstance(a, Tensor))
-    x_TI, weight_OI, bias_O = (a.requires_grad_() for a in Case(2, 64, 64, bias=True).inputs(torch.float16, CPU))
+    x_TI, weight_OI, bias_O = (a.requires_grad_() for a in LinearCase(2, 64, 64, bias=True).inputs(torch.float16, CPU))
     implementation.linear(x_TI, weight_OI, bias_O).sum().backward()
     assert weight_OI.grad is not None
 

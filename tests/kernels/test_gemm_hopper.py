@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gemm.cases import LinearCase
 from ridgeline.kernels.gemm.choose import Stream, choose
-from ridgeline.kernels.gemm.op import LINEAR, Case
+from ridgeline.kernels.gemm.op import LINEAR
 from ridgeline.kernels.op import Platform
 
 pytest.importorskip("triton")
@@ -118,7 +119,7 @@ def test_every_cut_equals_the_reference(
         rows = 2 * outputs if gate else outputs
         tiles = -(-outputs // cut.rows) * -(-tokens // cut.tokens)
         assert cut.split == 1 or tiles * cut.split <= torch.cuda.get_device_properties(device).multi_processor_count
-        x_TI, weight_OI, bias_O = Case(tokens, inputs, rows, bias).inputs(dtype, device, seed)
+        x_TI, weight_OI, bias_O = LinearCase(tokens, inputs, rows, bias).inputs(dtype, device, seed)
         x_TI = torch.cat([x_TI, torch.full_like(x_TI, torch.nan)], 1)[:, :inputs]  # rows of a wider tensor
         expected = x_TI.double() @ weight_OI.double().T + (0 if bias_O is None else bias_O.double())
         if gate:
@@ -135,7 +136,11 @@ def test_every_cut_equals_the_reference(
 @pytest.mark.parametrize("tokens", [17, 64, 128, 200])
 def test_chosen_cuts_equal_the_reference(tokens: int) -> None:
     device = torch.device("cuda")
-    for case in (Case(tokens, 1024, 4096), Case(tokens, 3072, 1024, bias=True), Case(tokens, 8192, 2048)):
+    for case in (
+        LinearCase(tokens, 1024, 4096),
+        LinearCase(tokens, 3072, 1024, bias=True),
+        LinearCase(tokens, 8192, 2048),
+    ):
         arguments = case.inputs(torch.bfloat16, device)
         got = LINEAR.choose(Platform.of(device))(*arguments)
         eps = torch.finfo(torch.bfloat16).eps

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.grouped_gemm.cases import CASES, ExpertsCase
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up, row_tiles
-from ridgeline.kernels.grouped_gemm.op import CASES, GROUPED_DOWN, GROUPED_GATE_UP, Case
+from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.route.op import in_order
 
@@ -31,21 +32,21 @@ DEVICES = [pytest.param("cpu", marks=ON_CPU), pytest.param("cuda", marks=pytest.
 DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 SMALL = (
     *(replace(case, experts=min(case.experts, 24), inner=min(case.inner, 64)) for case in CASES[:5]),
-    Case(3, 40, 24, experts=5, used=3, bias=True, add=True, dead=1),
-    Case(40, 64, 40, experts=12, used=3, bias=True, add=True, skew=2.0, dead=11, gate="gelu"),
-    Case(70, 32, 32, experts=6, used=1, skew=9.0),  # one expert gets all tokens, the others none
-    Case(6, 64, 32, experts=8, used=2, add=True, dead=6),
+    ExpertsCase(3, 40, 24, experts=5, used=3, bias=True, add=True, dead=1),
+    ExpertsCase(40, 64, 40, experts=12, used=3, bias=True, add=True, skew=2.0, dead=11, gate="gelu"),
+    ExpertsCase(70, 32, 32, experts=6, used=1, skew=9.0),  # one expert gets all tokens, the others none
+    ExpertsCase(6, 64, 32, experts=8, used=2, add=True, dead=6),
     *(case for case in CASES if case.gate == "relu2"),
 )
 REAL = (
-    *(Case(t, 2048, 768, experts=128, used=8, add=t == 8) for t in (1, 2, 4, 8, 64, 256)),
-    Case(300, 2048, 768, experts=128, used=8, skew=4.0, dead=100),
-    Case(8192, 2048, 768, experts=128, used=8),
-    *(Case(t, 4096, 14_336, experts=8, used=2) for t in (1, 3, 17, 600)),
-    Case(4, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped", dead=1),
-    Case(40, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped", skew=8.0),
-    Case(2000, 1000, 520, experts=7, used=1, skew=20.0),
-    *(Case(t, 2688, 1856, experts=128, used=6, gate="relu2", add=True) for t in (1, 8, 700)),
+    *(ExpertsCase(t, 2048, 768, experts=128, used=8, add=t == 8) for t in (1, 2, 4, 8, 64, 256)),
+    ExpertsCase(300, 2048, 768, experts=128, used=8, skew=4.0, dead=100),
+    ExpertsCase(8192, 2048, 768, experts=128, used=8),
+    *(ExpertsCase(t, 4096, 14_336, experts=8, used=2) for t in (1, 3, 17, 600)),
+    ExpertsCase(4, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped", dead=1),
+    ExpertsCase(40, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped", skew=8.0),
+    ExpertsCase(2000, 1000, 520, experts=7, used=1, skew=20.0),
+    *(ExpertsCase(t, 2688, 1856, experts=128, used=6, gate="relu2", add=True) for t in (1, 8, 700)),
 )
 WITH_DEVICES = [
     *(pytest.param(case, "cpu", marks=ON_CPU) for case in SMALL),
@@ -72,7 +73,7 @@ def assert_close(got: Tensor, want: Tensor, inputs: int, epsilons: int) -> None:
     torch.testing.assert_close(got.float(), want.float(), rtol=4 * eps, atol=epsilons * eps + 4 * inputs * 2.0**-24)
 
 
-def check_gate_up(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
+def check_gate_up(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **options: object) -> None:
     arguments = case.gate_up_inputs(dtype, torch.device(device))
     arguments[0][case.tokens - case.dead :] = torch.nan  # tokens that go nowhere, so this must not matter
     computed = int(arguments[3].start_E1[-1])
@@ -82,7 +83,7 @@ def check_gate_up(name: str, case: Case, dtype: torch.dtype, device: str, **opti
     assert_close(y_PF[:computed], GROUPED_GATE_UP.reference(*arguments)[:computed], case.width, epsilons=32)
 
 
-def check_down(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
+def check_down(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **options: object) -> None:
     arguments = case.down_inputs(dtype, torch.device(device))
     routes = arguments[3]
     arguments[0][int(routes.start_E1[-1]) :] = torch.nan  # rows of pairs that nobody computed
@@ -95,7 +96,7 @@ def check_down(name: str, case: Case, dtype: torch.dtype, device: str, **options
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "device"), WITH_DEVICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_gate_up_equals_the_reference(name: str, case: Case, device: str, dtype: torch.dtype) -> None:
+def test_gate_up_equals_the_reference(name: str, case: ExpertsCase, device: str, dtype: torch.dtype) -> None:
     check_gate_up(name, case, dtype, device)
 
 
@@ -103,7 +104,7 @@ def test_gate_up_equals_the_reference(name: str, case: Case, device: str, dtype:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "device"), WITH_DEVICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_down_equals_the_reference(name: str, case: Case, device: str, dtype: torch.dtype) -> None:
+def test_down_equals_the_reference(name: str, case: ExpertsCase, device: str, dtype: torch.dtype) -> None:
     check_down(name, case, dtype, device)
 
 
@@ -119,7 +120,7 @@ CUTS = (
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("plan", CUTS, ids=str)
 def test_every_cut_multiplies(plan: Rows | Tiles, device: str) -> None:
-    case = Case(7, 100, 72, experts=9, used=3, bias=True, add=True, skew=2.0, dead=2)
+    case = ExpertsCase(7, 100, 72, experts=9, used=3, bias=True, add=True, skew=2.0, dead=2)
     check_gate_up("triton", case, torch.float32, device, plan=plan)
     check_down("triton", case, torch.float32, device, plan=plan)
 
@@ -127,7 +128,7 @@ def test_every_cut_multiplies(plan: Rows | Tiles, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(device: str) -> None:
     """The same tokens alone, and among others that fill tiles of the same experts."""
-    case = Case(70, 64, 48, experts=4, used=2, add=True)
+    case = ExpertsCase(70, 64, 48, experts=4, used=2, add=True)
     ops = [op.choose(Platform.of(torch.device(device)), "batch_invariant") for op in (GROUPED_GATE_UP, GROUPED_DOWN)]
 
     def outputs(tokens: int) -> Tensor:
@@ -186,7 +187,7 @@ def test_grids_of_the_largest_steps_can_be_launched(monkeypatch: pytest.MonkeyPa
     tokens, kernels = 70_000, (NotLaunched(), NotLaunched())
     monkeypatch.setattr(implementation, "grouped_tiles_kernel", kernels[0])
     monkeypatch.setattr(combine, "combine_kernel", kernels[1])
-    case = Case(tokens, 16, 8, experts=4, used=2)
+    case = ExpertsCase(tokens, 16, 8, experts=4, used=2)
     implementation.grouped_down(*case.down_inputs(torch.float16, CPU))
     for kernel in kernels:
         assert prod(kernel.grid) >= tokens // 64
@@ -196,11 +197,11 @@ def test_grids_of_the_largest_steps_can_be_launched(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_token_may_use_many_experts(device: str) -> None:
-    check_down("triton", Case(9, 1100, 16, experts=40, used=33, add=True), torch.float32, device)
+    check_down("triton", ExpertsCase(9, 1100, 16, experts=40, used=33, add=True), torch.float32, device)
 
 
 def test_a_gradient_is_left_to_torch() -> None:
-    case = Case(3, 32, 16, experts=4, used=2, bias=True, add=True)
+    case = ExpertsCase(3, 32, 16, experts=4, used=2, bias=True, add=True)
     calls = (
         (implementation.grouped_gate_up, case.gate_up_inputs(torch.float32, CPU)),
         (implementation.grouped_down, case.down_inputs(torch.float32, CPU)),
@@ -214,7 +215,7 @@ def test_a_gradient_is_left_to_torch() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 4, 8, 300])
 def test_a_captured_graph_multiplies_for_other_routes(tokens: int) -> None:
-    case = Case(tokens, 2048, 768, experts=128, used=8, add=True, dead=tokens // 4)
+    case = ExpertsCase(tokens, 2048, 768, experts=128, used=8, add=True, dead=tokens // 4)
     device = torch.device("cuda")
     up, down = case.gate_up_inputs(torch.bfloat16, device), case.down_inputs(torch.bfloat16, device)
     routes = up[3]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.grouped_gemm import op
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.hopper_plans import RING, Stream, Tiles, choose, stream
 
 pytest.importorskip("triton")
@@ -96,14 +97,14 @@ PLANS = [
     Tiles(),
 ]
 CASES = [
-    op.Case(1, 256, 128, experts=8, used=2),
-    op.Case(8, 2048, 768, experts=128, used=8, add=True),
-    op.Case(64, 2048, 768, experts=128, used=8, add=True, skew=3.0, dead=5),
-    op.Case(40, 512, 1408, experts=60, used=4, bias=True, gate="gelu_tanh", dead=40),
-    op.Case(333, 256, 1536, experts=16, used=1, gate="gelu", skew=9.0, dead=7),
-    op.Case(300, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped"),
-    op.Case(1000, 1032, 200, experts=4, used=2, bias=True, add=True, skew=0.5, dead=1),
-    op.Case(3000, 512, 264, experts=1, used=1),
+    ExpertsCase(1, 256, 128, experts=8, used=2),
+    ExpertsCase(8, 2048, 768, experts=128, used=8, add=True),
+    ExpertsCase(64, 2048, 768, experts=128, used=8, add=True, skew=3.0, dead=5),
+    ExpertsCase(40, 512, 1408, experts=60, used=4, bias=True, gate="gelu_tanh", dead=40),
+    ExpertsCase(333, 256, 1536, experts=16, used=1, gate="gelu", skew=9.0, dead=7),
+    ExpertsCase(300, 2880, 2880, experts=32, used=4, bias=True, gate="swiglu_clamped"),
+    ExpertsCase(1000, 1032, 200, experts=4, used=2, bias=True, add=True, skew=0.5, dead=1),
+    ExpertsCase(3000, 512, 264, experts=1, used=1),
 ]
 
 
@@ -118,7 +119,7 @@ CASES = [
     ids=str,
 )
 def test_both_ops_equal_the_reference(
-    case: op.Case, plan: Stream | Tiles | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    case: ExpertsCase, plan: Stream | Tiles | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With NaN in every row of x and h that belongs to nobody, and in memory that was never written."""
     device = torch.device("cuda")
@@ -144,7 +145,7 @@ def test_both_ops_equal_the_reference(
 @pytest.mark.gpu
 def test_the_sum_of_a_tokens_pairs_is_in_float32_and_in_the_order_of_its_choice() -> None:
     device = torch.device("cuda")
-    case = op.Case(50, 2880, 64, experts=16, used=4, add=True, dead=3)
+    case = ExpertsCase(50, 2880, 64, experts=16, used=4, add=True, dead=3)
     h_PF, weight_EMF, _, routes, add_TM = case.down_inputs(torch.bfloat16, device)
     y_PM = torch.randn(len(h_PF), case.width, device=device).bfloat16()
     y_PM[int(routes.start_E1[-1]) :] = torch.nan

@@ -17,9 +17,10 @@ from ridgeline.core.weight_format import CodedFormat, Fp8Format
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.coded_gemm.op import MXFP4, NF4, NVFP4, Q4_K, W4, W4_ZEROS
 from ridgeline.kernels.grouped_gemm import choose, forms, torch_ops
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
 from ridgeline.kernels.grouped_gemm.matrices import part, shape_of
-from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP, Case
+from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.op import Platform
 
 pytest.importorskip("triton")
@@ -31,24 +32,24 @@ ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compi
 CHANNELS, BLOCKS = Fp8Format(activations=None), Fp8Format(block=True, activations=None)
 GPT_OSS, E8M0, E4M3 = "swiglu_clamped", torch.uint8, torch.float8_e4m3fn
 SMALL = (
-    Case(2, 64, 64, experts=6, used=3, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS, dead=1),
-    Case(3, 96, 160, experts=4, used=2, format=CHANNELS, add=True),
-    Case(1, 256, 128, experts=4, used=2, format=BLOCKS, bias=True),
-    Case(2, 128, 128, experts=5, used=2, format=W4_ZEROS, add=True),
-    Case(9, 192, 96, experts=5, used=2, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS, dead=2, add=True),
-    Case(7, 200, 136, experts=6, used=2, format=CHANNELS, skew=2.0),
-    Case(6, 256, 192, experts=3, used=2, format=BLOCKS, add=True),
-    Case(6, 256, 128, experts=4, used=2, format=W4, bias=True),
-    Case(5, 64, 64, experts=4, used=1, format=NVFP4, scales=E4M3),
-    Case(5, 96, 64, experts=4, used=1, format=CodedFormat(bits=4, group=0), scales=torch.bfloat16),
-    Case(5, 64, 128, experts=3, used=2, format=NF4, scales=torch.float32),  # no kernel reads it: it is widened
-    Case(2, 256, 256, experts=3, used=2, format=Q4_K, add=True),  # likewise
+    ExpertsCase(2, 64, 64, experts=6, used=3, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS, dead=1),
+    ExpertsCase(3, 96, 160, experts=4, used=2, format=CHANNELS, add=True),
+    ExpertsCase(1, 256, 128, experts=4, used=2, format=BLOCKS, bias=True),
+    ExpertsCase(2, 128, 128, experts=5, used=2, format=W4_ZEROS, add=True),
+    ExpertsCase(9, 192, 96, experts=5, used=2, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS, dead=2, add=True),
+    ExpertsCase(7, 200, 136, experts=6, used=2, format=CHANNELS, skew=2.0),
+    ExpertsCase(6, 256, 192, experts=3, used=2, format=BLOCKS, add=True),
+    ExpertsCase(6, 256, 128, experts=4, used=2, format=W4, bias=True),
+    ExpertsCase(5, 64, 64, experts=4, used=1, format=NVFP4, scales=E4M3),
+    ExpertsCase(5, 96, 64, experts=4, used=1, format=CodedFormat(bits=4, group=0), scales=torch.bfloat16),
+    ExpertsCase(5, 64, 128, experts=3, used=2, format=NF4, scales=torch.float32),  # no kernel reads it: it is widened
+    ExpertsCase(2, 256, 256, experts=3, used=2, format=Q4_K, add=True),  # likewise
 )
 SHAPES = (
-    Case(1, 2880, 2880, experts=32, used=4, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS),
-    Case(1, 2048, 768, experts=128, used=8, format=BLOCKS),
-    Case(1, 2048, 768, experts=128, used=8, format=CHANNELS),
-    Case(1, 4096, 14_336, experts=8, used=2, format=W4),
+    ExpertsCase(1, 2880, 2880, experts=32, used=4, format=MXFP4, scales=E8M0, bias=True, gate=GPT_OSS),
+    ExpertsCase(1, 2048, 768, experts=128, used=8, format=BLOCKS),
+    ExpertsCase(1, 2048, 768, experts=128, used=8, format=CHANNELS),
+    ExpertsCase(1, 4096, 14_336, experts=8, used=2, format=W4),
 )
 REAL = tuple(
     replace(case, tokens=tokens, dead=tokens // 5, add=tokens == 8)
@@ -100,7 +101,7 @@ def assert_close(got: Tensor, want: Tensor) -> None:
     assert error < 2 * torch.finfo(got.dtype).eps, error  # NaN too
 
 
-def check_gate_up(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
+def check_gate_up(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **options: object) -> None:
     x_TM, weight, *rest = case.gate_up_inputs(dtype, torch.device(device))
     x_TM[case.tokens - case.dead :] = torch.nan  # tokens that go nowhere, so this must not matter
     computed = int(rest[1].start_E1[-1])
@@ -109,7 +110,7 @@ def check_gate_up(name: str, case: Case, dtype: torch.dtype, device: str, **opti
     assert_close(y_PF[:computed], exact_gate_up(x_TM, weight, *rest)[:computed])
 
 
-def check_down(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
+def check_down(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **options: object) -> None:
     h_PF, weight, *rest = case.down_inputs(dtype, torch.device(device))
     h_PF[int(rest[1].start_E1[-1]) :] = torch.nan  # rows of pairs that nobody computed
     y_TM = GROUPED_DOWN.choose(Platform.of(torch.device(device)), name)(h_PF, weight, *rest, **options)
@@ -120,7 +121,7 @@ def check_down(name: str, case: Case, dtype: torch.dtype, device: str, **options
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "device"), WITH_DEVICES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_products_are_exact(name: str, case: Case, device: str, dtype: torch.dtype) -> None:
+def test_products_are_exact(name: str, case: ExpertsCase, device: str, dtype: torch.dtype) -> None:
     check_gate_up(name, case, dtype, device)
     check_down(name, case, dtype, device)
 
@@ -132,7 +133,7 @@ CUTS = (Rows(rows=4, block=256, warps=1), Tiles(32, 16, 32, 2, 2), Tiles(64, 32,
 @pytest.mark.parametrize("format", [MXFP4, CHANNELS, BLOCKS], ids=["mxfp4", "channels", "blocks"])
 def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tiles) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    case = Case(6, 160, 96, experts=5, used=3, bias=True, add=True, skew=2.0, dead=2, format=format, scales=E8M0)
+    case = ExpertsCase(6, 160, 96, experts=5, used=3, bias=True, add=True, skew=2.0, dead=2, format=format, scales=E8M0)
     check_gate_up("triton", case, torch.float32, device, plan=plan)
     check_down("triton", case, torch.float32, device, plan=plan)
 
@@ -142,7 +143,7 @@ def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tile
 def test_numbers_that_the_gpu_converts_are_the_same(
     format: Fp8Format, plan: Rows | Tiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(3, 160, 96, experts=3, used=2, bias=True, format=format)
+    case = ExpertsCase(3, 160, 96, experts=3, used=2, bias=True, format=format)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
     for capability in ((8, 0), (9, 0)):
@@ -160,7 +161,7 @@ def test_matrices_widened_in_pieces_multiply_alike(monkeypatch: pytest.MonkeyPat
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr(quantized, "PIECE", 2 * 128 * 64 * 2)
     for format in (MXFP4, NF4, BLOCKS):
-        case = Case(
+        case = ExpertsCase(
             9, 64, 64, experts=6, used=2, bias=True, format=format, scales=E8M0 if format is MXFP4 else torch.float32
         )
         weight, bias_EG, routes = case.gate_up_inputs(torch.float16, torch.device(device))[1:4]
@@ -172,7 +173,7 @@ def test_matrices_widened_in_pieces_multiply_alike(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("format", [MXFP4, W4, Fp8Format(), Fp8Format(block=True, activations="block")], ids=str)
 def test_torch_multiplies_as_the_reference(format: CodedFormat | Fp8Format) -> None:
-    case = Case(5, 128, 128, experts=4, used=2, bias=True, add=True, dead=1, format=format)
+    case = ExpertsCase(5, 128, 128, experts=4, used=2, bias=True, add=True, dead=1, format=format)
     if format is MXFP4:
         case = replace(case, scales=E8M0)
     first, second = case.gate_up_inputs(torch.float32, CPU), case.down_inputs(torch.float32, CPU)

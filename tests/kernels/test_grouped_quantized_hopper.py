@@ -16,7 +16,7 @@ from torch import Tensor
 from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.coded_gemm.op import MXFP4, NVFP4, W4
 from ridgeline.kernels.fp8_gemm.op import rounded
-from ridgeline.kernels.grouped_gemm import op
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.choose import Widened
 from ridgeline.kernels.grouped_gemm.hopper_plans import RING, Stream, Tiles, choose_coded, choose_fp8, coded, stream
 from ridgeline.kernels.grouped_gemm.matrices import arranged, part
@@ -30,7 +30,7 @@ from tests.kernels.test_grouped_quantized import assert_close, check_down, check
 from tests.kernels.test_grouped_walk import Language, in_python
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = op.Case(9, 192, 128, experts=3, used=2, format=MXFP4, scales=torch.uint8, bias=True, gate="swiglu_clamped")
+SMALL = ExpertsCase(9, 192, 128, experts=3, used=2, format=MXFP4, scales=torch.uint8, bias=True, gate="swiglu_clamped")
 TOKEN, BLOCK = Fp8Format(), Fp8Format(block=True, activations="block")
 
 # The order of codes
@@ -61,13 +61,13 @@ def test_only_whole_tiles_of_mxfp4_are_packed() -> None:
 
 def test_packed_matrices_widened_in_memory_multiply_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = torch.float16
-    monkeypatch.setattr(op.Case, "_operands", _packed_operands(op.Case._operands))
+    monkeypatch.setattr(ExpertsCase, "_operands", _packed_operands(ExpertsCase._operands))
     check_gate_up("triton", SMALL, dtype, DEVICE.type, plan=Widened())
     check_down("triton", SMALL, dtype, DEVICE.type, plan=Widened())
 
 
 def _packed_operands(plain: Any) -> Any:
-    def made(self: op.Case, *given: Any) -> Any:
+    def made(self: ExpertsCase, *given: Any) -> Any:
         x, weight = plain(self, *given)
         return x, packed(weight)
 
@@ -168,11 +168,11 @@ def test_every_cut_chosen_fits_the_device(experts: int, used: int, inputs: int, 
 # On a GPU
 
 SHAPES = (
-    op.Case(50, 2880, 2880, experts=32, used=4, format=MXFP4, scales=torch.uint8, bias=True, gate="swiglu_clamped"),
-    op.Case(50, 2048, 768, experts=128, used=8, format=TOKEN),
-    op.Case(50, 2048, 768, experts=128, used=8, format=BLOCK, bias=True),
-    op.Case(50, 384, 256, experts=9, used=3, format=Fp8Format(activations="static")),
-    op.Case(50, 320, 384, experts=5, used=2, format=MXFP4, scales=torch.uint8),
+    ExpertsCase(50, 2880, 2880, experts=32, used=4, format=MXFP4, scales=torch.uint8, bias=True, gate="swiglu_clamped"),
+    ExpertsCase(50, 2048, 768, experts=128, used=8, format=TOKEN),
+    ExpertsCase(50, 2048, 768, experts=128, used=8, format=BLOCK, bias=True),
+    ExpertsCase(50, 384, 256, experts=9, used=3, format=Fp8Format(activations="static")),
+    ExpertsCase(50, 320, 384, experts=5, used=2, format=MXFP4, scales=torch.uint8),
 )
 CODED = (
     None,
@@ -185,7 +185,7 @@ EIGHT = (None, *(stream(64, t, 8, 128, 2048, gated=True, resident=n, itemsize=1)
 @pytest.mark.parametrize("tokens", [1, 9, 200, 1500])
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_both_ops_are_exact(shape: op.Case, number: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ops_are_exact(shape: ExpertsCase, number: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside FP8 with activations as rounded as the format says. With NaN in rows that belong to nobody."""
     case, device = replace(shape, tokens=tokens, dead=tokens // 5, skew=1.0, add=True), torch.device("cuda")
     plans: tuple[Any, ...] = CODED if isinstance(shape.format, type(MXFP4)) else (*EIGHT, _tiles(shape))
@@ -209,11 +209,11 @@ def test_both_ops_are_exact(shape: op.Case, number: int, tokens: int, monkeypatc
         assert_close(got_TM, want_TM)
 
 
-def _tiles(shape: op.Case) -> Tiles:
+def _tiles(shape: ExpertsCase) -> Tiles:
     return Tiles(6, 128) if shape.format is BLOCK else Tiles()
 
 
-def _rounded(x: Tensor, shape: op.Case) -> Tensor:
+def _rounded(x: Tensor, shape: ExpertsCase) -> Tensor:
     if not isinstance(shape.format, Fp8Format):
         return x
     mode = "block" if shape.format.block else "token"

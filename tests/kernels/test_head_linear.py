@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ridgeline.kernels.head_linear import torch_ops
-from ridgeline.kernels.head_linear.op import CASES, Case, head_linear
+from ridgeline.kernels.head_linear.cases import CASES, HeadLinearCase
+from ridgeline.kernels.head_linear.op import head_linear
 
 pytest.importorskip("triton")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -15,7 +16,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_heads_are_multiplied_by_their_own_matrices(case: Case, dtype: torch.dtype, device: str) -> None:
+def test_heads_are_multiplied_by_their_own_matrices(case: HeadLinearCase, dtype: torch.dtype, device: str) -> None:
     from ridgeline.kernels.head_linear.batch_invariant import head_linear as invariant
 
     x_THI, weight_HOI = case.inputs_of(dtype, torch.device(device))

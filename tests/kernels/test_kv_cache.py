@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.kernels import kv_cache
-from ridgeline.kernels.attention.op import PAGED_ATTENTION, Case, make_case, options_of
-from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION, DecodeCase
+from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import PAGED_ATTENTION
+from ridgeline.kernels.decode_attention.cases import DecodeCase
+from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.kv_cache import KVScales
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.rotary.op import ROPE_KV, FusedCase
+from ridgeline.kernels.rotary.cases import RopeKVCase
+from ridgeline.kernels.rotary.op import ROPE_KV
 from tests.kernels.test_attention import dense, tolerance
 from tests.kernels.unseen import seen_cells
 
@@ -32,17 +35,17 @@ TYPES = tuple(kv_cache.LARGEST)
 DIGITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}  # after the point
 BIAS = {torch.float8_e4m3fn: 7, torch.float8_e5m2: 15}
 CASES = (
-    Case(rows=((1, 17), (1, 5), (1, 64))),
-    Case(rows=((40, 100), (1, 90), (33, 33)), window=12, block_size=4),
-    Case(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40, head_dim=64),
-    Case(rows=((1, 70), (40, 75), (3, 9)), num_heads=8, sinks=True, softcap=3.0, head_dim=80),
-    Case(rows=((1, 300), (17, 90)), num_heads=4, num_kv_heads=1, head_dim=128, block_size=64),
-    Case(rows=((6, 300), (6, 6), (6, 700)), num_heads=8, head_dim=128, block_size=64),
-    Case(rows=((17, 290), (17, 500)), num_heads=4, head_dim=64, window=100, sinks=True),
+    AttentionCase(rows=((1, 17), (1, 5), (1, 64))),
+    AttentionCase(rows=((40, 100), (1, 90), (33, 33)), window=12, block_size=4),
+    AttentionCase(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40, head_dim=64),
+    AttentionCase(rows=((1, 70), (40, 75), (3, 9)), num_heads=8, sinks=True, softcap=3.0, head_dim=80),
+    AttentionCase(rows=((1, 300), (17, 90)), num_heads=4, num_kv_heads=1, head_dim=128, block_size=64),
+    AttentionCase(rows=((6, 300), (6, 6), (6, 700)), num_heads=8, head_dim=128, block_size=64),
+    AttentionCase(rows=((17, 290), (17, 500)), num_heads=4, head_dim=64, window=100, sinks=True),
 )
 WIDE = (
-    Case(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
-    Case(rows=((1, 520), (17, 90)), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
+    AttentionCase(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
+    AttentionCase(rows=((1, 520), (17, 90)), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
 )
 
 
@@ -144,8 +147,8 @@ def test_rope_kv_stores_the_levels_of_what_it_would_store(
     on = torch.device(device)
     write = ROPE_KV.choose(Platform.of(on), name)
     for case in (
-        FusedCase(tokens=7, heads=14, kv_heads=2, head_dim=64, rotary_dim=64, block_size=4),
-        FusedCase(tokens=6, heads=6, kv_heads=2, head_dim=80, rotary_dim=32, norm=True, v_norm=True),
+        RopeKVCase(tokens=7, heads=14, kv_heads=2, head_dim=64, rotary_dim=64, block_size=4),
+        RopeKVCase(tokens=6, heads=6, kv_heads=2, head_dim=80, rotary_dim=32, norm=True, v_norm=True),
     ):
         plain, ours = list(case.inputs(torch.float32, on)), list(case.inputs(torch.float32, on))
         queries = ROPE_KV.reference(*plain)
@@ -192,7 +195,7 @@ def numbers_of(caches: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tenso
 @pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
 @pytest.mark.parametrize("name", ["triton", "sdpa", "reference"])
 def test_attention_to_levels_is_attention_to_their_numbers(
-    name: str, case: Case, dtype: torch.dtype, activations: torch.dtype, device: str
+    name: str, case: AttentionCase, dtype: torch.dtype, activations: torch.dtype, device: str
 ) -> None:
     """With no number in every cell that no row sees, neither level nor scale."""
     slow = case in WIDE and (dtype != torch.float8_e4m3fn or activations != torch.float16)
@@ -222,7 +225,7 @@ def test_attention_to_levels_is_attention_to_their_numbers(
 def test_the_error_of_attention_is_within_what_rounding_can_do(dtype: torch.dtype) -> None:
     """In float64: a score moves by at most scale · Σ |q| |Δk|, so a weight by a factor of at most exp(2 δ), and an
     output by that share of the largest value, and by the largest Δv."""
-    case = Case(rows=((1, 90), (9, 40)), head_dim=32)
+    case = AttentionCase(rows=((1, 90), (9, 40)), head_dim=32)
     q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
     k_levels, v_levels, scales = filled(k, v, dtype)
     out = PAGED_ATTENTION.reference(q_THD, k_levels, v_levels, batch, scale=case.head_dim**-0.5, scales=scales)
@@ -247,7 +250,7 @@ def test_the_error_of_attention_is_within_what_rounding_can_do(dtype: torch.dtyp
 def test_any_page_table(
     lengths: list[tuple[int, int]], block_size: int, dtype: torch.dtype, window: int | None
 ) -> None:
-    case = Case(rows=tuple((new, new + old) for new, old in lengths), block_size=block_size, window=window)
+    case = AttentionCase(rows=tuple((new, new + old) for new, old in lengths), block_size=block_size, window=window)
     q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
     *levels, scales = filled(k, v, dtype)
     options = options_of(case, torch.float32, torch.device("cpu"))
@@ -328,7 +331,9 @@ def test_rows_that_share_blocks_read_their_levels_together(dtype: torch.dtype, d
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_long_rows_are_widened_where_they_fit(dtype: torch.dtype, window: int | None) -> None:
-    case = Case(rows=((150, 290), (0, 1), (2, 515), (33, 700)), num_heads=8, head_dim=64, block_size=32, window=window)
+    case = AttentionCase(
+        rows=((150, 290), (0, 1), (2, 515), (33, 700)), num_heads=8, head_dim=64, block_size=32, window=window
+    )
     q_THD, k, v, batch = make_case(case, torch.float16, torch.device("cpu"))
     *levels, scales = filled(k, v, dtype)
     cache = kv_cache.for_kernels(*levels, scales)
@@ -385,7 +390,9 @@ def test_hopper_attends_to_widened_rows(dtype: torch.dtype, head_dim: int, block
     device = torch.device("cuda")
     if Platform.of(device).arch != "sm_90":
         pytest.skip("not a Hopper GPU")
-    case = Case(rows=((300, 700), (1, 90), (129, 129), (1000, 1900)), num_heads=8, head_dim=head_dim, block_size=64)
+    case = AttentionCase(
+        rows=((300, 700), (1, 90), (129, 129), (1000, 1900)), num_heads=8, head_dim=head_dim, block_size=64
+    )
     q_THD, k, v, batch = make_case(case, torch.bfloat16, device)
     *levels, scales = filled(k, v, dtype)
     wide = torch.full((blocks, 2, 2, 64, head_dim), torch.nan, dtype=torch.bfloat16, device=device)

@@ -15,16 +15,13 @@ from torch import Tensor
 from ridgeline.kernels.attention import schedule as schedules
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
 from ridgeline.kernels.latent_attention import torch_ops
+from ridgeline.kernels.latent_attention.cases import CASES, LatentCase, make_case, make_kv_case
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.latent_attention.op import (
-    CASES,
     LATENT_ATTENTION,
     LATENT_KV,
-    Case,
     latent_attention_reference,
     latent_kv_reference,
-    make_case,
-    make_kv_case,
 )
 from ridgeline.kernels.tree import Tree
 from tests.kernels.trees import bits_of, drawn_parents, signed
@@ -44,11 +41,11 @@ EXACT = 8e-6  # in float32, as in test_attention.py
 
 SMALL, WIDE = [case for case in CASES if case.rank < 512], [case for case in CASES if case.rank >= 512]
 MORE = (  # widths that are no powers of two, a row of many parts, more heads than a program takes, tiny blocks
-    Case(rows=((1, 200), (4, 300), (50, 70)), num_heads=20, rank=48, rope_dim=16),
-    Case(rows=((1, 3000),), num_heads=16),
-    Case(rows=((1, 3000), (1, 9), (1, 640)), num_heads=128, block_size=64),
-    Case(rows=((2, 900), (2, 70)), num_heads=128, rope_dim=48),
-    Case(rows=((9, 400), (1, 600), (0, 5), (70, 70)), num_heads=3, block_size=2),
+    LatentCase(rows=((1, 200), (4, 300), (50, 70)), num_heads=20, rank=48, rope_dim=16),
+    LatentCase(rows=((1, 3000),), num_heads=16),
+    LatentCase(rows=((1, 3000), (1, 9), (1, 640)), num_heads=128, block_size=64),
+    LatentCase(rows=((2, 900), (2, 70)), num_heads=128, rope_dim=48),
+    LatentCase(rows=((9, 400), (1, 600), (0, 5), (70, 70)), num_heads=3, block_size=2),
 )
 
 
@@ -73,7 +70,7 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
-def scale_of(case: Case) -> float:
+def scale_of(case: LatentCase) -> float:
     return (case.key_dim + case.rope_dim) ** -0.5
 
 
@@ -86,14 +83,14 @@ def worst(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
 
 
-def schedule_of(case: Case, batch: RaggedBatch, tokens: int, **options: Any) -> Schedule:
+def schedule_of(case: LatentCase, batch: RaggedBatch, tokens: int, **options: Any) -> Schedule:
     return make_schedule(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=tokens, tokens_each=batch.tokens_each,
         num_heads=case.num_heads, num_kv_heads=1, head_bytes=4 * (case.rank + case.rope_dim), **options,
     )  # fmt: skip
 
 
-def check(case: Case, dtype: torch.dtype, device: str, cut: Cut | None = None) -> None:
+def check(case: LatentCase, dtype: torch.dtype, device: str, cut: Cut | None = None) -> None:
     """Views of wider queries with rows to spare, blocks with a stride of their own, NaN around, no lengths."""
     q_THL, q_THY, cache_NPW, batch = make_case(case, dtype, torch.device(device))
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
@@ -138,7 +135,9 @@ def test_rows_of_one_length_have_items_that_run_at_once(
     [*SMALL, *(pytest.param(case, marks=pytest.mark.thorough) for case in (*WIDE, *MORE))],
     ids=str,
 )
-def test_the_kernel_equals_the_reference_and_reads_nothing_unseen(case: Case, dtype: torch.dtype, device: str) -> None:
+def test_the_kernel_equals_the_reference_and_reads_nothing_unseen(
+    case: LatentCase, dtype: torch.dtype, device: str
+) -> None:
     check(case, dtype, device)
 
 
@@ -150,20 +149,22 @@ CUTS = tuple(Cut(queries, keys, 4, 1) for queries, keys in ((16, 64), (32, 16), 
 @pytest.mark.parametrize(
     "case", [CASES[3], CASES[5], *(pytest.param(case, marks=pytest.mark.thorough) for case in MORE)], ids=str
 )
-def test_every_cut_computes_the_same(case: Case, cut: Cut, device: str) -> None:
+def test_every_cut_computes_the_same(case: LatentCase, cut: Cut, device: str) -> None:
     check(case, torch.float32 if device == "cpu" else torch.float16, device, cut)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_deepseeks_heads_are_attended_to(device: str) -> None:
     """A decode step and a chunk of a prompt, at the true width, with an item of few heads."""
-    check(Case(rows=((1, 70), (1, 400)), num_heads=16, rank=512, rope_dim=64, block_size=64), torch.bfloat16, device)
-    check(Case(rows=((5, 70),), num_heads=16, rank=512, rope_dim=64, block_size=64), torch.bfloat16, device)
+    check(
+        LatentCase(rows=((1, 70), (1, 400)), num_heads=16, rank=512, rope_dim=64, block_size=64), torch.bfloat16, device
+    )
+    check(LatentCase(rows=((5, 70),), num_heads=16, rank=512, rope_dim=64, block_size=64), torch.bfloat16, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("case", "known"), [(CASES[3], False), (CASES[4], True), (CASES[5], False)], ids=str)
-def test_layers_share_a_schedule_however_it_was_cut(case: Case, known: bool, device: str) -> None:
+def test_layers_share_a_schedule_however_it_was_cut(case: LatentCase, known: bool, device: str) -> None:
     q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     if not known:
@@ -203,7 +204,7 @@ def test_items_of_many_queries_are_cut_for_several_programs() -> None:
 @pytest.mark.parametrize("each", [1, 6, 40])
 def test_a_stopped_row_stays_finite_and_disturbs_nobody(each: int, device: str) -> None:
     """It has one key, in the null block, and may have more tokens than that."""
-    case = Case(rows=((each, 90), (each, 340), (each, 300)), num_heads=4)
+    case = LatentCase(rows=((each, 90), (each, 340), (each, 300)), num_heads=4)
     q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
     expected = latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     lengths, table_SC = batch.kv_len_R.clone(), batch.block_table_SC.clone()
@@ -221,7 +222,7 @@ def test_a_stopped_row_stays_finite_and_disturbs_nobody(each: int, device: str) 
 
 
 def trees_of(
-    rows: tuple[tuple[int, int, int], ...], case: Case, device: str
+    rows: tuple[tuple[int, int, int], ...], case: LatentCase, device: str
 ) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
     """Rows of (nodes, queries, keys before the root), whose queries are the last nodes. Nodes that no query sees are
     not numbers."""
@@ -252,7 +253,7 @@ STEPS = (
 def test_queries_see_the_nodes_of_their_tree_and_read_no_other(
     rows: tuple[tuple[int, int, int], ...], heads: int, device: str
 ) -> None:
-    case = Case(rows=tuple((queries, before + nodes) for nodes, queries, before in rows), num_heads=heads)
+    case = LatentCase(rows=tuple((queries, before + nodes) for nodes, queries, before in rows), num_heads=heads)
     q_THL, q_THY, cache_NPW, batch = trees_of(rows, case, device)
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     assert expected.isfinite().all()
@@ -266,7 +267,7 @@ def test_queries_see_the_nodes_of_their_tree_and_read_no_other(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_chain_is_a_causal_row(device: str) -> None:
-    case = Case(rows=((8, 90), (8, 8)))
+    case = LatentCase(rows=((8, 90), (8, 8)))
     q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
     expected = latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     base_T = torch.tensor([82] * 8 + [0] * 8, device=device)
@@ -283,7 +284,7 @@ SMALL = {"QUERIES": 24, "SCORES": 600, "GATHERED_BYTES": 1 << 12}  # so that sho
 
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_torch_form_equals_the_reference(case: Case, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_torch_form_equals_the_reference(case: LatentCase, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items() if small else ():
         monkeypatch.setattr(torch_ops, name, value)
     q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device("cpu"))
@@ -300,7 +301,7 @@ def test_the_torch_form_knows_trees(
 ) -> None:
     for name, value in SMALL.items() if small else ():
         monkeypatch.setattr(torch_ops, name, value)
-    case = Case(rows=tuple((queries, before + nodes) for nodes, queries, before in rows))
+    case = LatentCase(rows=tuple((queries, before + nodes) for nodes, queries, before in rows))
     q_THL, q_THY, cache_NPW, batch = trees_of(rows, case, "cpu")
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     found = torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
@@ -311,7 +312,7 @@ def test_the_torch_form_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> 
     """However many keys, heads and queries there are: what it gathers and scores at once is bounded."""
     made, product = list[int](), Tensor.__matmul__
     monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: (made.append(len(a) * b.shape[-1]), product(a, b))[1])
-    case = Case(rows=((64, 30_000),), num_heads=128, rank=32, rope_dim=16, block_size=64)
+    case = LatentCase(rows=((64, 30_000),), num_heads=128, rank=32, rope_dim=16, block_size=64)
     q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device("cpu"))
     torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=1.0)
     assert max(made) <= torch_ops.SCORES
@@ -326,7 +327,7 @@ def test_the_torch_form_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("heads", [4, 20])
 def test_no_bit_depends_on_what_runs_beside_it(heads: int, dtype: torch.dtype, device: str) -> None:
     """A row beside others and alone, a token in a chunk of a prompt and by itself."""
-    case = Case(rows=((30, 130), (1, 300), (1, 3), (7, 70)), num_heads=heads)
+    case = LatentCase(rows=((30, 130), (1, 300), (1, 3), (7, 70)), num_heads=heads)
     q_THL, q_THY, cache_NPW, batch = make_case(case, dtype, torch.device(device))
 
     def run(batch: RaggedBatch, first: int, last: int) -> Tensor:
@@ -379,7 +380,7 @@ def test_a_cut_depends_on_shapes_alone_and_fits() -> None:
 # The cache's launch
 
 
-def kv_inputs(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
+def kv_inputs(case: LatentCase, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
     return make_kv_case(case, dtype, torch.device(device))
 
 
@@ -398,7 +399,9 @@ def both(inputs: tuple[Any, ...]) -> list[list[Tensor]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_cache_is_filled_and_queries_rotated_in_one_launch(case: Case, dtype: torch.dtype, device: str) -> None:
+def test_the_cache_is_filled_and_queries_rotated_in_one_launch(
+    case: LatentCase, dtype: torch.dtype, device: str
+) -> None:
     """In bfloat16 the interpreter cuts digits off, where the reference rounds."""
     for interleaved in (False, True):
         (expected, wanted), (got, cache) = both(kv_inputs(replace(case, interleaved=interleaved), dtype, device))
@@ -412,7 +415,7 @@ def test_the_cache_is_filled_and_queries_rotated_in_one_launch(case: Case, dtype
 @pytest.mark.parametrize("sizes", [(1, 48, 48), (40, 512, 64), (128, 80, 16)], ids=str)
 def test_heads_and_widths_may_be_no_powers_of_two(sizes: tuple[int, int, int], device: str) -> None:
     heads, rank, rope = sizes
-    case = Case(rows=((5, 5),), num_heads=heads, rank=rank, rope_dim=rope)
+    case = LatentCase(rows=((5, 5),), num_heads=heads, rank=rank, rope_dim=rope)
     inputs = list(kv_inputs(case, torch.float32, device))
     inputs[5], inputs[8] = inputs[5].int(), inputs[8].int()
     (expected, wanted), (got, cache) = both(tuple(inputs))

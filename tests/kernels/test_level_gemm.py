@@ -12,15 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.int8_gemm import cases as int8_cases
 from ridgeline.kernels.int8_gemm import op as int8
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.w8a8_gemm import cases as w8a8_cases
 from ridgeline.kernels.w8a8_gemm import op as w8a8
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
-    *(pytest.param(int8.INT8_LINEAR, case, id=f"int8-{case}") for case in int8.CASES),
-    *(pytest.param(w8a8.W8A8_LINEAR, case, id=f"w8a8-{case}") for case in w8a8.CASES),
+    *(pytest.param(int8.INT8_LINEAR, case, id=f"int8-{case}") for case in int8_cases.CASES),
+    *(pytest.param(w8a8.W8A8_LINEAR, case, id=f"w8a8-{case}") for case in w8a8_cases.CASES),
 ]
 
 
@@ -65,7 +67,7 @@ def test_implementations_equal_the_reference(op: Any, case: Any, dtype: torch.dt
 def test_packed_levels_multiply_like_levels() -> None:
     from ridgeline.kernels.w8a8_gemm.onednn import pack, w8a8_linear
 
-    x_TI, level_OI, scale_O, bias_O = w8a8.CASES[2].inputs(torch.float32, CPU)
+    x_TI, level_OI, scale_O, bias_O = w8a8_cases.CASES[2].inputs(torch.float32, CPU)
     packed = pack(level_OI)
     assert packed.is_mkldnn
     assert torch.equal(w8a8_linear(x_TI, packed, scale_O, bias_O), w8a8_linear(x_TI, level_OI, scale_O, bias_O))

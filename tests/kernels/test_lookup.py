@@ -10,14 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.kernels.lookup.op import CASES, LOOKUP_DRAFTS, Case, continued
+from ridgeline.kernels.lookup.cases import CASES, LookupCase
+from ridgeline.kernels.lookup.op import LOOKUP_DRAFTS, continued
 from ridgeline.kernels.op import Platform
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in LOOKUP_DRAFTS.implementations)]
 LONG = (  # longer than what a program looks at together
-    Case(lengths=(9000, 4096, 4097), vocab_size=9, shortest=3, longest=64, drafts=5, columns=6),
-    Case(lengths=(8200, 12300), vocab_size=300, shortest=1, longest=3, drafts=5, columns=6),
+    LookupCase(lengths=(9000, 4096, 4097), vocab_size=9, shortest=3, longest=64, drafts=5, columns=6),
+    LookupCase(lengths=(8200, 12300), vocab_size=300, shortest=1, longest=3, drafts=5, columns=6),
 )
 
 
@@ -55,7 +56,7 @@ def test_a_text_that_repeats_itself_goes_on_beyond_what_is_known() -> None:
     assert continued(known, 5, 3, 3)[0].tolist() == []
 
 
-def check(case: Case, name: str, device: str, seed: int = 0) -> int:
+def check(case: LookupCase, name: str, device: str, seed: int = 0) -> int:
     """Compare what an implementation leaves in the tables with a search by hand. Return how many drafts there were."""
     if name == "triton":
         pytest.importorskip("triton")
@@ -85,7 +86,7 @@ def check(case: Case, name: str, device: str, seed: int = 0) -> int:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", [*CASES, *LONG], ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_slots_get_the_drafts_of_their_texts(name: str, case: Case, device: str) -> None:
+def test_slots_get_the_drafts_of_their_texts(name: str, case: LookupCase, device: str) -> None:
     assert check(case, name, device) or case not in LONG  # some short ones have none
 
 
@@ -98,7 +99,7 @@ def test_blocks_meet_anywhere(seed: int, block: int, monkeypatch: pytest.MonkeyP
     draw = random.Random(seed)
     lengths = tuple(draw.choice((0, draw.randrange(1, 12), draw.randrange(150))) for _ in range(8))
     shortest = draw.randrange(1, 4)
-    case = Case(
+    case = LookupCase(
         lengths=(33, *lengths), vocab_size=draw.choice((2, 3, 9)), room=draw.choice((3, 9, 100)),
         shortest=shortest, longest=shortest + draw.choice((-1, 0, 1, 3, 60)),
         drafts=draw.choice((1, 5, 16)), columns=draw.choice((1, 6, 17)),

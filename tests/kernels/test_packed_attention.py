@@ -13,15 +13,16 @@ import torch
 from torch.nn import functional as F
 
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.packed_attention.cases import CASES, PackedCase
 from ridgeline.kernels.packed_attention.cost import packed_attention_cost
-from ridgeline.kernels.packed_attention.op import CASES, PACKED_ATTENTION, Case, PackedRows
+from ridgeline.kernels.packed_attention.op import PACKED_ATTENTION, PackedRows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_reference_is_torchs_attention_of_each_row(case: Case) -> None:
+def test_the_reference_is_torchs_attention_of_each_row(case: PackedCase) -> None:
     q, k, v, rows, scale, window = case.inputs(torch.float64, torch.device("cpu"))
     got = PACKED_ATTENTION.reference(q, k, v, rows, scale, window)
     for first, end in zip(rows.start_R1[:-1], rows.start_R1[1:], strict=True):
@@ -39,7 +40,7 @@ def test_the_reference_is_torchs_attention_of_each_row(case: Case) -> None:
 @pytest.mark.parametrize("implementation", [each.name for each in PACKED_ATTENTION.implementations])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_implementations_give_what_the_reference_does(
-    case: Case, implementation: str, dtype: torch.dtype, device: str
+    case: PackedCase, implementation: str, dtype: torch.dtype, device: str
 ) -> None:
     if (implementation, device, dtype) == ("triton", "cpu", torch.bfloat16):
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
@@ -52,7 +53,7 @@ def test_implementations_give_what_the_reference_does(
 
 @pytest.mark.parametrize("implementation", [each.name for each in PACKED_ATTENTION.implementations])
 def test_a_rows_result_does_not_see_its_neighbours(implementation: str) -> None:
-    q, k, v, _, scale, _ = Case((40,), 2, 2, 16).inputs(torch.float32, torch.device("cpu"))
+    q, k, v, _, scale, _ = PackedCase((40,), 2, 2, 16).inputs(torch.float32, torch.device("cpu"))
     run = PACKED_ATTENTION.choose(Platform(device_type="cpu"), implementation)
     alone = run(q[7:25], k[7:25], v[7:25], PackedRows.of(np.array([18])), scale)
     k, v = k.clone(), v.clone()

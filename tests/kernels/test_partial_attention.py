@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.kernels.attention.op import CASES, WIDE_CASES, Case, make_case, options_of
+from ridgeline.kernels.attention.cases import CASES, WIDE_CASES, AttentionCase, make_case, options_of
 from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTION, merge_attention, partial_attention
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
@@ -17,13 +17,13 @@ from tests.kernels.unseen import spoiled
 PLAIN = [replace(case, sinks=False) for case in (*CASES, *WIDE_CASES[2:3], *WIDE_CASES[6:7]) if case.window is None]
 # A row's first queries may see nothing of a rank's keys, and the whole row too
 BEHIND = (
-    Case(rows=((3, 2), (1, 0), (1, 5), (2, 1)), num_heads=8),
-    Case(rows=((70, 69), (1, 40), (33, 90), (1, 0)), alibi=True),
-    Case(rows=((1, 400), (1, 0), (1, 33)), num_heads=8, num_kv_heads=1, softcap=3.0),
+    AttentionCase(rows=((3, 2), (1, 0), (1, 5), (2, 1)), num_heads=8),
+    AttentionCase(rows=((70, 69), (1, 40), (33, 90), (1, 0)), alibi=True),
+    AttentionCase(rows=((1, 400), (1, 0), (1, 33)), num_heads=8, num_kv_heads=1, softcap=3.0),
 )
 
 
-def taken(case: Case, name: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def taken(case: AttentionCase, name: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
     options = {k: v for k, v in options_of(case, torch.float32, torch.device(device)).items() if k != "window"}
     attend = PARTIAL_ATTENTION.choose(Platform.of(torch.device(device)), name)
@@ -31,7 +31,7 @@ def taken(case: Case, name: str, device: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("case", PLAIN[:7], ids=str)
-def test_the_reference_is_attention_to_these_keys(case: Case) -> None:
+def test_the_reference_is_attention_to_these_keys(case: AttentionCase) -> None:
     """And one sink more, of which the sum tells how much it takes."""
     out_THD, lse_TH = taken(case, "reference", "cpu")
     sinks_H = torch.linspace(-1, 3, case.num_heads)
@@ -43,7 +43,7 @@ def test_the_reference_is_attention_to_these_keys(case: Case) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", [*PLAIN, *BEHIND], ids=str)
-def test_triton_equals_the_reference(case: Case, device: str) -> None:
+def test_triton_equals_the_reference(case: AttentionCase, device: str) -> None:
     out_THD, lse_TH = taken(case, "triton", device)
     expected_THD, expected_TH = (x.to(device) for x in taken(case, "reference", "cpu"))
     sees_TH = expected_TH > -torch.inf
@@ -60,7 +60,7 @@ def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the kernel is written for Hopper")
     rows = ((700, 699), (1, 300), (300, 2500), (2, 1), (129, 129))
-    case = Case(rows=rows, num_heads=8, num_kv_heads=2, head_dim=head_dim, block_size=64)
+    case = AttentionCase(rows=rows, num_heads=8, num_kv_heads=2, head_dim=head_dim, block_size=64)
     q_THD, k, v, batch = make_case(case, torch.bfloat16, torch.device("cuda"))
     made = make_schedule(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=0, num_heads=8,
@@ -106,7 +106,7 @@ def test_triton_merges_as_the_reference(parts: int, heads: int, width: int, sink
 
 def test_a_window_begins_where_the_row_says() -> None:
     """Each further query sees one key less; with a window of all of them it is attention with that window."""
-    case = Case(rows=((5, 40), (1, 33)), window=12)
+    case = AttentionCase(rows=((5, 40), (1, 33)), window=12)
     q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
     first_R = torch.tensor([length - new - case.window + 1 for new, length in case.rows])
     out_THD, _ = partial_attention(q_THD, k, v, batch, scale=case.head_dim**-0.5, first_R=first_R)

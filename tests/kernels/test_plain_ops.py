@@ -16,14 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.activation import cases as activation_cases
 from ridgeline.kernels.activation import op as activation
+from ridgeline.kernels.embedding import cases as embedding_cases
 from ridgeline.kernels.embedding import op as embedding
+from ridgeline.kernels.embedding.cases import EmbeddingCase
+from ridgeline.kernels.gemm import cases as gemm_cases
 from ridgeline.kernels.gemm import op as gemm
+from ridgeline.kernels.norm import cases as norm_cases
 from ridgeline.kernels.norm import op as norm
 from ridgeline.kernels.op import Op
 from ridgeline.kernels.ops import OPS
+from ridgeline.kernels.output_gate import cases as output_gate_cases
 from ridgeline.kernels.output_gate import op as output_gate
+from ridgeline.kernels.rotary import cases as rotary_cases
 from ridgeline.kernels.rotary import op as rotary
+from ridgeline.kernels.token_gate import cases as token_gate_cases
 from ridgeline.kernels.token_gate import op as token_gate
 
 CPU = torch.device("cpu")
@@ -102,22 +110,25 @@ class Subject(NamedTuple):
         return f"{self.op.name}-{self.case}"
 
 
-TABLES = (*embedding.CASES[:2], embedding.Case(256, 503, 768))  # a row costs the same wherever it lies
+TABLES = (*embedding_cases.CASES[:2], EmbeddingCase(256, 503, 768))  # a row costs the same wherever it lies
 
 SUBJECTS = [
     *(Subject(embedding.EMBEDDING, case, case.inputs, exact_embedding) for case in TABLES),
     *(Subject(embedding.EMBEDDING_PART, case, case.part_inputs, exact_part) for case in TABLES),
-    *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in gemm.CASES),
-    *(Subject(norm.RMS_NORM, case, case.inputs, exact_rms_norm) for case in norm.CASES),
-    *(Subject(norm.LAYER_NORM, case, case.layer_inputs, exact_layer_norm) for case in norm.CASES),
-    *(Subject(rotary.ROPE, case, case.inputs, exact_rope) for case in rotary.CASES),
-    *(Subject(activation.ACTIVATION, case, case.inputs, exact_activation, 16) for case in activation.CASES),
+    *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in gemm_cases.CASES),
+    *(Subject(norm.RMS_NORM, case, case.inputs, exact_rms_norm) for case in norm_cases.CASES),
+    *(Subject(norm.LAYER_NORM, case, case.layer_inputs, exact_layer_norm) for case in norm_cases.CASES),
+    *(Subject(rotary.ROPE, case, case.inputs, exact_rope) for case in rotary_cases.CASES),
+    *(Subject(activation.ACTIVATION, case, case.inputs, exact_activation, 16) for case in activation_cases.CASES),
     *(
         Subject(activation.GATED_ACTIVATION, case, case.inputs, exact_gated_activation, 16 * 16)
-        for case in activation.CASES
+        for case in activation_cases.CASES
     ),
-    *(Subject(output_gate.OUTPUT_GATE, case, case.inputs, exact_output_gate, 16 * 16) for case in output_gate.CASES),
-    *(Subject(token_gate.TOKEN_GATE, case, case.inputs, exact_token_gate, 16 * 16) for case in token_gate.CASES),
+    *(
+        Subject(output_gate.OUTPUT_GATE, case, case.inputs, exact_output_gate, 16 * 16)
+        for case in output_gate_cases.CASES
+    ),
+    *(Subject(token_gate.TOKEN_GATE, case, case.inputs, exact_token_gate, 16 * 16) for case in token_gate_cases.CASES),
 ]
 
 IMPLEMENTED = [
@@ -186,7 +197,7 @@ def test_ops_leave_their_inputs_alone(subject: Subject) -> None:
 
 
 def test_rope_at_position_zero_changes_nothing_and_keeps_every_pair_length() -> None:
-    q, k, _, positions = rotary.CASES[2].inputs(torch.float32, CPU)
+    q, k, _, positions = rotary_cases.CASES[2].inputs(torch.float32, CPU)
     angles = torch.arange(128.0)[:, None] * torch.tensor([1.0, 0.1, 0.01])
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     still, _ = rotary.rope(q, k, table, torch.zeros_like(positions))

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.kernels.lookup.recent import CASES, NOTHING, RECENT_DRAFTS, Case, keys, recent_drafts
+from ridgeline.kernels.lookup.cases import RECENT_CASES, RecentCase
+from ridgeline.kernels.lookup.recent import NOTHING, RECENT_DRAFTS, keys, recent_drafts
 from ridgeline.kernels.op import Platform
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -59,7 +60,7 @@ class Table:
         return found
 
 
-def check(case: Case, name: str, device: str, seed: int = 0) -> int:
+def check(case: RecentCase, name: str, device: str, seed: int = 0) -> int:
     """Compare what an implementation leaves in the tables with the table of integers. Return how many drafts there
     were."""
     if name == "triton":
@@ -91,9 +92,9 @@ def check(case: Case, name: str, device: str, seed: int = 0) -> int:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", RECENT_CASES, ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_slots_get_the_drafts_of_the_table(name: str, case: Case, device: str) -> None:
+def test_slots_get_the_drafts_of_the_table(name: str, case: RecentCase, device: str) -> None:
     found = sum(check(case, name, device, seed) for seed in range(3))
     assert found or len(case.lengths) == 1
 
@@ -105,7 +106,7 @@ def test_tokens_are_noted_in_any_number_of_rounds(seed: int, lanes: int, monkeyp
     monkeypatch.setattr(kernels, "LANES", lanes)
     draw = random.Random(seed)
     lengths = tuple(draw.choice((0, draw.randrange(1, 9), draw.randrange(60))) for _ in range(9))
-    case = Case(
+    case = RecentCase(
         lengths=(33, *lengths), vocab_size=draw.choice((2, 3, 300_000)), room=draw.choice((3, 9, 100)),
         length=draw.choice((1, 2, 5)), places=draw.choice((2, 64, 1024)),
         drafts=draw.choice((1, 5, 16)), columns=draw.choice((1, 3, 17)),

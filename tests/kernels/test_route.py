@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.route.cases import CASES, GROUPED, QWEN3, RouteCase
 from ridgeline.kernels.route.choose import Few, Many, choose
 from ridgeline.kernels.route.cost import route_cost
-from ridgeline.kernels.route.op import CASES, GROUPED, QWEN3, ROUTE, ROUTE_TO_SOME, Case, Routes, in_order
+from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME, Routes, in_order
 
 pytest.importorskip("triton")
 
@@ -29,19 +30,19 @@ DEVICES = [pytest.param("cpu", marks=ON_CPU), pytest.param("cuda", marks=pytest.
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]  # the interpreter is slow
 BY_MAX = RoutingSpec(experts=48, top_k=5, groups=6, top_groups=2, scale=1.5, expert_scale=True)  # 8 of a group
 MORE = (
-    Case(1, 64, BY_MAX, residual=False, norm=False),
-    Case(5, 72, BY_MAX, dead=5),
-    Case(2, 64, RoutingSpec(experts=3, top_k=3, score="sigmoid", correction=True)),
-    Case(66, 40, RoutingSpec(experts=72, top_k=9, renormalize=True), norm=False, residual=False, dead=60),
-    Case(70, 64, RoutingSpec(experts=160, top_k=6, groups=8, top_groups=3, scale=16.0), residual=False),
-    Case(2, 64, RoutingSpec(experts=300, top_k=32, score="sigmoid", renormalize=True), dead=1),
+    RouteCase(1, 64, BY_MAX, residual=False, norm=False),
+    RouteCase(5, 72, BY_MAX, dead=5),
+    RouteCase(2, 64, RoutingSpec(experts=3, top_k=3, score="sigmoid", correction=True)),
+    RouteCase(66, 40, RoutingSpec(experts=72, top_k=9, renormalize=True), norm=False, residual=False, dead=60),
+    RouteCase(70, 64, RoutingSpec(experts=160, top_k=6, groups=8, top_groups=3, scale=16.0), residual=False),
+    RouteCase(2, 64, RoutingSpec(experts=300, top_k=32, score="sigmoid", renormalize=True), dead=1),
 )
 GROUPED_256 = replace(GROUPED, experts=256, top_k=8, top_groups=4)
 REAL = (
-    *(Case(t, 2048, QWEN3, dead=t // 5, exact=True) for t in (1, 8, 64, 65, 256, 8192, 16_384)),
-    *(Case(t, 7168, GROUPED_256, exact=True) for t in (1, 20, 3000)),
-    *(Case(t, 4096, RoutingSpec(experts=8, top_k=2, renormalize=True), exact=True) for t in (1, 64, 8192)),
-    *(Case(t, 2048, RoutingSpec(experts=512, top_k=10), exact=True) for t in (3, 16, 16_384)),
+    *(RouteCase(t, 2048, QWEN3, dead=t // 5, exact=True) for t in (1, 8, 64, 65, 256, 8192, 16_384)),
+    *(RouteCase(t, 7168, GROUPED_256, exact=True) for t in (1, 20, 3000)),
+    *(RouteCase(t, 4096, RoutingSpec(experts=8, top_k=2, renormalize=True), exact=True) for t in (1, 64, 8192)),
+    *(RouteCase(t, 2048, RoutingSpec(experts=512, top_k=10), exact=True) for t in (3, 16, 16_384)),
 )
 WITH_DEVICES = [
     *(pytest.param(case, "cpu", marks=ON_CPU) for case in (*CASES, *MORE)),
@@ -68,7 +69,7 @@ def assert_routes(got: Routes, want: Routes, width: int) -> None:
     torch.testing.assert_close(got.weight_TK, want.weight_TK, rtol=tolerance, atol=1e-30, equal_nan=True)
 
 
-def check(name: str, case: Case, dtype: torch.dtype, device: str, **options: object) -> None:
+def check(name: str, case: RouteCase, dtype: torch.dtype, device: str, **options: object) -> None:
     case = replace(case, exact=case.exact or case.tokens > 64)
     arguments = case.inputs(dtype, torch.device(device))
     tally_E, want_E = arguments[-1], torch.full_like(arguments[-1], 1 << 40)
@@ -88,7 +89,7 @@ def check(name: str, case: Case, dtype: torch.dtype, device: str, **options: obj
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("case", "device"), WITH_DEVICES, ids=str)
 @pytest.mark.parametrize("name", ["triton", "batch_invariant"])
-def test_routes_are_those_of_the_reference(name: str, case: Case, device: str, dtype: torch.dtype) -> None:
+def test_routes_are_those_of_the_reference(name: str, case: RouteCase, device: str, dtype: torch.dtype) -> None:
     check(name, case, dtype, device)
 
 
@@ -96,7 +97,7 @@ def test_routes_are_those_of_the_reference(name: str, case: Case, device: str, d
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", REAL, ids=str)
 @pytest.mark.parametrize("name", ["triton", "batch_invariant"])
-def test_routes_of_real_shapes(name: str, case: Case) -> None:
+def test_routes_of_real_shapes(name: str, case: RouteCase) -> None:
     check(name, case, torch.bfloat16, "cuda")
 
 
@@ -120,7 +121,7 @@ def test_launches_of_all_sizes_leave_nothing_behind(sizes: tuple[int, ...], devi
             [plan] if isinstance(plan, Many) or plan.group >= tokens else [plan, replace(plan, each=4, rows=8, group=4)]
         )
         for cut in cuts:
-            case = Case(tokens, 64, how, residual=False, exact=True)
+            case = RouteCase(tokens, 64, how, residual=False, exact=True)
             arguments = list(case.inputs(torch.float32, torch.device(device), tokens))
             arguments[5] = (torch.rand(tokens, generator=generator) < 0.7).to(device)
             wanted = ROUTE.reference(*arguments[:-1], None)[2]
@@ -143,14 +144,14 @@ CUTS = (
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("plan", CUTS, ids=str)
 def test_every_cut_routes(plan: Few | Many, device: str) -> None:
-    check("triton", Case(7, 200, QWEN3, dead=1), torch.float32, device, plan=plan)
+    check("triton", RouteCase(7, 200, QWEN3, dead=1), torch.float32, device, plan=plan)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("tokens", [12, 80])
 def test_the_first_of_equal_scores_is_chosen(tokens: int, device: str) -> None:
     """Whatever the order of the scores: every expert occurs four times."""
-    case = Case(tokens, 64, RoutingSpec(experts=32, top_k=6, renormalize=True), residual=False, norm=False)
+    case = RouteCase(tokens, 64, RoutingSpec(experts=32, top_k=6, renormalize=True), residual=False, norm=False)
     arguments = list(case.inputs(torch.float32, torch.device(device)))
     weight_EM = arguments[4].weight_EM[torch.arange(32, device=device) // 4].contiguous()
     arguments[4] = arguments[4]._replace(weight_EM=weight_EM)
@@ -165,7 +166,7 @@ def test_the_first_of_equal_scores_is_chosen(tokens: int, device: str) -> None:
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_a_token_of_nan_goes_to_the_first_experts_with_weights_nan(score: str, tokens: int, device: str) -> None:
     how = RoutingSpec(experts=40, top_k=3, score=score, renormalize=True)  # type: ignore[arg-type]
-    arguments = Case(tokens, 64, how, dead=1).inputs(torch.float32, torch.device(device))
+    arguments = RouteCase(tokens, 64, how, dead=1).inputs(torch.float32, torch.device(device))
     arguments[0][[2, tokens - 1], 5] = torch.nan
     n_TM, _, routes = implementation.route(*arguments)
     assert_routes(routes, ROUTE.reference(n_TM, None, None, 0.0, *arguments[4:-1], None)[2], 64)
@@ -199,14 +200,14 @@ def test_routes_of_random_rules(seed: int) -> None:
         expert_scale=bool(pick(0, 1)),
     )
     tokens = pick(1, 40)
-    case = Case(tokens, 8 * pick(1, 12), how, bool(pick(0, 1)), bool(pick(0, 1)), dead=pick(0, tokens))
+    case = RouteCase(tokens, 8 * pick(1, 12), how, bool(pick(0, 1)), bool(pick(0, 1)), dead=pick(0, tokens))
     check("triton", case, torch.float32, "cpu" if not torch.cuda.is_available() else "cuda")
     check("batch_invariant", case, torch.float32, "cpu" if not torch.cuda.is_available() else "cuda")
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_tokens_bits_do_not_depend_on_the_tokens_beside_it(device: str) -> None:
-    arguments = Case(90, 200, QWEN3).inputs(torch.float32, torch.device(device))
+    arguments = RouteCase(90, 200, QWEN3).inputs(torch.float32, torch.device(device))
     all_of_them = implementation.batch_invariant(*arguments)[2]
     for first, end in ((0, 1), (3, 10), (20, 90)):
         part = [a[first:end] for a in arguments[:2]]
@@ -248,7 +249,7 @@ def test_a_gradient_is_left_to_torch() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 8, 64, 300])
 def test_a_captured_graph_routes_other_data(tokens: int) -> None:
-    case = Case(tokens, 2048, QWEN3, dead=tokens // 4, exact=True)
+    case = RouteCase(tokens, 2048, QWEN3, dead=tokens // 4, exact=True)
     arguments = case.inputs(torch.bfloat16, torch.device("cuda"))
     implementation.route(*arguments)  # makes the memory where programs meet
     graph = torch.cuda.CUDAGraph()

@@ -14,11 +14,20 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.activation import op as activation
+from ridgeline.kernels.activation.cases import ActivationCase
+from ridgeline.kernels.norm import cases as norm_cases
 from ridgeline.kernels.norm import op as norm
+from ridgeline.kernels.norm.cases import NormCase
 from ridgeline.kernels.op import Platform
+from ridgeline.kernels.output_gate import cases as output_gate_cases
 from ridgeline.kernels.output_gate import op as output_gate
+from ridgeline.kernels.output_gate.cases import OutputGateCase
+from ridgeline.kernels.rotary import cases as rotary_cases
 from ridgeline.kernels.rotary import op as rotary
+from ridgeline.kernels.rotary.cases import RopeKVCase
+from ridgeline.kernels.token_gate import cases as token_gate_cases
 from ridgeline.kernels.token_gate import op as token_gate
+from ridgeline.kernels.token_gate.cases import TokenGateCase
 
 pytest.importorskip("triton")
 
@@ -38,9 +47,9 @@ def assert_close(ours: Tensor, theirs: Tensor, epsilons: float, slack: float = 0
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", rotary.FUSED_CASES, ids=str)
+@pytest.mark.parametrize("case", rotary_cases.FUSED_CASES, ids=str)
 @pytest.mark.parametrize("name", [implementation.name for implementation in rotary.ROPE_KV.implementations])
-def test_rope_kv(name: str, case: rotary.FusedCase, dtype: torch.dtype, device: str) -> None:
+def test_rope_kv(name: str, case: RopeKVCase, dtype: torch.dtype, device: str) -> None:
     """Caches start as NaN, so what a kernel writes beside its places shows; the null block holds no promise."""
     if device == "cpu":
         case = replace(case, tokens=min(case.tokens, 33))  # the interpreter is slow
@@ -83,13 +92,13 @@ def test_written_keys_lie_at_their_places_and_nothing_else_changes(name: str, dt
 
 
 NORM_CASES = (
-    *norm.CASES,
-    norm.Case(1, 8192, residual=True),
-    norm.Case(3, 1, eps=1e-5),
-    norm.Case(9, 3072, residual=True, eps=1e-5),
-    norm.Case(7, 80, heads=5, residual=True),
+    *norm_cases.CASES,
+    NormCase(1, 8192, residual=True),
+    NormCase(3, 1, eps=1e-5),
+    NormCase(9, 3072, residual=True, eps=1e-5),
+    NormCase(7, 80, heads=5, residual=True),
 )
-BIG_NORM_CASES = (norm.Case(8192, 2048, residual=True), norm.Case(256, 4096, residual=True), norm.Case(700, 16384))
+BIG_NORM_CASES = (NormCase(8192, 2048, residual=True), NormCase(256, 4096, residual=True), NormCase(700, 16384))
 
 
 def poisoned(*shapes: tuple[int, ...], device: str, dtype: torch.dtype) -> None:
@@ -116,7 +125,7 @@ def strided(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layer", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("views", [False, True], ids=["dense", "strided"])
-def test_norms(case: norm.Case, dtype: torch.dtype, layer: bool, views: bool, device: str) -> None:
+def test_norms(case: NormCase, dtype: torch.dtype, layer: bool, views: bool, device: str) -> None:
     op = norm.LAYER_NORM if layer else norm.RMS_NORM
     x, residual, *rest = (case.layer_inputs if layer else case.inputs)(dtype, torch.device(device))
     if views:
@@ -148,7 +157,7 @@ def test_norms(case: norm.Case, dtype: torch.dtype, layer: bool, views: bool, de
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
     op = activation.GATED_ACTIVATION if gated else activation.ACTIVATION
-    x, _ = activation.Case(rows, width, kind).inputs(dtype, torch.device(device))
+    x, _ = ActivationCase(rows, width, kind).inputs(dtype, torch.device(device))
     poisoned((rows, width // 2 if gated else width), device=device, dtype=dtype)
     run = op.choose(Platform.of(torch.device(device)), "triton")
     assert_close(run(x, kind), op.reference(x, kind), 4, slack=256 if gated else 16)
@@ -157,8 +166,8 @@ def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", output_gate.CASES, ids=str)
-def test_output_gates(case: output_gate.Case, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("case", output_gate_cases.CASES, ids=str)
+def test_output_gates(case: OutputGateCase, dtype: torch.dtype, device: str) -> None:
     op, inputs = output_gate.OUTPUT_GATE, case.inputs(dtype, torch.device(device))
     poisoned((case.tokens, case.width), device=device, dtype=dtype)
     run = op.choose(Platform.of(torch.device(device)), "triton")
@@ -167,8 +176,8 @@ def test_output_gates(case: output_gate.Case, dtype: torch.dtype, device: str) -
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", token_gate.CASES, ids=str)
-def test_token_gates(case: token_gate.Case, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("case", token_gate_cases.CASES, ids=str)
+def test_token_gates(case: TokenGateCase, dtype: torch.dtype, device: str) -> None:
     op, inputs = token_gate.TOKEN_GATE, case.inputs(dtype, torch.device(device))
     poisoned((case.tokens, case.width), device=device, dtype=dtype)
     run = op.choose(Platform.of(torch.device(device)), "triton")

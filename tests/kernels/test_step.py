@@ -12,25 +12,17 @@ from torch import Tensor
 
 from ridgeline.core.plan import Finish
 from ridgeline.kernels.op import Platform
-from ridgeline.kernels.step import keep
+from ridgeline.kernels.step.cases import CASES, KEEP_CASES, KeepCase, StepCase
 from ridgeline.kernels.step.keep import STEP_KEEP
-from ridgeline.kernels.step.op import (
-    CASES,
-    STEP_ADVANCE,
-    STEP_INPUTS,
-    STEP_POST,
-    STEP_TURNS,
-    Case,
-    StepInputs,
-)
+from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS, StepInputs
 from ridgeline.kernels.step.verify import STEP_VERIFY
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]
 BIG = (
-    Case(counts=(1,) * 256, padded_rows=3, padded_tokens=3),
-    Case(counts=(8000, 1, None, 100), padded_rows=4, padded_tokens=91),
-    Case(counts=(1,) * 700 + (None,) * 24, padded_rows=300, padded_tokens=300, groups=4),
+    StepCase(counts=(1,) * 256, padded_rows=3, padded_tokens=3),
+    StepCase(counts=(8000, 1, None, 100), padded_rows=4, padded_tokens=91),
+    StepCase(counts=(1,) * 700 + (None,) * 24, padded_rows=300, padded_tokens=300, groups=4),
 )
 CASES_AND_DEVICES = [
     *((case, "cpu") for case in CASES),
@@ -75,7 +67,7 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
 
 @pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_inputs_are_those_made_by_hand(name: str, case: Case, device: str) -> None:
+def test_inputs_are_those_made_by_hand(name: str, case: StepCase, device: str) -> None:
     _, arguments = case.inputs(torch.device(device))
     got = chosen(STEP_INPUTS, name, device)(*arguments)
     want = by_hand(*(x.cpu() if isinstance(x, Tensor) else x for x in arguments))
@@ -85,10 +77,10 @@ def test_inputs_are_those_made_by_hand(name: str, case: Case, device: str) -> No
 
 
 DRAFTED = (
-    Case(counts=(6,) * 5),
-    Case(counts=(6, 6, None, 6), padded_rows=2, padded_tokens=12, groups=2, block_size=4),
-    Case(counts=(2, 40, 6, 1, 0, 3), padded_tokens=5),
-    Case(counts=(17,) * 3, padded_rows=1, padded_tokens=17, groups=4),
+    StepCase(counts=(6,) * 5),
+    StepCase(counts=(6, 6, None, 6), padded_rows=2, padded_tokens=12, groups=2, block_size=4),
+    StepCase(counts=(2, 40, 6, 1, 0, 3), padded_tokens=5),
+    StepCase(counts=(17,) * 3, padded_rows=1, padded_tokens=17, groups=4),
 )
 
 
@@ -97,7 +89,7 @@ DRAFTED = (
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("drafts", [5, 16])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_tokens_without_override_are_drafts(name: str, case: Case, drafts: int, share: float, device: str) -> None:
+def test_tokens_without_override_are_drafts(name: str, case: StepCase, drafts: int, share: float, device: str) -> None:
     """share: of the tokens that may be drafts, how many are. With none of them, drafts change nothing."""
     generator = torch.Generator().manual_seed(2)
     _, arguments = case.inputs(torch.device(device))
@@ -114,7 +106,7 @@ def test_tokens_without_override_are_drafts(name: str, case: Case, drafts: int, 
         assert share or torch.equal(getattr(got, field), getattr(without, field)), field
 
 
-def drawn(case: Case, tables: dict[str, Tensor], slots_R: Tensor, device: str) -> tuple[Tensor, Tensor]:
+def drawn(case: StepCase, tables: dict[str, Tensor], slots_R: Tensor, device: str) -> tuple[Tensor, Tensor]:
     """Tokens (every third row draws its slot's first stop id, every seventh none) and which rows sample (most)."""
     generator = torch.Generator().manual_seed(1)
     token_R = torch.randint(0, case.vocab_size, (len(slots_R),), generator=generator).to(device)
@@ -128,7 +120,7 @@ def drawn(case: Case, tables: dict[str, Tensor], slots_R: Tensor, device: str) -
 @pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("penalties", [False, True])
-def test_slots_advance_row_by_row(name: str, case: Case, penalties: bool, device: str) -> None:
+def test_slots_advance_row_by_row(name: str, case: StepCase, penalties: bool, device: str) -> None:
     tables, arguments = case.inputs(torch.device(device))
     slots_R = arguments[0]
     inputs = STEP_INPUTS.reference(*arguments)
@@ -171,7 +163,7 @@ def test_slots_advance_row_by_row(name: str, case: Case, penalties: bool, device
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
 @pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_TURNS.implementations)])
-def test_rows_find_the_blocks_of_their_states(name: str, case: Case, device: str, marked: bool) -> None:
+def test_rows_find_the_blocks_of_their_states(name: str, case: StepCase, device: str, marked: bool) -> None:
     _, arguments = case.inputs(torch.device(device))
     slots_R, start_R1, tables_ASC, size = arguments[0], arguments[1], arguments[6], arguments[7]
     inputs = STEP_INPUTS.reference(*arguments)
@@ -392,9 +384,9 @@ def test_rows_without_drafts_advance(name: str, seed: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", keep.CASES, ids=str)
+@pytest.mark.parametrize("case", KEEP_CASES, ids=str)
 @pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_KEEP.implementations)])
-def test_states_that_stay_go_where_later_steps_look_for_them(name: str, case: keep.Case, device: str) -> None:
+def test_states_that_stay_go_where_later_steps_look_for_them(name: str, case: KeepCase, device: str) -> None:
     """Token by token: what a token leaves is in the block of its entry until a later one of that block comes."""
     given, scratch_DR, units_NW = case.inputs(torch.device(device))
     layer_step, rows = len(units_NW) // case.layers, len(case.kept)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.kernels import kv_cache
-from ridgeline.kernels.attention.op import PAGED_ATTENTION, Case, RaggedBatch, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import PAGED_ATTENTION, RaggedBatch
 from ridgeline.kernels.attention.schedule import make_schedule
-from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION, DecodeCase
+from ridgeline.kernels.decode_attention.cases import DecodeCase
+from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.kv_cache import LEVELS, KVScales
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.tree import NODES, Tree, parent, popcount
@@ -57,19 +59,19 @@ class Row:
         return [*range(self.before), *reversed(found)]
 
 
-def batch_of(rows: tuple[Row, ...], case: Case, device: str) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
+def batch_of(rows: tuple[Row, ...], case: AttentionCase, device: str) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
     given_ = make_case(case, torch.float32, torch.device(device))
     bits, bases = ([each for row in rows for each in row.tree[i]] for i in (0, 1))
     tree = Tree(torch.tensor([signed(each) for each in bits], device=device), torch.tensor(bases, device=device))
     return (*given_[:3], replace(given_[3], tree=tree))
 
 
-def case_of(rows: tuple[Row, ...], **options) -> Case:
-    return Case(rows=tuple((row.queries, row.length) for row in rows), **options)
+def case_of(rows: tuple[Row, ...], **options) -> AttentionCase:
+    return AttentionCase(rows=tuple((row.queries, row.length) for row in rows), **options)
 
 
 def by_paths(
-    rows: tuple[Row, ...], case: Case, q_THD: Tensor, caches: list[Tensor], batch: RaggedBatch
+    rows: tuple[Row, ...], case: AttentionCase, q_THD: Tensor, caches: list[Tensor], batch: RaggedBatch
 ) -> tuple[Tensor, Tensor]:
     """Every query attends in float64 to the keys of its own path, gathered one behind another: what a causal row of
     these tokens gives its last one. Returns the outputs and the cells that some query sees, [N, P]."""
@@ -99,7 +101,7 @@ def by_paths(
     return torch.stack(outputs), seen
 
 
-def check(name: str, rows: tuple[Row, ...], case: Case, device: str) -> None:
+def check(name: str, rows: tuple[Row, ...], case: AttentionCase, device: str) -> None:
     """Nothing but the keys of the paths is read: others are not numbers."""
     q_THD, *caches, batch = batch_of(rows, case, device)
     expected, seen = by_paths(rows, case, q_THD, caches, batch)
@@ -145,7 +147,7 @@ def test_a_node_sees_its_path_and_nothing_else(name: str, step: int, way: dict, 
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[tuple[Row, ...], Case]:
+def steps(draw: st.DrawFn) -> tuple[tuple[Row, ...], AttentionCase]:
     rows = []
     for _ in range(draw(st.integers(1, 3))):
         nodes = draw(st.integers(1, NODES))
@@ -157,14 +159,14 @@ def steps(draw: st.DrawFn) -> tuple[tuple[Row, ...], Case]:
 
 @settings(max_examples=25, deadline=None)
 @given(steps())
-def test_any_tree_is_attended_to_along_its_paths(step: tuple[tuple[Row, ...], Case]) -> None:
+def test_any_tree_is_attended_to_along_its_paths(step: tuple[tuple[Row, ...], AttentionCase]) -> None:
     for name in ("reference", "sdpa"):
         check(name, *step, "cpu")
 
 
 @settings(max_examples=6, deadline=None)
 @given(steps())
-def test_the_kernels_attend_along_any_tree(step: tuple[tuple[Row, ...], Case]) -> None:
+def test_the_kernels_attend_along_any_tree(step: tuple[tuple[Row, ...], AttentionCase]) -> None:
     check("triton", *step, "cpu")
 
 
@@ -174,7 +176,7 @@ def test_the_kernels_attend_along_any_tree(step: tuple[tuple[Row, ...], Case]) -
 @pytest.mark.parametrize("queries", [6, 30])
 def test_chains_are_what_they_are_without_a_tree(name: str, window: int | None, queries: int, device: str) -> None:
     """As bits over the row, and as tokens that all have their own position for a base."""
-    case = Case(rows=((queries, 100), (queries, queries), (queries, 300)), window=window, num_heads=8)
+    case = AttentionCase(rows=((queries, 100), (queries, queries), (queries, 300)), window=window, num_heads=8)
     q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
     options = options_of(case, torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
@@ -212,7 +214,7 @@ def test_a_stopped_row_with_a_tree_stays_finite_and_disturbs_nobody(
     torch.testing.assert_close(out[others], expected[others], atol=EXACT, rtol=0)
 
 
-def schedule_of(batch: RaggedBatch, case: Case, tokens: int, **options):
+def schedule_of(batch: RaggedBatch, case: AttentionCase, tokens: int, **options):
     return make_schedule(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=tokens, tokens_each=batch.tokens_each,
         num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, window=case.window, **options,

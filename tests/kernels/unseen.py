@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.op import Case, RaggedBatch
+from ridgeline.kernels.attention.cases import AttentionCase
+from ridgeline.kernels.attention.op import RaggedBatch
 
 
-def seen_cells(case: Case, batch: RaggedBatch) -> Tensor:
+def seen_cells(case: AttentionCase, batch: RaggedBatch) -> Tensor:
     """Bool [N, P] over the blocks that the table can name: seen by a row that has tokens."""
     seen = torch.zeros(int(batch.block_table_SC.max()) + 1, case.block_size, dtype=torch.bool)
     table_SC = batch.block_table_SC.cpu().long()
@@ -21,17 +22,17 @@ def seen_cells(case: Case, batch: RaggedBatch) -> Tensor:
     return seen
 
 
-def cleared(case: Case, caches: list[Tensor], batch: RaggedBatch) -> list[Tensor]:
+def cleared(case: AttentionCase, caches: list[Tensor], batch: RaggedBatch) -> list[Tensor]:
     """Keys and values with 0 in every cell that no row sees, as strided halves of one buffer."""
     return _filled(case, caches, batch, (0.0,))
 
 
-def spoiled(case: Case, caches: list[Tensor], batch: RaggedBatch) -> list[Tensor]:
+def spoiled(case: AttentionCase, caches: list[Tensor], batch: RaggedBatch) -> list[Tensor]:
     """The same with NaN, inf and -inf by turns."""
     return _filled(case, caches, batch, (torch.nan, torch.inf, -torch.inf))
 
 
-def _filled(case: Case, caches: list[Tensor], batch: RaggedBatch, values: tuple[float, ...]) -> list[Tensor]:
+def _filled(case: AttentionCase, caches: list[Tensor], batch: RaggedBatch, values: tuple[float, ...]) -> list[Tensor]:
     seen = torch.zeros(caches[0].shape[0], case.block_size, dtype=torch.bool)
     known = seen_cells(case, batch)
     seen[: len(known)] = known
@@ -42,7 +43,7 @@ def _filled(case: Case, caches: list[Tensor], batch: RaggedBatch, values: tuple[
     return [units[:, 0], units[:, 1]]
 
 
-def forgotten(case: Case, batch: RaggedBatch) -> RaggedBatch:
+def forgotten(case: AttentionCase, batch: RaggedBatch) -> RaggedBatch:
     """The batch with the null block, as the engine has it, wherever a row's window has passed."""
     table_SC = batch.block_table_SC.clone()
     for slot, (new, length) in zip(batch.slots_R.tolist(), case.rows, strict=True):

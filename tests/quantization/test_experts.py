@@ -20,7 +20,7 @@ from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
 from ridgeline.core.model_spec import MLPSpec, NormSpec
 from ridgeline.kernels import onednn
 from ridgeline.kernels.coded_gemm.op import MXFP4
-from ridgeline.kernels.grouped_gemm.op import Case
+from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.panels import ExpertPanels, functions
 from ridgeline.kernels.onednn import LARGE_PAGE
 from ridgeline.kernels.op import Platform, has_byte_products
@@ -173,7 +173,7 @@ def test_kernels_multiply_a_stack_in_fp8_and_torch_its_matrices(name: str) -> No
 
 def test_a_stack_in_codes_is_listed_where_no_kernel_multiplies_it() -> None:
     pytest.importorskip("triton")
-    case = Case(6, 64, 64, experts=4, used=2, format=MXFP4, scales=torch.uint8)
+    case = ExpertsCase(6, 64, 64, experts=4, used=2, format=MXFP4, scales=torch.uint8)
     x_TM, weight, bias_EG, routes, gate = case.gate_up_inputs(torch.float32, CPU)
     kernels = Ops(HERE, {"grouped_gate_up": "triton", "grouped_down": "triton"})
     stack = QuantizedStack(kernels, weight)

@@ -17,7 +17,8 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.gemm.op import CASES, LINEAR, NORM_CASES, NORM_LINEAR, Case, NormCase, has_onednn
+from ridgeline.kernels.gemm.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
+from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR, has_onednn
 from ridgeline.kernels.int8_gemm.op import RUN
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -45,7 +46,7 @@ def prepared(name: str, weight_OI: torch.Tensor, ops: Ops = OPS) -> Weight:
 
 @needs_packing
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_packed_weight_multiplies_like_the_plain_one(case: Case) -> None:
+def test_a_packed_weight_multiplies_like_the_plain_one(case: LinearCase) -> None:
     x_TI, weight_OI, bias_O = case.inputs(torch.bfloat16, CPU)
     packed = prepared("plain", weight_OI)
     assert isinstance(packed, PlainWeight)
@@ -58,7 +59,7 @@ def test_a_packed_weight_multiplies_like_the_plain_one(case: Case) -> None:
 
 @needs_packing
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
-def test_a_packed_weight_behind_a_norm(case: NormCase) -> None:
+def test_a_packed_weight_behind_a_norm(case: NormLinearCase) -> None:
     inputs = case.inputs(torch.bfloat16, CPU)
     got = prepared("plain", inputs[4]).norm_linear(*inputs[:4], *inputs[5:])
     eps = torch.finfo(torch.bfloat16).eps
@@ -70,7 +71,7 @@ def test_a_packed_weight_behind_a_norm(case: NormCase) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_int8_weight_errs_by_less_than_its_step_allows(case: Case, dtype: torch.dtype) -> None:
+def test_an_int8_weight_errs_by_less_than_its_step_allows(case: LinearCase, dtype: torch.dtype) -> None:
     x_TI, weight_OI, bias_O = case.inputs(dtype, CPU)
     weight = prepared("int8", weight_OI)
     assert weight.nbytes <= (weight_OI.shape[1] + RUN + 4) * len(weight_OI)
@@ -86,7 +87,7 @@ def test_an_int8_weight_errs_by_less_than_its_step_allows(case: Case, dtype: tor
 @needs_vnni
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_rounded_activations_err_by_less_than_both_steps_allow(case: Case, dtype: torch.dtype) -> None:
+def test_rounded_activations_err_by_less_than_both_steps_allow(case: LinearCase, dtype: torch.dtype) -> None:
     x_TI, weight_OI, bias_O = case.inputs(dtype, CPU)
     given, weight = x_TI.clone(), prepared("w8a8", weight_OI)
     got = weight.linear(x_TI, bias_O).double()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.stripes import held
-from ridgeline.kernels.attention.op import CASES, Case, RaggedBatch, make_case, options_of
+from ridgeline.kernels.attention.cases import CASES, AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.perf.context import Attended, moved
@@ -27,12 +28,14 @@ from tests.parallel.threads import Here, ThreadAxis, on_ranks
 OPS = Ops(Platform(device_type="cpu"))
 CPU = torch.device("cpu")
 WAYS = ("together", "keys", "queries", "heads")
-MANY = Case(rows=((29, 29), (1, 90), (0, 7), (16, 83), (2, 2)), num_heads=8, num_kv_heads=8, window=23, sinks=True)
+MANY = AttentionCase(
+    rows=((29, 29), (1, 90), (0, 7), (16, 83), (2, 2)), num_heads=8, num_kv_heads=8, window=23, sinks=True
+)
 SLOPED = replace(MANY, alibi=True, softcap=4.0)
 ALL = (*CASES, MANY, SLOPED, replace(SLOPED, window=None))
 
 
-def attended(way: str, ranks: int, case: Case) -> Tensor:
+def attended(way: str, ranks: int, case: AttentionCase) -> Tensor:
     """What the ranks return, in the order of the step's tokens. What no token sees is NaN in all caches."""
     q_THD, *caches, batch = make_case(case, torch.float32, CPU)
     batch = forgotten(case, batch)
@@ -61,7 +64,7 @@ def attended(way: str, ranks: int, case: Case) -> Tensor:
     return out_THD
 
 
-def round_of(way: str, around: Around, case: Case, batch: RaggedBatch, share: Stripes | None) -> Round:
+def round_of(way: str, around: Around, case: AttentionCase, batch: RaggedBatch, share: Stripes | None) -> Round:
     rows = DeviceRows(
         slots_R=batch.slots_R,
         start_R1=batch.start_R1,
@@ -114,7 +117,7 @@ def test_ranks_receive_the_bytes_by_which_ways_are_chosen(
             return got
 
     monkeypatch.setattr(threads, "ThreadAxis", Counting)
-    case = Case(rows=((64, 128),), num_heads=8, num_kv_heads=4, head_dim=64, block_size=8 * ranks)
+    case = AttentionCase(rows=((64, 128),), num_heads=8, num_kv_heads=4, head_dim=64, block_size=8 * ranks)
     attended(way, ranks, case)
     itemsize = 4 if way == "heads" else 8
     layer = Attended(64, 128, 0, case.num_heads, case.num_kv_heads, case.head_dim, itemsize)

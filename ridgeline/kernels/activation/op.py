@@ -12,7 +12,6 @@ Legend:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -48,30 +47,6 @@ def _activate(x: Tensor, kind: str) -> Tensor:
         return x.clamp(min=0).square()
     raise ValueError(f"unknown activation {kind!r}")
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks.
-
-    width: the columns of the input, 2F if the op is gated.
-    """
-
-    tokens: int
-    width: int
-    kind: str
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, str]:
-        """Return random inputs with a standard deviation of 3, and the kind."""
-        generator = torch.Generator(device).manual_seed(seed)
-        return (3 * torch.randn(self.tokens, self.width, generator=generator, device=device)).to(dtype), self.kind
-
-
-CASES = tuple(
-    Case(tokens, width, kind)
-    for kind in ("silu", "gelu", "gelu_tanh", "relu2")
-    for tokens, width in ((1, 64), (7, 352), (64, 6144))
-)
-GATED_CASES = (*CASES, Case(7, 352, "swiglu_clamped"))
 
 ACTIVATION = Op(
     "activation",

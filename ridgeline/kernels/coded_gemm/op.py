@@ -12,7 +12,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import SUPER, CodedFormat
+from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.gemm.op import linear
 from ridgeline.kernels.norm.op import rms_norm
@@ -169,68 +168,6 @@ def coded_norm_linear(
     return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
 
 
-@dataclass(frozen=True)
-class Case:
-    """A case of `coded_linear` for tests and benchmarks. The codes are random.
-
-    scales: the dtype of the scales of formats that are not nested; uint8 is E8M0.
-    """
-
-    tokens: int
-    in_width: int
-    out_width: int
-    format: CodedFormat
-    bias: bool = False
-    scales: torch.dtype = torch.float16
-    ordered: bool = True
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Coded, Tensor | None]:
-        """Return random inputs, with scales such that outputs have a standard deviation of about one."""
-        generator = torch.Generator(device).manual_seed(seed)
-        x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
-        bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
-        return x_TI, random_codes(self, device, generator), bias_O
-
-
-def random_codes(case: Case, device: torch.device, generator: torch.Generator) -> Coded:
-    """Return the weight of a case."""
-    how, rows, columns = case.format, case.out_width, case.in_width
-    groups = columns // (how.group or columns)
-
-    def integers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=generator, device=device)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator, device=device)
-
-    code_OB = packed(integers(0, 1 << how.bits, rows, columns), how.bits)
-    middle = 1 << (how.bits - 1)
-    spread = {"levels": middle / 1.7, "e2m1": 2.9, "fp4": 0.53, "nf4": 0.55, "iq2": 3.6, "iq4": 70.0}[how.values]
-    step = columns**-0.5 / spread
-    zero_OG = outer_OS = outer_minimum_OS = scale = None
-    if how.nested:
-        runs = columns // SUPER
-        scale_OG = integers(1, 64, rows, groups).to(torch.int8)
-        outer_OS = ((0.5 + uniform(rows, runs)) * step / 32).to(torch.float16)
-        if how.zeros == "minimum":
-            zero_OG = integers(0, 64, rows, groups).to(torch.int8)
-            outer_minimum_OS = ((0.5 + uniform(rows, runs)) * step * middle / 32).to(torch.float16)
-    elif case.scales == torch.uint8:
-        scale_OG = integers(-1, 2, rows, groups).add(127).to(torch.uint8)
-        scale = torch.tensor(step, device=device)
-    else:
-        values = (0.5 + uniform(rows, groups)) * step
-        if case.scales == torch.float8_e4m3fn:
-            values, scale = values / step, torch.tensor(step, device=device)
-        scale_OG = values.to(case.scales)
-        if how.zeros == "levels":
-            zero_OG = integers(0, 1 << how.bits, rows, groups).to(torch.uint8)
-        elif how.zeros == "minimum":
-            zero_OG = (values * middle).to(case.scales)
-    order_I = None if case.ordered else torch.randperm(columns, generator=generator, device=device).int()
-    return Coded(code_OB, scale_OG, zero_OG, outer_OS, outer_minimum_OS, scale, order_I, how)
-
-
 W4 = CodedFormat(bits=4, group=128)
 W4_ZEROS = CodedFormat(bits=4, group=128, zeros="levels")
 W8 = CodedFormat(bits=8, group=128)
@@ -245,25 +182,6 @@ Q6_K = CodedFormat(bits=6, group=16, nested=True)
 IQ4_XS = CodedFormat(bits=4, group=32, values="iq4", nested=True)
 IQ2_S = CodedFormat(bits=4, group=16, values="iq2", nested=True)
 
-CASES = (
-    Case(1, 256, 64, W4),
-    Case(1, 512, 48, W4_ZEROS, bias=True),
-    Case(2, 256, 40, W8, scales=torch.bfloat16),
-    Case(3, 256, 64, NF4, scales=torch.float32),
-    Case(1, 256, 72, MXFP4, scales=torch.uint8),
-    Case(4, 256, 64, NVFP4, scales=torch.float8_e4m3fn),
-    Case(1, 512, 64, Q4_K),
-    Case(2, 512, 64, Q6_K),
-    Case(3, 256, 32, Q2_K),
-    Case(5, 256, 32, Q3_K),
-    Case(7, 256, 32, Q5_K),
-    Case(1, 256, 32, IQ4_XS),
-    Case(2, 256, 32, IQ2_S),
-    Case(8, 384, 64, CodedFormat(bits=4, group=0)),
-    Case(8, 512, 96, W4, ordered=False),
-    Case(40, 512, 256, W4, bias=True),
-    Case(256, 1024, 512, W4),
-)
 
 CODED_LINEAR = Op(
     "coded_linear",

@@ -14,7 +14,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -129,31 +128,6 @@ def fp8_norm_linear(
     return in_room((gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), room), s_TI
 
 
-@dataclass(frozen=True)
-class Case:
-    """A case of `fp8_linear` for tests and benchmarks."""
-
-    tokens: int
-    in_width: int
-    out_width: int
-    format: Fp8Format = BY_TOKEN
-    bias: bool = False
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Fp8, Tensor | None]:
-        """Return random inputs, with weights scaled so that outputs have a standard deviation of about one."""
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
-        x_TI = normal(self.tokens, self.in_width).to(dtype)
-        matrix_OI = normal(self.out_width, self.in_width) * self.in_width**-0.5
-        static = self.format.activations == "static"
-        x_scale = torch.tensor(3.0 / LARGEST, device=device) if static else None
-        bias_O = normal(self.out_width).to(dtype) if self.bias else None
-        return x_TI, to_fp8(matrix_OI, self.format, x_scale), bias_O
-
-
 def to_fp8(matrix_OI: Tensor, fp8: Fp8Format, x_scale: Tensor | None = None) -> Fp8:
     """Round a matrix, or a stack of them, to FP8: scales are the largest magnitudes over 448."""
     matrix = matrix_OI.float()
@@ -166,18 +140,6 @@ def to_fp8(matrix_OI: Tensor, fp8: Fp8Format, x_scale: Tensor | None = None) -> 
     scale_SC = (blocks.abs().amax((-3, -1)) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
     levels = (blocks / scale_SC[..., :, None, :, None]).flatten(-4, -3).flatten(-2)[..., :rows, :columns]
     return Fp8(levels.contiguous().to(torch.float8_e4m3fn), scale_SC, x_scale, fp8)
-
-
-CASES = (
-    Case(1, 256, 64),
-    Case(3, 256, 192, bias=True),
-    Case(8, 1024, 72, Fp8Format(activations="static")),
-    Case(1, 384, 48, Fp8Format(activations=None)),
-    Case(2, 256, 128, IN_BLOCKS),
-    Case(17, 384, 320, IN_BLOCKS, bias=True),
-    Case(40, 768, 256),
-    Case(256, 1024, 512),
-)
 
 
 def has_e4m3(platform: Platform) -> bool:

@@ -8,7 +8,6 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,45 +42,6 @@ def gate_of(name: str) -> Callable[[Tensor], Tensor]:
         raise ValueError(f"there is no gate {name!r}; known: {', '.join(GATES)}.")
     return GATES[name]
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks.
-
-    heads: x is [T, heads, M].
-    strided: z is a view of wider rows.
-    """
-
-    tokens: int
-    width: int
-    group: int
-    norm_before_gate: bool = True
-    heads: int | None = None
-    gate: str = "silu"
-    strided: bool = False
-
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, float, int, bool, str]:
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device).to(dtype)
-
-        x_TM, z_TM = (normal(self.tokens, (self.heads or 1) * self.width + 8 * self.strided * i) for i in range(2))
-        z_TM = z_TM[:, : (self.heads or 1) * self.width]
-        if self.heads is not None:
-            x_TM, z_TM = (each.unflatten(1, (self.heads, -1)) for each in (x_TM, z_TM))
-        return x_TM, z_TM, normal(self.width), 1e-6, self.group, self.norm_before_gate, self.gate
-
-
-CASES = (
-    Case(1, 64, 64),
-    Case(5, 128, 128, heads=4, strided=True),
-    Case(33, 96, 32, norm_before_gate=False, strided=True),
-    Case(7, 1536, 1536, norm_before_gate=False),
-    Case(3, 320, 80, gate="sigmoid"),
-)
 
 GATED_NORM = Op(
     "gated_norm",

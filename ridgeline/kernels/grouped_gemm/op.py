@@ -18,20 +18,16 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.expert_spec import UNGATED
-from ridgeline.core.weight_format import CodedFormat, Fp8Format, WeightFormat
 from ridgeline.kernels.activation.op import activation, gated_activation
-from ridgeline.kernels.coded_gemm import op as coded
-from ridgeline.kernels.fp8_gemm.op import to_fp8
-from ridgeline.kernels.grouped_gemm.matrices import Matrices, product, shape_of, stacked
+from ridgeline.kernels.grouped_gemm.matrices import Matrices, product, shape_of
 from ridgeline.kernels.op import Implementation, Op, has_byte_products, on_gpu
-from ridgeline.kernels.route.op import Routes, in_order
+from ridgeline.kernels.route.op import Routes
 
 
 def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
@@ -82,82 +78,6 @@ def _spans(routes: Routes) -> list[tuple[int, int]]:
     start = routes.start_E1.tolist()
     return list(pairwise(start))
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case of both ops for tests and benchmarks.
-
-    skew: 0 spreads tokens over experts alike; larger numbers send more of them to the first experts.
-    dead: so many of the last tokens go nowhere.
-    format: the form of the matrices; None: as they are.
-    scales: the dtype of the scales of codes.
-    """
-
-    tokens: int
-    width: int
-    inner: int
-    experts: int
-    used: int
-    gate: str = "silu"
-    bias: bool = False
-    add: bool = False
-    skew: float = 0.0
-    dead: int = 0
-    format: WeightFormat | None = None
-    scales: torch.dtype = torch.float16
-
-    def routes(self, device: torch.device, seed: int = 0) -> Routes:
-        """Return random routes; each token's experts differ."""
-        generator = torch.Generator(device).manual_seed(seed)
-        score_TE = torch.rand(self.tokens, self.experts, generator=generator, device=device)
-        score_TE += self.skew * torch.linspace(1, 0, self.experts, device=device)
-        weight_TK, expert_TK = score_TE.topk(self.used, dim=1)
-        expert_TK[self.tokens - self.dead :] = self.experts
-        return in_order(expert_TK.int(), weight_TK / weight_TK.sum(1, keepdim=True), self.experts)
-
-    def gate_up_inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
-        """Return random inputs of the first op, with outputs of order one."""
-        outputs = self.inner if self.gate in UNGATED else 2 * self.inner
-        x_TM, weight_EGM = self._operands(self.tokens, outputs, self.width, dtype, device, seed)
-        bias_EG = self._normal(seed + 1, device, self.experts, outputs).to(dtype) if self.bias else None
-        return x_TM, weight_EGM, bias_EG, self.routes(device, seed), self.gate
-
-    def down_inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
-        """Return random inputs of the second op, with outputs of order one."""
-        h_PF, weight_EMF = self._operands(self.tokens * self.used, self.width, self.inner, dtype, device, seed)
-        bias_EM = self._normal(seed + 1, device, self.experts, self.width).to(dtype) if self.bias else None
-        add_TM = self._normal(seed + 2, device, self.tokens, self.width).to(dtype) if self.add else None
-        return h_PF, weight_EMF, bias_EM, self.routes(device, seed), add_TM
-
-    def _operands(
-        self, rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, seed: int
-    ) -> tuple[Tensor, Matrices]:
-        x = self._normal(seed + 4, device, rows, inputs).to(dtype)
-        if isinstance(self.format, CodedFormat):
-            case = coded.Case(rows, inputs, outputs, self.format, scales=self.scales)
-            generator = torch.Generator(device).manual_seed(seed + 3)
-            return x, stacked([coded.random_codes(case, device, generator) for _ in range(self.experts)])
-        weight = self._normal(seed + 3, device, self.experts, outputs, inputs).mul_(inputs**-0.5)
-        if isinstance(self.format, Fp8Format):
-            return x, to_fp8(weight, self.format)
-        return x, weight.to(dtype)
-
-    @staticmethod
-    def _normal(seed: int, device: torch.device, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
-
-
-CASES = (
-    Case(1, 64, 48, experts=8, used=2),
-    Case(2, 64, 32, experts=4, used=2, bias=True, gate="swiglu_clamped"),
-    Case(5, 96, 64, experts=16, used=4, add=True, dead=2),
-    Case(8, 256, 96, experts=60, used=4, gate="gelu_tanh"),
-    Case(33, 64, 40, experts=8, used=2, skew=3.0),
-    Case(64, 128, 64, experts=128, used=8, add=True),
-    Case(200, 64, 64, experts=4, used=1, bias=True, skew=1.0),
-    Case(3, 64, 40, experts=8, used=2, gate="relu2", dead=1),
-    Case(70, 96, 64, experts=8, used=3, gate="relu2", bias=True),
-)
 
 _HERE = "ridgeline.kernels.grouped_gemm"
 GROUPED_GATE_UP = Op(

@@ -9,9 +9,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_cpu
@@ -31,41 +28,6 @@ def int8_linear(x_TI: Tensor, level_OJ: Tensor, scale_O: Tensor, bias_O: Tensor 
         y_TO = y_TO + bias_O.float()
     return y_TO.to(x_TI.dtype)
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks."""
-
-    tokens: int
-    in_width: int
-    out_width: int
-    bias: bool = False
-
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return random inputs, with scales such that outputs have a standard deviation of about one."""
-        generator = torch.Generator(device).manual_seed(seed)
-        level_OJ = torch.zeros(self.out_width, -(-self.in_width // RUN) * RUN, dtype=torch.int8, device=device)
-        level_OJ[:, : self.in_width] = torch.randint(
-            -LEVELS, LEVELS + 1, (self.out_width, self.in_width), generator=generator, device=device
-        )
-        spread = LEVELS * (self.in_width / 3) ** 0.5
-        scale_O = (0.5 + torch.rand(self.out_width, generator=generator, device=device)) / spread
-        x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
-        bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
-        return x_TI, level_OJ, scale_O.to(dtype), bias_O
-
-
-CASES = (
-    Case(1, 64, 64),
-    Case(1, 200, 48),
-    Case(3, 64, 192, bias=True),
-    Case(7, 36, 20),
-    Case(8, 1024, 72),
-    Case(40, 768, 2304, bias=True),
-    Case(256, 1024, 512),
-)
 
 INT8_LINEAR = Op(
     "int8_linear",

@@ -16,8 +16,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -63,48 +61,6 @@ def lookup_drafts(
         text_SN.copy_(torch.from_numpy(texts))
         drafts_SD.copy_(torch.from_numpy(drafts))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A case for tests. lengths: the known tokens of each row before it emits; 0: the row emits nothing. vocab_size:
-    the fewer tokens there are, the more often they repeat."""
-
-    lengths: tuple[int, ...]
-    columns: int = 4
-    drafts: int = 3
-    vocab_size: int = 3
-    shortest: int = 2
-    longest: int = 4
-    room: int = 100
-
-    def inputs(self, device: torch.device, seed: int = 0) -> list:
-        """Return the arguments of `lookup_drafts`. The last row's slot has stopped, and the last slot is nobody's."""
-        generator = torch.Generator().manual_seed(seed)
-        rows, most = len(self.lengths), max(self.lengths) + self.columns + 2
-        texts = torch.randint(0, self.vocab_size, (rows + 1, most), generator=generator, dtype=torch.int32)
-        emitted = torch.randint(0, self.vocab_size, (rows, self.columns), generator=generator, dtype=torch.int32)
-        counts = torch.randint(1, self.columns + 1, (rows,), generator=generator)
-        counts[torch.tensor(self.lengths) == 0] = 0
-        emitted[torch.arange(self.columns) >= counts[:, None]] = -1
-        slots_R = torch.randperm(rows, generator=generator)
-        kv_len_S = torch.zeros(rows + 1, dtype=torch.int64)
-        kv_len_S[slots_R] = (torch.tensor(self.lengths) + counts - 1).clamp(min=0)
-        max_len_S = kv_len_S + torch.randint(1, self.room, (rows + 1,), generator=generator)
-        stopped_S = torch.zeros(rows + 1, dtype=torch.int32)
-        stopped_S[slots_R[-1]] = int(rows > 1)
-        drafts = torch.randint(0, 9, (rows + 1, self.drafts), generator=generator, dtype=torch.int32)
-        shared_S = torch.full((rows + 1,), 9, dtype=torch.int32)
-        tensors = (emitted, slots_R.int(), kv_len_S, max_len_S, stopped_S, texts, drafts, shared_S)
-        return [*(x.to(device) for x in tensors), self.shortest, self.longest]
-
-
-CASES = (
-    Case(lengths=(1,), shortest=1, longest=1),
-    Case(lengths=(5, 0, 40, 1, 300)),
-    Case(lengths=(2000, 37, 3000, 12), vocab_size=6, shortest=3, longest=5, drafts=16, columns=17),
-    Case(lengths=(64, 129, 31), vocab_size=2, shortest=1, longest=9, drafts=5, columns=1, room=4),
-    Case(lengths=(1500, 1025), vocab_size=1, shortest=2, longest=2, drafts=7),
-)
 
 LOOKUP_DRAFTS = Op(
     "lookup_drafts",

@@ -27,13 +27,10 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.lookup.op import Case as LookupCase
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 
 NOTHING = -1  # the entry of a place that is free
@@ -129,41 +126,6 @@ def _places(key_E: np.ndarray, size: int) -> np.ndarray:
 def _checks(key_E: np.ndarray) -> np.ndarray:
     return (key_E & np.uint64(0x7FFFFFFF_00000000)).astype(np.int64)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case(LookupCase):
-    """A case for tests: one of `lookup_drafts`, whose texts hold the emitted tokens already. places: of the table, some
-    of which hold entries."""
-
-    places: int = 4096
-    length: int = 3
-
-    def inputs(self, device: torch.device, seed: int = 0) -> list:
-        """Return the arguments of `recent_drafts`. Every third slot has a salt of its own."""
-        emitted_RK, slots_R, *lengths, text_SN, drafts_SD, _ = super().inputs(torch.device("cpu"), seed)[:8]
-        generator = torch.Generator().manual_seed(seed)
-        for row, slot in enumerate(slots_R.tolist()):
-            count, known = int((emitted_RK[row] >= 0).sum()), int(lengths[0][slot]) + 1
-            if count:
-                text_SN[slot, known - count : known] = emitted_RK[row, :count]
-        shared_S = torch.randint(0, self.length + 1, (len(text_SN),), generator=generator, dtype=torch.int32)
-        salt_S = torch.arange(len(text_SN)) % 3 // 2 * -0x123456789ABCDEF
-        next_H = torch.full((self.places,), NOTHING)
-        for slot, text in enumerate(text_SN.numpy()):  # what the texts hold was noted before
-            if len(text) > self.length:
-                grams = np.lib.stride_tricks.sliding_window_view(text[:-1], self.length)
-                note(next_H.numpy(), grams, np.full(len(grams), int(salt_S[slot]), np.int64), text[self.length :])
-        tensors = (emitted_RK, slots_R, *lengths, text_SN, shared_S, salt_S, next_H, drafts_SD)
-        return [*(x.to(device) for x in tensors), self.length]
-
-
-CASES = (
-    Case(lengths=(5,), length=1),
-    Case(lengths=(5, 0, 40, 1, 300), length=2),
-    Case(lengths=(90, 37, 200, 12), vocab_size=30, drafts=16, columns=17, length=5),
-    Case(lengths=(64, 29, 31, 40, 40, 40), vocab_size=2, places=8, drafts=5, columns=2, room=4, length=2),
-    Case(lengths=(150, 70), vocab_size=2, length=64, drafts=7, columns=6),
-)
 
 RECENT_DRAFTS = Op(
     "recent_drafts",

@@ -13,7 +13,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -168,77 +167,6 @@ def without_waiting(expert_TK: Tensor, weight_TK: Tensor, count: int) -> Routes:
         torch.searchsorted(expert_P, edges, out_int32=True),
     )
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks.
-
-    dead: so many of the last tokens belong to no request.
-    exact: all values are powers of two or small multiples of one, so that the norm is exact and products add up to the
-        same in any order. Among many thousand tokens some would otherwise be torn between two experts.
-    """
-
-    tokens: int
-    width: int
-    how: RoutingSpec
-    residual: bool = True
-    norm: bool = True
-    dead: int = 0
-    exact: bool = False
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
-        """Return random inputs, whose products have a standard deviation of about one, and a tally of zeros."""
-        generator = torch.Generator(device).manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
-        experts = self.how.experts
-        live_T = torch.arange(self.tokens, device=device) < self.tokens - self.dead
-        x_TM, residual_TM = normal(self.tokens, self.width), normal(self.tokens, self.width)
-        norm_weight_M, router_EM = 1 + 0.3 * normal(self.width), normal(experts, self.width) * self.width**-0.5
-        if self.exact:
-            x_TM = x_TM.sign() * (2 if self.residual else 1)
-            residual_TM, norm_weight_M = -x_TM / 2, norm_weight_M.clamp(0.5, 2).log2().round().exp2()
-            router_EM = (router_EM * 512).round() / 512
-        return (
-            x_TM.to(dtype),
-            residual_TM.to(dtype) if self.residual else None,
-            norm_weight_M.to(dtype) if self.norm else None,
-            0.0 if self.exact else 1e-6,
-            Router(
-                router_EM.to(dtype),
-                normal(experts).to(dtype) if self.how.bias else None,
-                0.3 * normal(experts) if self.how.correction else None,
-                (1 + 0.3 * normal(experts)).to(dtype) if self.how.expert_scale else None,
-                self.how,
-            ),
-            live_T if self.dead else None,
-            torch.zeros(experts, dtype=torch.int64, device=device),
-        )
-
-    def routes(self, dtype: torch.dtype, device: torch.device) -> tuple[Routes, int, int]:
-        """Return the routes of these inputs, and the second half of the experts."""
-        half = self.how.experts // 2
-        return route(*self.inputs(dtype, device))[2], half, half
-
-
-SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)
-QWEN3 = RoutingSpec(experts=128, top_k=8, renormalize=True)
-GROUPED = RoutingSpec(
-    experts=64, top_k=6, score="sigmoid", renormalize=True, scale=2.5, groups=8, top_groups=3, group_score="top2",
-    correction=True,
-)  # fmt: skip
-
-CASES = (
-    Case(1, 64, SOFTMAX),
-    Case(3, 200, SOFTMAX, residual=False),
-    Case(7, 64, RoutingSpec(experts=60, top_k=4, bias=True), norm=False),
-    Case(8, 256, QWEN3, dead=3),
-    Case(33, 96, GROUPED),
-    Case(64, 64, RoutingSpec(experts=32, top_k=4, renormalize=True, bias=True, expert_scale=True)),
-    Case(300, 64, QWEN3, dead=1),
-)
 
 ROUTE = Op(
     "route",

@@ -15,8 +15,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -63,52 +61,6 @@ def step_keep(
         if len(source):
             units_NW.index_copy_(0, target, units_NW.index_select(0, source))
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A case for tests.
-
-    kept: the tokens that each row keeps of its 1 + `drafts`; None is a row whose slot is stopped, and 0 one that
-        verified nothing.
-    lengths: the tokens before each row.
-    shared: all entries of a row's table name one block.
-    """
-
-    kept: tuple[int | None, ...]
-    lengths: tuple[int, ...]
-    drafts: int = 3
-    block_size: int = 16
-    layers: int = 2
-    words: int = 5
-    shared: bool = False
-
-    def inputs(self, device: torch.device) -> tuple[tuple, Tensor, Tensor]:
-        """Return (arguments of `step_keep` up to the scratch, the scratch, all units)."""
-        rows, columns = len(self.kept), 64 // self.block_size + 4
-        places = torch.arange(rows * columns).view(rows, columns) // (columns if self.shared else 1)
-        table_SC = torch.full((rows + 2, columns + 3), 10**9, dtype=torch.int32)[:, :columns]
-        table_SC[1:-1] = 1 + places.int()
-        scratch_DR = 1 + rows * columns + torch.arange(rows * self.drafts).view(self.drafts, rows)
-        verify_R = torch.tensor([1 if kept == 0 else 1 + self.drafts for kept in self.kept], dtype=torch.int32)
-        kept_R = torch.tensor([1 if kept in (0, None) else kept for kept in self.kept])
-        active_R = torch.tensor([kept is not None for kept in self.kept])
-        length_R = torch.tensor(self.lengths)
-        kv_len_S = torch.zeros(rows + 2, dtype=torch.int64)
-        kv_len_S[1:-1] = length_R + kept_R
-        ids = 1 + rows * columns + rows * self.drafts
-        units_NW = torch.arange(self.layers * ids * self.words).view(-1, self.words)
-        slots_R, kv_len_R = 1 + torch.arange(rows).int(), torch.where(active_R, length_R + verify_R, 1)
-        given = slots_R, kv_len_R, active_R, verify_R, kv_len_S
-        table_SC = table_SC.to(device)
-        return (*(part.to(device) for part in given), table_SC, self.block_size), scratch_DR.to(device), units_NW
-
-
-CASES = (
-    Case(kept=(4, 1, 2, None, 3, 0), lengths=(5, 16, 15, 20, 30, 9)),
-    Case(kept=(4, 4, 3, 2), lengths=(1, 2, 3, 4), block_size=2),
-    Case(kept=(4, 3, None, 2), lengths=(6, 7, 8, 9), block_size=1, layers=1, words=1500),
-    Case(kept=(6, 5), lengths=(13, 14), drafts=5, shared=True),
-)
 
 STEP_KEEP = Op(
     "step_keep",

@@ -21,7 +21,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -212,79 +211,6 @@ def step_post(packed_O: Tensor, ring_QO: Tensor, turn_1: Tensor) -> None:
     row_O[HEADER : HEADER + len(packed_O)].copy_(packed_O)
     turn_1 += 1
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A case for tests.
-
-    counts: the tokens of each row; None is a row of one token whose slot is stopped.
-    """
-
-    counts: tuple[int | None, ...]
-    padded_rows: int = 0
-    padded_tokens: int = 0
-    groups: int = 1
-    block_size: int = 16
-    vocab_size: int = 1000
-    stop_ids: int = 8
-
-    def tables(self, device: torch.device, seed: int = 0) -> dict[str, Tensor]:
-        """Return the slots by field, without block tables. There is a slot for each row, two unused slots, and the
-        dummy at the end."""
-        generator = torch.Generator().manual_seed(seed)
-        slots = len(self.counts) + 3
-        numbers = torch.stack(
-            [
-                torch.randint(0, 100, (slots,), generator=generator),
-                torch.randint(0, self.vocab_size, (slots,), generator=generator),
-                torch.randint(60, 160, (slots,), generator=generator),
-            ]
-        ).to(device)
-        kv_len_S, last_token_S, max_len_S = numbers
-        stop_ids_SE = torch.randint(-1, self.vocab_size, (slots, self.stop_ids), generator=generator).clamp(min=-1)
-        stop_ids_SE[:, -2:] = -1
-        return {
-            "kv_len_S": kv_len_S,
-            "last_token_S": last_token_S,
-            "max_len_S": max_len_S,
-            "stop_ids_SE": stop_ids_SE.to(device),
-            "stopped_S": torch.ones(slots, dtype=torch.int32, device=device),
-            "output_count_SV": torch.zeros(slots, self.vocab_size, dtype=torch.int32, device=device),
-        }
-
-    def inputs(self, device: torch.device, seed: int = 0) -> tuple[dict[str, Tensor], list]:
-        """Return (tables, arguments of `step_inputs`). Half of the rows' first tokens, and all of their other tokens,
-        are overridden."""
-        generator = torch.Generator().manual_seed(seed)
-        tables = self.tables(device, seed)
-        counts = [1 if count is None else count for count in self.counts] + [0] * self.padded_rows
-        tokens, dummy = sum(counts) + self.padded_tokens, len(self.counts) + 2
-        slots_R = [*torch.randperm(dummy, generator=generator)[: len(self.counts)].tolist()]
-        for slot, count in zip(slots_R, self.counts, strict=True):
-            tables["stopped_S"][slot] = count is None
-        starts = torch.tensor([0, *counts]).cumsum(0)
-        override_T = torch.randint(0, self.vocab_size, (tokens,), generator=generator, dtype=torch.int32)
-        single = starts[:-1][torch.tensor(counts) > 0]
-        override_T[single[torch.rand(len(single), generator=generator) < 0.5]] = -1
-        columns = -(-(100 + max(counts)) // self.block_size)
-        tables_ASC = torch.randint(1, 9999, (self.groups, dummy + 2, columns + 3), generator=generator).int().to(device)
-        tables_ASC = tables_ASC[:, :-1, :columns]  # neither tables nor their rows need be contiguous
-        slots = torch.tensor(slots_R + [dummy] * self.padded_rows, dtype=torch.int32, device=device)
-        names = ("kv_len_S", "last_token_S", "stopped_S")
-        return tables, [
-            slots, starts.int().to(device), override_T.to(device), *(tables[n] for n in names), tables_ASC,
-            self.block_size,
-        ]  # fmt: skip
-
-
-CASES = (
-    Case(counts=(1,)),
-    Case(counts=(1, 1, None, 1), padded_rows=4, padded_tokens=4),
-    Case(counts=(7, 0, 40, 1, None, 300), groups=2, block_size=4),
-    Case(counts=(33, 1, 1), padded_rows=13, padded_tokens=29, groups=4),
-    Case(counts=(4, None, 1, 60), padded_rows=2, padded_tokens=9, groups=7, block_size=8),
-    Case(counts=(None, None), padded_tokens=1),
-)
 
 STEP_INPUTS = Op(
     "step_inputs",

@@ -7,8 +7,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -21,25 +19,6 @@ def token_gate(y_TM: Tensor, n_TM: Tensor, weight_1M: Tensor) -> Tensor:
     gate_T1 = (n_TM.float() * weight_1M.float()).sum(1, keepdim=True)
     return (y_TM.float() * torch.sigmoid(gate_T1)).to(y_TM.dtype)
 
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks."""
-
-    tokens: int
-    width: int
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return random inputs, whose gates have a standard deviation of 2 before the sigmoid."""
-        generator = torch.Generator(device).manual_seed(seed)
-        y_TM, n_TM, weight_1M = (
-            torch.randn(shape, generator=generator, device=device)
-            for shape in ((self.tokens, self.width), (self.tokens, self.width), (1, self.width))
-        )
-        return (3 * y_TM).to(dtype), n_TM.to(dtype), (2 * self.width**-0.5 * weight_1M).to(dtype)
-
-
-CASES = (Case(1, 64), Case(7, 1400), Case(33, 2048))
 
 TOKEN_GATE = Op(
     "token_gate",

@@ -10,8 +10,6 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -37,38 +35,6 @@ def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor 
     level_TI = torch.where(scale_T1 == 0, 0.0, level_TI)
     y_TO = (level_TI.double() @ weight_OI.double().T * scale_O.double() * scale_T1.double()).to(x_TI.dtype)
     return y_TO if bias_O is None else y_TO + bias_O
-
-
-@dataclass(frozen=True)
-class Case:
-    """A case for tests and benchmarks."""
-
-    tokens: int
-    in_width: int
-    out_width: int
-    bias: bool = False
-
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return random inputs, with scales such that outputs have a standard deviation of about one."""
-        generator = torch.Generator(device).manual_seed(seed)
-        levels = torch.randint(-LEVELS, LEVELS + 1, (self.out_width, self.in_width), generator=generator, device=device)
-        scale_O = (0.5 + torch.rand(self.out_width, generator=generator, device=device)) / LEVELS
-        x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
-        bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
-        return x_TI, levels.to(torch.int8), scale_O * (3 / self.in_width) ** 0.5, bias_O
-
-
-CASES = (
-    Case(1, 64, 64),
-    Case(1, 200, 48),
-    Case(3, 64, 192, bias=True),
-    Case(7, 36, 20),
-    Case(8, 1024, 72),
-    Case(40, 768, 2304, bias=True),
-    Case(256, 1024, 512),
-)
 
 
 def has_vnni(platform: Platform) -> bool:

@@ -1,0 +1,32 @@
+"""Cases of activations, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ActivationCase:
+    """A case for tests and benchmarks.
+
+    width: the columns of the input, 2F if the op is gated.
+    """
+
+    tokens: int
+    width: int
+    kind: str
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, str]:
+        """Return random inputs with a standard deviation of 3, and the kind."""
+        generator = torch.Generator(device).manual_seed(seed)
+        return (3 * torch.randn(self.tokens, self.width, generator=generator, device=device)).to(dtype), self.kind
+
+
+CASES = tuple(
+    ActivationCase(tokens, width, kind)
+    for kind in ("silu", "gelu", "gelu_tanh", "relu2")
+    for tokens, width in ((1, 64), (7, 352), (64, 6144))
+)
