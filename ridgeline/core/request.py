@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -497,6 +498,32 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The logprobs of prompt tokens that follow one another, as the bytes of arrays: messages carry these as they are,
+    and there is nothing for the garbage collector to visit. Iterating yields them one by one.
+
+    logprobs, ranks: float32 and int32 [T], one for each token.
+    top_ids, top_logprobs: int32 and float32 [T, L], the likeliest tokens of each place.
+    """
+
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+    def __len__(self) -> int:
+        return len(self.ranks) // 4
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        width = len(self.top_ids) // max(len(self.ranks), 1)
+        logprobs, top_logprobs = array("f", self.logprobs), array("f", self.top_logprobs)
+        ranks, top_ids = array("i", self.ranks), array("i", self.top_ids)
+        for i, (logprob, rank) in enumerate(zip(logprobs, ranks, strict=True)):
+            own = slice(i * width, (i + 1) * width)
+            yield TokenLogprobs(logprob, rank, top_ids[own].tolist(), top_logprobs[own].tolist())
+
+
 class TokenEvent(NamedTuple):
     """The part of a step's outcome that concerns one request.
 
@@ -509,7 +536,7 @@ class TokenEvent(NamedTuple):
     token_id: int
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     error: str | None = None
     vector: np.ndarray | None = None
 

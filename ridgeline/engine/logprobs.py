@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import repeat
 
+import numpy as np
+
 from ridgeline.core.plan import Feature, StepLogprobs, StepResult
-from ridgeline.core.request import TokenLogprobs
+from ridgeline.core.request import PromptLogprobs, TokenLogprobs
 from ridgeline.engine.draft import InFlight
 
-Entries = tuple[TokenLogprobs | None, list[TokenLogprobs] | None]
+Entries = tuple[TokenLogprobs | None, PromptLogprobs | None]
 NO_ENTRIES: Entries = (None, None)
 
 
@@ -42,13 +44,23 @@ def _entry(logprobs: StepLogprobs | None, row: int, wanted: int | None) -> Token
     )
 
 
-def _prompt_entries(record: InFlight, logprobs: StepLogprobs, row: int) -> list[TokenLogprobs] | None:
+def _prompt_entries(record: InFlight, logprobs: StepLogprobs, row: int) -> PromptLogprobs | None:
     """Entries of the chunk's prompt tokens not sent before (a preempted request computes its prompt again)."""
     seq, plan = record.seqs[row], record.plan
     wanted_from = seq.request.params.scored_from or 1
     first = max(wanted_from, int(plan.kv_bound_R[row] - plan.rows.num_tokens_R[row]) + 1)  # prompt token of entry 0
-    positions = range(max(0, wanted_from + seq.prompt_logprobs_sent - first), len(logprobs.logprob_R))
-    entries = [_entry(logprobs, i, seq.request.params.prompt_logprobs) for i in positions]
-    fresh = [entry for entry in entries if entry is not None]
-    seq.prompt_logprobs_sent += len(fresh)
-    return fresh or None
+    begin, most = max(0, wanted_from + seq.prompt_logprobs_sent - first), seq.request.params.prompt_logprobs
+    count = max(0, len(logprobs.logprob_R) - begin)
+    if most is None or not count:
+        return None
+    seq.prompt_logprobs_sent += count
+    return PromptLogprobs(
+        _bytes(logprobs.logprob_R[begin:], np.float32),
+        _bytes(logprobs.rank_R[begin:], np.int32),
+        _bytes(logprobs.top_ids_RL[begin:, :most], np.int32),
+        _bytes(logprobs.top_logprobs_RL[begin:, :most], np.float32),
+    )
+
+
+def _bytes(values: np.ndarray, dtype: type[np.generic]) -> bytes:
+    return values.astype(dtype, copy=False).tobytes()

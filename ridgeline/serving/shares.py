@@ -24,6 +24,8 @@ PATIENCE = 30.0  # seconds that work may wait for its turn
 SECONDS = 30.0  # and that it may take; the longest prompts take a few
 MOST_EACH, MOST = 4096, 16_384  # work that may wait, of one owner and in all
 RETRY_AFTER = 2  # seconds
+# entries (tokens, each with its likeliest others) of the longest answer that is made within the event loop
+INLINE_ENTRIES = 2048
 
 
 class Busy(Unavailable):

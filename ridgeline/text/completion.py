@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import Request, TokenEvent, TokenLogprobs
+from ridgeline.core.request import PromptLogprobs, Request, TokenEvent
 from ridgeline.text.detokenizer import Detokenizer
-from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
+from ridgeline.text.outputs import CompletionOutput, RequestOutput, ScoredTokens
 from ridgeline.text.repetition import Repetition
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -25,15 +25,18 @@ class Completion:
         self.request = request
         self.output = output
         self.parent = parent
-        self._tokenizer = tokenizer if request.params.detokenize else None
-        self._detokenizer = (
-            Detokenizer(self._tokenizer, request.params, request.prompt_tokens, shown) if self._tokenizer else None
-        )
+        tokenizer = tokenizer if request.params.detokenize else None
+        self._text_of = tokenizer.text_of if tokenizer else _no_text
+        self._detokenizer = Detokenizer(tokenizer, request.params, request.prompt_tokens, shown) if tokenizer else None
         repetition = request.params.repetition_detection
         self._repetition = Repetition(repetition) if repetition is not None and repetition.max_pattern_size else None
+        self._logprobs: ScoredTokens | None = None
+        self._prompt_logprobs: ScoredTokens | None = None
         self._repeats_at: int | None = None  # tokens of the output when it was found to repeat itself
         if request.params.num_logprobs is not None:
-            output.logprobs, output.cumulative_logprob = [], 0.0
+            named = request.params.logprob_token_ids is not None
+            output.logprobs = self._logprobs = ScoredTokens(self._text_of, named=named)
+            output.cumulative_logprob = 0.0
 
     def take(self, event: TokenEvent) -> str:
         """Account for one event and return the text that became certain. If the tokenizer fails, its error ends the
@@ -54,7 +57,7 @@ class Completion:
             )
         if event.finish_reason is not None and not output.finished:
             if self.request.params.prompt_logprobs is not None and self.parent.prompt_logprobs is None:
-                self.parent.prompt_logprobs = [None] * len(self.request.prompt_token_ids)  # nothing was to be scored
+                self._begin_prompt(len(self.request.prompt_token_ids))  # nothing was to be scored
             output.finish_reason, output.error = event.finish_reason, event.error
             if event.finish_reason == "stop" and event.token_id in self.request.stop_ids:
                 output.stop_reason = event.token_id
@@ -106,32 +109,22 @@ class Completion:
         return self._detokenizer.at_token if self._detokenizer else None
 
     def _add_logprobs(self, event: TokenEvent) -> None:
-        output = self.output
-        if event.logprobs is not None and output.logprobs is not None:
-            named = self.request.params.logprob_token_ids is not None
-            output.logprobs.append(self._by_id(event.token_id, event.logprobs, named=named))
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + event.logprobs.logprob
+        if event.logprobs is not None and self._logprobs is not None:
+            self._logprobs.add(event.token_id, event.logprobs)
+            self.output.cumulative_logprob = (self.output.cumulative_logprob or 0.0) + event.logprobs.logprob
 
-    def _add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
+    def _begin_prompt(self, unscored: int) -> ScoredTokens:
+        """Begin the logprobs of the prompt, whose first tokens have none."""
+        self.parent.prompt_logprobs = found = ScoredTokens(self._text_of, unscored=unscored)
+        return found
+
+    def _add_prompt_logprobs(self, scores: PromptLogprobs) -> None:
         if self.output.index:
             return  # every completion has the same prompt
-        known = self.parent.prompt_logprobs
-        if known is None:
-            known = self.parent.prompt_logprobs = [None] * (self.request.params.scored_from or 1)
-        prompt = self.request.prompt_token_ids
-        start = len(known)
-        known.extend(self._by_id(prompt[start + i], entry) for i, entry in enumerate(entries))
+        if self._prompt_logprobs is None:
+            self._prompt_logprobs = self._begin_prompt(self.request.params.scored_from or 1)
+        self._prompt_logprobs.extend(self.request.prompt_token_ids[len(self._prompt_logprobs) :], scores)
 
-    def _by_id(self, token_id: int, entry: TokenLogprobs, *, named: bool = False) -> TokenIdLogprobs:
-        """Return an entry as callers get it. Tokens that the request named have no ranks."""
-        found = {
-            top: Logprob(logprob, None if named else rank, self._text_of(top))
-            for rank, (top, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
-        }
-        chosen = {token_id: Logprob(entry.logprob, entry.rank, self._text_of(token_id))}
-        if named:
-            return chosen | {top: each for top, each in found.items() if top != token_id}
-        return found if token_id in found else found | chosen
 
-    def _text_of(self, token_id: int) -> str | None:
-        return self._tokenizer.text_of(token_id) if self._tokenizer else None
+def _no_text(token_id: int) -> None:
+    return None

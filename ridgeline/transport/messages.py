@@ -13,7 +13,7 @@ import msgspec
 from ridgeline.core.cost import Headroom
 from ridgeline.core.embeds import Embeds
 from ridgeline.core.pooling import PoolingSpec, Task
-from ridgeline.core.request import MAX_LOGPROBS, RequestStats, SamplingParams, Thinking, TokenLogprobs
+from ridgeline.core.request import MAX_LOGPROBS, PromptLogprobs, RequestStats, SamplingParams, Thinking, TokenLogprobs
 from ridgeline.core.sleep import Kind
 
 
@@ -171,7 +171,7 @@ class Event(Message, frozen=True):
     token_id: int
     finish_reason: str | None = None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     error: str | None = None
     vector: bytes | None = None
     tokens: int = 0

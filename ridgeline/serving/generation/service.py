@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -31,8 +32,6 @@ from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 
-# So many logprobs become text within the event loop, and more in a thread
-SCORED_INLINE = 1024
 # The work of starting completions that is done within one turn of the event loop. A completion is 1, and each
 # TOKENS_STARTED tokens of its prompt are another.
 START_INLINE = 32
@@ -213,7 +212,7 @@ class Run:
                 if completion.output.finished:
                     ticket.inbox.clear()  # what came after a stop string was found
                 if ticket.inbox:
-                    yield await self._take(ticket, completion)
+                    yield self._take(ticket, completion)
                 if ticket.failure is not None:
                     raise ticket.failure
                 if completion.output.finished and ticket.ended is not None:
@@ -232,6 +231,29 @@ class Run:
         far."""
         for ticket in self._tickets:
             ticket.fail(Aborted("the request was aborted by another call."))
+
+    @property
+    def entries(self) -> int:
+        """About how many entries the whole answer has: the tokens of prompt and outputs, each as often as logprobs list
+        others beside it."""
+        params = self.asked.params
+        prompt = len(self.asked.prompt_token_ids) * (1 + (params.prompt_logprobs or 0)) * params.n
+        return prompt + self.drawn_tokens * (1 + (params.num_logprobs or 0))
+
+    def entries_of(self, piece: Piece) -> int:
+        """Return about how many entries a piece has, likewise."""
+        return len(piece.token_ids) * (1 + (self.asked.params.num_logprobs or 0))
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Say that the server itself is busy with the request: its reader is not to blame for what waits meanwhile."""
+        for ticket in self._tickets:
+            ticket.busy = True
+        try:
+            yield
+        finally:
+            for ticket in self._tickets:
+                ticket.busy = False
 
     @property
     def endings(self) -> list[Ended | None]:
@@ -276,17 +298,15 @@ class Run:
                 raise TimedOut(f"{waited}, so the request was ended; try again later.") from None
             raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.") from None
 
-    async def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
+    def _take(self, ticket: RequestTicket, completion: Completion) -> Piece:
         """Return everything that has come for a completion as one piece."""
         text, before, inbox = list[str](), len(completion.output.token_ids), ticket.inbox
         while inbox and not completion.output.finished:
             item = inbox.popleft()
             if isinstance(item, int):
                 text.append(completion.take_token(item))
-            elif _logprobs_in(item) <= SCORED_INLINE:
-                text.append(self._take_event(item, completion))
             else:
-                text.append(await self._take_slowly(item, completion))
+                text.append(self._take_event(item, completion))
         inbox.clear()
         if completion.output.finish_reason == "error":
             raise EngineFailed(completion.output.error or "the request ended with an error.")
@@ -297,16 +317,6 @@ class Run:
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
         return Piece("".join(text), new, completion.output, list(map(len, text[: len(new)])))
-
-    async def _take_slowly(self, event: Event, completion: Completion) -> str:
-        """Take an event of many logprobs in a thread."""
-        for ticket in self._tickets:
-            ticket.busy = True
-        try:
-            return await asyncio.to_thread(self._take_event, event, completion)
-        finally:
-            for ticket in self._tickets:
-                ticket.busy = False
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":
@@ -331,10 +341,3 @@ class Run:
             return BadRequest(error.removeprefix(MASK_FAILED + ": "), param="structured_outputs")
         param = "bad_words" if self.asked.params.allowed_token_ids is None else "allowed_token_ids"
         return BadRequest("allowed_token_ids and bad_words leave no token to choose from; loosen them.", param=param)
-
-
-def _logprobs_in(event: Event) -> int:
-    """Return about how many logprobs an event brings."""
-    prompt = event.prompt_logprobs or ()
-    own = 0 if event.logprobs is None else len(event.logprobs.top_ids)
-    return own + (len(prompt) * (1 + len(prompt[0].top_ids)) if prompt else 0)

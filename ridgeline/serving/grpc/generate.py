@@ -28,7 +28,7 @@ from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
-from ridgeline.serving.shares import TEXTS
+from ridgeline.serving.shares import INLINE_ENTRIES, TEXTS, off_loop
 
 MOST_IDS = 1 << 20  # token ids in one Detokenize
 
@@ -124,9 +124,9 @@ async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
         async for piece in run:
             if wants_prompt and piece.output.index == 0 and piece.token_ids:
                 wants_prompt = False
-                yield pb.GenerateResponse(prompt_logprobs=prompt_message(run))
+                yield pb.GenerateResponse(prompt_logprobs=await _prompt(run))
             if piece.text or piece.token_ids:
-                yield pb.GenerateResponse(piece=piece_message(piece, run))
+                yield pb.GenerateResponse(piece=await _piece(run, piece))
             for end in ends(over=False):
                 yield end
     except Aborted:
@@ -135,16 +135,26 @@ async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
         yield end
 
 
+async def _prompt(run: Run) -> pb.PromptLogprobs:
+    with run.working():
+        return await off_loop(run.entries, INLINE_ENTRIES, partial(prompt_message, run))
+
+
+async def _piece(run: Run, piece: Piece) -> pb.Piece:
+    with run.working():
+        return await off_loop(run.entries_of(piece), INLINE_ENTRIES, partial(piece_message, piece, run))
+
+
 async def _chosen(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:
     """Yield the messages of a run with best_of: one piece for each completion that is kept, once all have ended."""
     try:
         await run.finish()
         if run.asked.params.prompt_logprobs is not None:
-            yield pb.GenerateResponse(prompt_logprobs=prompt_message(run))
+            yield pb.GenerateResponse(prompt_logprobs=await _prompt(run))
     except Aborted:
         run.result.keep_best(run.asked.params)
     for output in run.result.outputs:
-        yield pb.GenerateResponse(piece=piece_message(Piece(output.text, output.token_ids, output), run))
+        yield pb.GenerateResponse(piece=await _piece(run, Piece(output.text, output.token_ids, output)))
         yield pb.GenerateResponse(finish=finish_message(run, output, with_breakdown=with_breakdown))
 
 

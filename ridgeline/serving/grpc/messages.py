@@ -150,8 +150,8 @@ def piece_message(piece: Piece, run: Run) -> pb.Piece:
     output = piece.output
     message = pb.Piece(index=output.index, text=piece.text, token_ids=piece.token_ids)
     if output.logprobs is not None and piece.token_ids:
-        new = output.logprobs[-len(piece.token_ids) :]
-        params = run.asked.params
+        count, params = len(output.logprobs), run.asked.params
+        new = (output.logprobs[i] for i in range(count - len(piece.token_ids), count))
         message.logprobs.extend(
             _positions(piece.token_ids, new, params.num_logprobs or 0, named=params.logprob_token_ids)
         )
@@ -160,7 +160,7 @@ def piece_message(piece: Piece, run: Run) -> pb.Piece:
 
 def prompt_message(run: Run) -> pb.PromptLogprobs:
     """Return the prompt's logprobs, once they are there."""
-    entries = [entry for entry in run.result.prompt_logprobs or () if entry is not None]
+    entries = (entry for entry in run.result.prompt_logprobs or () if entry is not None)
     ids = run.asked.prompt_token_ids[run.asked.params.scored_from :]
     return pb.PromptLogprobs(positions=_positions(ids, entries, run.asked.params.prompt_logprobs or 0))
 

@@ -16,13 +16,14 @@ from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.calls import Said
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import INLINE_ENTRIES, json_response, read_body, request_id, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id, while_connected
+from ridgeline.serving.http.pieces import encoded, json_response
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.requests.validation import chat_request, check_model
-from ridgeline.serving.shares import off_loop
+from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import Event, Reasoning
 
@@ -94,8 +95,9 @@ class Chat:
                     await self._greet(write, tally, run, index)
                 tally.add(run, piece)
                 if self._body.logprobs:  # which may list the whole vocabulary
-                    size = shapes.piece_entries(run, piece)
-                    choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, piece, said))
+                    size = run.entries_of(piece)
+                    with run.working():
+                        choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, piece, said))
                 else:
                     choice = self._delta(piece, said)
                 if choice is not None:
@@ -146,7 +148,7 @@ class Chat:
         choice: dict[str, Any] = {
             "index": output.index,
             "delta": delta,
-            "logprobs": self._new_logprobs(output),
+            "logprobs": None if output.logprobs is None else encoded(self._new_logprobs(output)),
             "finish_reason": reason,
         }
         if reason:
@@ -200,7 +202,8 @@ class Chat:
             -1 if body.logprob_token_ids else body.top_logprobs or 0,
             shapes.names_by_id(self._api.config, body),
         )
-        return shapes.chat_logprobs(self._api.tokenizer, ids, output.logprobs[start:end], top, by_id=by_id)
+        entries = shapes.between(output.logprobs, start, end)
+        return shapes.chat_logprobs(self._api.tokenizer, ids, entries, top, by_id=by_id)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return shapes.envelope("chatcmpl", self._asked.id, kind, self._created, self._model)

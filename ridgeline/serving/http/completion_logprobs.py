@@ -9,17 +9,33 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ridgeline.serving.http.shapes import best, finite
-from ridgeline.text.outputs import CompletionOutput, TokenIdLogprobs
+from ridgeline.serving.http.shapes import finite
+from ridgeline.text.outputs import CompletionOutput, ScoredTokens
 from ridgeline.text.token_stream import EACH_BYTE
 from ridgeline.text.tokenizer import Tokenizer
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
-NAMES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
-_Row = tuple[str, float | None, dict[str, float] | None, int]
+
+class _Row(NamedTuple):
+    """A token, and where its entry is, which is made when it is encoded."""
+
+    token_id: int
+    place: int
+    entries: ScoredTokens | None
+    number: int
+
+    @property
+    def logprob(self) -> float | None:
+        """None: nothing predicts the first token of a prompt."""
+        found = None if self.entries is None else self.entries.logprob(self.number)
+        return None if found is None else finite(found)
+
+    @property
+    def numbers(self) -> list[tuple[int, float]] | None:
+        return None if self.entries is None else self.entries.numbers(self.number)
 
 
 class Offsets:
@@ -71,50 +87,55 @@ class CompletionLogprobs:
         by_id: bool,
         hidden: frozenset[int] | None,
         bare: bool,
-        echo: tuple[str, Sequence[int], Sequence[TokenIdLogprobs | None]] | None = None,
+        echo: tuple[str, Sequence[int], ScoredTokens | None] | None = None,
     ) -> None:
         self._tokenizer, self._top, self._by_id = tokenizer, top, by_id
         self._told = 0
-        text, ids, entries = echo or ("", (), ())
+        text, ids, entries = echo or ("", (), None)
         self._before = len(text)
         self._offsets = Offsets(tokenizer, len(text), hidden=hidden, bare=bare and not text)
         self._waiting: list[_Row] = []
         if ids:
-            self._add(ids, entries, _places_in(text, ids, tokenizer))
+            self._add(ids, entries, 0, _places_in(text, ids, tokenizer))
 
-    def take(self, output: CompletionOutput, *, shown: bool = True) -> dict[str, list[Any]]:
-        """Return what was not returned before. A token that lies behind the text so far waits for it, or until the
-        output ends. With shown=False the output counts as empty."""
+    def take(self, output: CompletionOutput, *, shown: bool = True) -> dict[str, Any]:
+        """Return what was not returned before; its `top_logprobs` yields one place after the other. A token that lies
+        behind the text so far waits for it, or until the output ends. With shown=False the output counts as empty."""
         text = ""
         if shown and output.logprobs is not None:
             text, start, self._told = output.text, self._told, len(output.logprobs)
             ids = output.token_ids[start : self._told]
-            self._add(ids, output.logprobs[start:], [self._offsets.place(token_id) for token_id in ids])
+            self._add(ids, output.logprobs, start, [self._offsets.place(token_id) for token_id in ids])
         end, rows = self._before + len(text), self._waiting
         certain = len(rows)
         if shown and not output.finished:
-            certain = next((n for n, row in enumerate(rows) if row[-1] > end), certain)
-        self._waiting = rows[certain:]
-        columns = list(zip(*rows[:certain], strict=True)) or [()] * len(NAMES)
-        found = {name: list(column) for name, column in zip(NAMES, columns, strict=True)}
-        return found | {"text_offset": [min(place, end) for place in found["text_offset"]]}
+            certain = next((n for n, row in enumerate(rows) if row.place > end), certain)
+        self._waiting, rows = rows[certain:], rows[:certain]
+        return {
+            "tokens": [self._name(row.token_id) for row in rows],
+            "token_logprobs": [row.logprob for row in rows],
+            "top_logprobs": map(self._top_of, rows),
+            "text_offset": [min(row.place, end) for row in rows],
+        }
 
-    def _add(self, ids: Sequence[int], entries: Sequence[TokenIdLogprobs | None], places: Sequence[int]) -> None:
-        for token_id, entry, place in zip(ids, entries, places, strict=True):
-            name = self._name(token_id)
-            if entry is None:  # nothing predicts the first token of a prompt
-                self._waiting.append((name, None, None, place))
-            else:
-                self._waiting.append((name, finite(entry[token_id].logprob), self._by_name(entry, token_id), place))
+    def _add(self, ids: Sequence[int], entries: ScoredTokens | None, start: int, places: Sequence[int]) -> None:
+        """Add tokens, whose entries begin at `start`."""
+        pairs = enumerate(zip(ids, places, strict=True), start)
+        self._waiting += [_Row(token_id, place, entries, number) for number, (token_id, place) in pairs]
 
-    def _by_name(self, entry: TokenIdLogprobs, chosen: int) -> dict[str, float]:
-        """Return the logprobs of the likeliest tokens and the chosen one, by different names."""
+    def _top_of(self, row: _Row) -> dict[str, float] | None:
+        """Return the logprobs of the likeliest tokens and of the one that stands there, by different names."""
+        numbers = row.numbers
+        if numbers is None:
+            return None
+        *likeliest, (chosen, logprob) = numbers
         taken, found = self._name(chosen), dict[str, float]()
-        for token_id, each in (*best(entry, self._top), (chosen, entry[chosen])):
+        for token_id, each in likeliest[: self._top if self._top >= 0 else None]:
             name = self._name(token_id)
             if token_id != chosen and (name == taken or name in found):
                 name = f"token_id:{token_id}"
-            found[name] = finite(each.logprob)
+            found[name] = finite(each)
+        found[taken] = finite(logprob)
         return found
 
     def _name(self, token_id: int) -> str:

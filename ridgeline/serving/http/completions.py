@@ -17,18 +17,12 @@ from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import (
-    INLINE_ENTRIES,
-    json_response,
-    read_body,
-    request_id,
-    together,
-    while_connected,
-)
+from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.pieces import encoded, json_response
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import CompletionBody
 from ridgeline.serving.requests.validation import check_model, completion_requests
-from ridgeline.serving.shares import off_loop
+from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.outputs import CompletionOutput
 
 
@@ -119,8 +113,9 @@ class Completions:
             async for piece in shapes.spaced(pieces, self._body.stream_interval):
                 so_far = told[piece.output.index]
                 echoes = self._body.echo and not so_far.begun
-                size = shapes.entries([run]) if echoes else shapes.piece_entries(run, piece)
-                choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
+                size = shapes.entries([run]) if echoes else run.entries_of(piece)
+                with run.working():
+                    choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
                 tally.add(run, piece)
                 if choice is not None:
                     await self._write(write, choice, tally)
@@ -146,7 +141,7 @@ class Completions:
         if told.logprobs is None:
             told.logprobs = self._logprobs(run)
         if told.logprobs is not None:
-            choice["logprobs"] = told.logprobs.take(output, shown=not self._nothing_new)
+            choice["logprobs"] = encoded(told.logprobs.take(output, shown=not self._nothing_new))
         told.begun = True
         if body.return_token_ids:
             choice["token_ids"] = token_ids
@@ -161,8 +156,8 @@ class Completions:
             run, output, prompt, self._prompt_text(run) + text if body.echo else text, self._reason(output)
         )
         choice |= {"prompt_logprobs": None, "prompt_token_ids": None}
-        if (logprobs := self._logprobs(run)) is not None:
-            choice["logprobs"] = logprobs.take(output, shown=not self._nothing_new)
+        if body.logprobs is not None:
+            choice["logprobs"] = partial(self._whole_logprobs, run, output)
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
         if body.return_token_ids:
@@ -181,6 +176,10 @@ class Completions:
             "stop_reason": None if self._nothing_new else output.stop_reason,
         }
 
+    def _whole_logprobs(self, run: Run, output: CompletionOutput) -> dict[str, Any] | None:
+        logprobs = self._logprobs(run)
+        return None if logprobs is None else logprobs.take(output, shown=not self._nothing_new)
+
     def _logprobs(self, run: Run) -> CompletionLogprobs | None:
         """Return the logprobs of a choice that begins, with those of its prompt if it is echoed."""
         body, asked, tokenizer = self._body, run.asked, self._api.tokenizer
@@ -188,7 +187,7 @@ class Completions:
             return None
         hidden = tokenizer.special_ids - asked.shown if asked.params.skip_special_tokens else frozenset()
         before = () if asked.embeds is not None else reversed(asked.prompt_token_ids)
-        echo = (self._prompt_text(run), asked.prompt_token_ids, shapes.whole_prompt(run.result)) if body.echo else None
+        echo = (self._prompt_text(run), asked.prompt_token_ids, run.result.prompt_logprobs) if body.echo else None
         return CompletionLogprobs(
             tokenizer,
             -1 if body.logprob_token_ids else body.logprobs,

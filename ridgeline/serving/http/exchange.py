@@ -9,10 +9,8 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive
 
 from ridgeline.serving.errors import BadRequest
@@ -25,9 +23,8 @@ from ridgeline.serving.shares import off_loop
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")
 
-# entries (tokens, each with its likeliest others) of the longest answer that is made within the event loop
-INLINE_ENTRIES = 2048
 STARTED_AT_ONCE = 16
+STALLED = 60.0  # seconds that one write may wait for a client that reads nothing
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # may stand in a log and in a header
 SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # likewise, a field's name
 MOST_SHOWN = 32  # fields in one header
@@ -84,12 +81,6 @@ def request_id(request: Request, chosen: str | None = None) -> str:
     if chosen is not None and not SANE_ID.fullmatch(request.headers.get("x-request-id", "")):
         state["request_id"] = chosen
     return state.get("request_id") or f"req-{uuid.uuid4().hex}"
-
-
-async def json_response(size: int, content: Callable[[], Any]) -> Response:
-    """Return the answer that `content` makes, in a thread if `size`, about its number of entries, is large."""
-    encoded = await off_loop(size, INLINE_ENTRIES, lambda: msgspec.json.encode(content()))
-    return Response(encoded, media_type="application/json")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -23,7 +23,8 @@ from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import json_response, read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write
 from ridgeline.serving.requests.bodies import ChatBody

@@ -18,7 +18,8 @@ from ridgeline.serving.generation import pooling
 from ridgeline.serving.generation.pooling import PooledAnswer, PoolingAsked, pooling_facts
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import json_response, read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.requests.pooling import (
     ClassifyBody,
     ClassifyChatBody,

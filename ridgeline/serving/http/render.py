@@ -14,7 +14,8 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http.answers import Rendered
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import json_response, read_body, request_id
+from ridgeline.serving.http.exchange import read_body, request_id
+from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, SampledBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec import Raw
 from msgspec.json import encode
 from starlette.responses import Response
 
@@ -19,7 +20,7 @@ from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import shapes
 from ridgeline.serving.http.conversation import Conversation
 from ridgeline.serving.http.errors import failure_of
-from ridgeline.serving.http.exchange import INLINE_ENTRIES, json_response
+from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.http.response_items import Output, Scores, texts_of
 from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.store import Log, Record
@@ -28,7 +29,7 @@ from ridgeline.serving.requests.reading import parser_for, read_piece, read_text
 from ridgeline.serving.requests.responses import NAMES, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
-from ridgeline.serving.shares import off_loop
+from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.parsers.events import Content, Event, Reasoning
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -163,14 +164,14 @@ class Answer:
             await self._put(told, write)
         await self._end("incomplete" if cut else "completed", write)
 
-    async def _read(self, run: Run, piece: Piece) -> list[tuple[Event, list[dict[str, Any]] | None]]:
+    async def _read(self, run: Run, piece: Piece) -> list[tuple[Event, list[Raw] | None]]:
         """Return what a piece says, and the logprobs of the tokens that said it."""
         scores, reader = self._scores, self._reader
         if scores is None:
             return [(event, None) for event in await read_piece(reader, run, piece)]
         texts, found, before = (
             texts_of(piece),
-            list[tuple[Event, list[dict[str, Any]] | None]](),
+            list[tuple[Event, list[Raw] | None]](),
             reader.reasoning_tokens,
         )
         scores.add(piece, texts)

@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Raw
+
 from ridgeline.serving.generation.service import Piece
 from ridgeline.serving.http import shapes
+from ridgeline.serving.http.pieces import encoded
 from ridgeline.text.parsers.events import CallDelta, Content, Event, Reasoning
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -30,7 +33,7 @@ class Output:
         self._open: type[Content] | type[Reasoning] | int | None = None  # of a call its index
         self._pieces: list[str] = []
 
-    def take(self, event: Event, logprobs: list[Told] | None = None) -> Iterator[Told]:
+    def take(self, event: Event, logprobs: list[Raw] | None = None) -> Iterator[Told]:
         """Yield the events for what the model wrote. `logprobs` are those of the tokens of a text."""
         kind = event.index if isinstance(event, CallDelta) else type(event)
         if kind != self._open:
@@ -122,12 +125,12 @@ class Scores:
     """The logprobs of an answer's text, without those of tokens that are reasoning, calls or tags.
 
     The reader says which text is content, and not which tokens that was. So tokens wait until their text is told, and
-    those before it are dropped.
+    those before it are dropped. Entries are kept as JSON, which takes less memory than what it is made of.
     """
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
         self._tokenizer, self._top = tokenizer, top
-        self._waiting: list[tuple[str, Told]] = []
+        self._waiting: list[tuple[str, Raw]] = []
         self._told = 0
 
     def add(self, piece: Piece, texts: list[str]) -> None:
@@ -135,16 +138,16 @@ class Scores:
         output, start = piece.output, self._told
         assert output.logprobs is not None
         self._told = end = start + len(texts)
-        ids, entries = output.token_ids[start:end], output.logprobs[start:end]
+        ids, entries = output.token_ids[start:end], shapes.between(output.logprobs, start, end)
         told = shapes.chat_logprobs(self._tokenizer, ids, entries, self._top)["content"]
-        self._waiting += zip(texts, told, strict=True)
+        self._waiting += zip(texts, map(encoded, told), strict=True)
 
-    def take(self, text: str) -> list[Told]:
+    def take(self, text: str) -> list[Raw]:
         """Return the entries of the tokens that wrote this part of the content."""
         place = "".join(each for each, _ in self._waiting).rfind(text)
         if place < 0:
             return []
-        found, begin, rest = list[Told](), 0, list[tuple[str, Told]]()
+        found, begin, rest = list[Raw](), 0, list[tuple[str, Raw]]()
         for each, entry in self._waiting:
             end = begin + len(each)
             if begin >= place + len(text):

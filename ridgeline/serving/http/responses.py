@@ -19,7 +19,8 @@ from ridgeline.serving.http import answers
 from ridgeline.serving.http.conversation import Conversation, decoded, fitted
 from ridgeline.serving.http.describe import answers as answered
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import json_response, read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.response_answer import Answer, ResponseNotFound, events
 from ridgeline.serving.http.sse import NamedEvents

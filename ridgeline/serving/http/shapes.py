@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from ridgeline.core.serving import ServeConfig
@@ -73,25 +74,14 @@ class Tally:
         self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before, reasoning)
 
 
-def entries(runs: Sequence[Run]) -> int:
-    """Return about how many entries an answer has: the tokens of prompts and outputs, each as often as logprobs list
-    others beside it."""
-    found = 0
-    for run in runs:
-        params = run.asked.params
-        found += len(run.asked.prompt_token_ids) * (1 + (params.prompt_logprobs or 0)) * params.n
-        found += run.drawn_tokens * (1 + (params.num_logprobs or 0))
-    return found
+def entries(runs: Iterable[Run]) -> int:
+    """Return about how many entries an answer has."""
+    return sum(run.entries for run in runs)
 
 
 def prompt_ids(asked: GenerationRequest) -> list[int] | None:
     """Return the tokens of a prompt; None for one that came as vectors."""
     return asked.prompt_token_ids if asked.embeds is None else None
-
-
-def piece_entries(run: Run, piece: Piece) -> int:
-    """Return about how many entries a chunk has: its tokens, each as often as logprobs list others beside it."""
-    return len(piece.token_ids) * (1 + (run.asked.params.num_logprobs or 0))
 
 
 def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
@@ -170,25 +160,25 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST) if not math.isnan(logprob) else LOWEST
 
 
-def prompt_logprobs(result: RequestOutput, top: int) -> list[dict[str, Any] | None] | None:
-    """Return the prompt's logprobs in vLLM's form: by token id, the likeliest `top` and the prompt's own."""
+def prompt_logprobs(result: RequestOutput, top: int) -> Iterator[dict[str, Any] | None] | None:
+    """Return the prompt's logprobs in vLLM's form, one by one: by token id the likeliest `top`, and the prompt's."""
     if result.prompt_logprobs is None:
         return None
 
     def told(token_id: int, entry: TokenIdLogprobs) -> dict[str, Any]:
         return {str(i): _plain(each) for i, each in (dict(best(entry, top)) | {token_id: entry[token_id]}).items()}
 
-    return [
+    return (
         None if entry is None else told(token_id, entry)
         for token_id, entry in zip(result.prompt_token_ids, whole_prompt(result), strict=True)
-    ]
+    )
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, ids: Sequence[int], entries: Sequence[TokenIdLogprobs], top: int, *, by_id: bool = False
+    tokenizer: Tokenizer, ids: Iterable[int], entries: Iterable[TokenIdLogprobs], top: int, *, by_id: bool = False
 ) -> dict[str, Any]:
-    """Return logprobs in the form of chats. As with OpenAI, half a character is spelled by its bytes ("\\xe2\\x80").
-    With `by_id` tokens are spelled as "token_id:7"."""
+    """Return logprobs in the form of chats, of which `content` yields one token after the other. As with OpenAI, half a
+    character is spelled by its bytes ("\\xe2\\x80"). With `by_id` tokens are spelled as "token_id:7"."""
 
     def told(token_id: int, entry: Logprob) -> dict[str, Any]:
         return {
@@ -197,17 +187,22 @@ def chat_logprobs(
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
 
-    content = [
+    content = (
         told(chosen, entry[chosen]) | {"top_logprobs": [told(i, each) for i, each in best(entry, top)]}
         for chosen, entry in zip(ids, entries, strict=True)
-    ]
+    )
     return {"content": content, "refusal": None}
 
 
-def whole_prompt(result: RequestOutput) -> list[TokenIdLogprobs | None]:
-    """Return the prompt's logprobs, one entry for each token: None for the first, which nothing predicts."""
-    known = list(result.prompt_logprobs or [None])
-    return known + [None] * (len(result.prompt_token_ids) - len(known))
+def whole_prompt(result: RequestOutput) -> Iterator[TokenIdLogprobs | None]:
+    """Yield the prompt's logprobs, one entry for each token: None for the first, which nothing predicts."""
+    known = result.prompt_logprobs or [None]
+    return chain(known, repeat(None, len(result.prompt_token_ids) - len(known)))
+
+
+def between(entries: Sequence[TokenIdLogprobs], start: int, end: int) -> Iterator[TokenIdLogprobs]:
+    """Yield entries one by one: each is made when it is read."""
+    return (entries[i] for i in range(start, end))
 
 
 def best(entry: TokenIdLogprobs, top: int) -> list[tuple[int, Logprob]]:

@@ -12,10 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.serving.http.errors import body_for, failure_of, response_for
-from ridgeline.serving.http.exchange import ClientGone, while_connected
+from ridgeline.serving.http.exchange import STALLED, ClientGone, while_connected
 
 KEEP_ALIVE = 15.0  # seconds without data after which a comment shows proxies that the connection lives
-STALLED = 60.0  # seconds that one write may wait for a client that reads nothing
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

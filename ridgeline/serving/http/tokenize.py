@@ -12,7 +12,8 @@ from starlette.responses import Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.answers import Text, TokenizerInfo, Tokens
 from ridgeline.serving.http.describe import answers, described
-from ridgeline.serving.http.exchange import json_response, read_body
+from ridgeline.serving.http.exchange import read_body
+from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.requests.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import check_model, encode, render
 from ridgeline.serving.shares import TEXTS

@@ -22,7 +22,7 @@ from ridgeline.core.request import RequestStats, SamplingParams
 from ridgeline.core.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
-from ridgeline.serving.generation import engine_client, service
+from ridgeline.serving.generation import engine_client
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.generation.ticket import RequestTicket
 from ridgeline.transport.messages import (
@@ -457,23 +457,22 @@ def test_a_backlog_is_no_slow_reader(tmp_path: Path) -> None:
     in_time(work())
 
 
-def test_a_server_that_is_slow_itself_is_no_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_slow_itself_is_no_slow_reader(tmp_path: Path) -> None:
     """The logprobs of a prompt over a whole vocabulary take it longer than the tokens behind them take the engine."""
-    take = service.Run._take_event
 
-    def slowly(run: Run, event: Event, completion: Any) -> str:
-        time.sleep(0.3)
-        return take(run, event, completion)
-
-    monkeypatch.setattr(service, "SCORED_INLINE", -1)
-    monkeypatch.setattr(service.Run, "_take_event", slowly)
+    async def read(api: ApiServer) -> list[int]:
+        async with api.service.run(asked(n=2)) as run:
+            async for piece in run:
+                if piece.token_ids[0] == 699:
+                    with run.working():
+                        await asyncio.sleep(0.3)
+            return [len(output.token_ids) for output in run.result.outputs]
 
     async def work() -> None:
         async with scripted(tmp_path, stream_buffer=4) as (engine, api):
-            reading = asyncio.create_task(finish(api, asked(n=2)))
+            reading = asyncio.create_task(read(api))
             first, second = [(await engine.heard(Submit)).id for _ in range(2)]
-            event = Event(id=first, token_id=699)
-            engine.say(Progress(ids=[], token_ids=[], events=[event], ended=[]))
+            engine.tokens(first, 699)
             await asyncio.sleep(0.1)
             for number in (first, second):
                 for _ in range(20):
@@ -481,7 +480,7 @@ def test_a_server_that_is_slow_itself_is_no_slow_reader(tmp_path: Path, monkeypa
             await asyncio.sleep(0.4)
             engine.finish(first, 701)
             engine.finish(second, 701)
-            assert [len(output.token_ids) for output in (await reading).result.outputs] == [22, 21]
+            assert await reading == [22, 21]
 
     in_time(work())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.request import SamplingParams, TokenLogprobs
 from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.http.shapes import chat_logprobs
 from ridgeline.text.detokenizer import Detokenizer
-from ridgeline.text.outputs import CompletionOutput, Logprob
+from ridgeline.text.outputs import CompletionOutput, Logprob, ScoredTokens
 from ridgeline.text.tokenizer import Tokenizer
 from tests.serving.conftest import MODEL, PATIENCE, Server
 from tests.text.sample_tokenizers import FAMILIES, write_folder
@@ -37,20 +37,25 @@ def written(tokenizer: Tokenizer, ids: list[int], *, stop: str | None = None) ->
     for count, token_id in enumerate(ids, start=1):
         text += detokenizer.push(token_id)
         ended = detokenizer.stopped is not None
-        entries = [{each: Logprob(-1.0)} for each in ids[:count]]
-        seen.append(CompletionOutput(0, text, ids[:count], logprobs=entries, finish_reason="stop" if ended else None))
+        reason = "stop" if ended else None
+        seen.append(CompletionOutput(0, text, ids[:count], logprobs=scored(ids[:count]), finish_reason=reason))
         if ended:
             return seen
     text += detokenizer.finish()
-    return [
-        *seen,
-        CompletionOutput(0, text, ids, logprobs=[{each: Logprob(-1.0)} for each in ids], finish_reason="stop"),
-    ]
+    return [*seen, CompletionOutput(0, text, ids, logprobs=scored(ids), finish_reason="stop")]
+
+
+def scored(ids: list[int], likeliest: Sequence[int] = (), logprobs: Mapping[int, float] | None = None) -> ScoredTokens:
+    """The same entry for each token."""
+    found, of = ScoredTokens(str), logprobs or dict.fromkeys(ids, -1.0)
+    for each in ids:
+        found.add(each, TokenLogprobs(of[each], 1, list(likeliest), [of[other] for other in likeliest]))
+    return found
 
 
 def told(tokenizer: Tokenizer, outputs: list[CompletionOutput]) -> list[dict[str, list[Any]]]:
     logprobs = CompletionLogprobs(tokenizer, 0, by_id=False, hidden=tokenizer.special_ids, bare=True)
-    return [logprobs.take(output) for output in outputs]
+    return [{name: list(column) for name, column in logprobs.take(output).items()} for output in outputs]
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,14 +102,14 @@ def test_every_token_of_a_place_has_a_name_of_its_own(tokenizer: Tokenizer, data
     likeliest = data.draw(st.lists(ids, min_size=1, max_size=20, unique=True))
     chosen = data.draw(st.one_of(st.sampled_from(likeliest), ids))
     logprobs = {token_id: -float(rank) for rank, token_id in enumerate([*likeliest, chosen])}
-    entry = {token_id: Logprob(logprob) for token_id, logprob in logprobs.items()}
-    output = CompletionOutput(0, "", [chosen], logprobs=[entry], finish_reason="length")
+    entries = scored([chosen], likeliest, logprobs)
+    output = CompletionOutput(0, "", [chosen], logprobs=entries, finish_reason="length")
     for by_id in (False, True):
         made = CompletionLogprobs(tokenizer, len(likeliest), by_id=by_id, hidden=frozenset(), bare=False).take(output)
         [name], [top] = made["tokens"], made["top_logprobs"]
         assert sorted(top.values()) == sorted(logprobs.values())
         assert top[name] == made["token_logprobs"][0] == logprobs[chosen]
-    [chat] = chat_logprobs(tokenizer, [chosen], [entry], len(likeliest))["content"]
+    [chat] = chat_logprobs(tokenizer, [chosen], entries, len(likeliest))["content"]
     assert len(chat["top_logprobs"]) == len(likeliest)
     for each in [chat, *chat["top_logprobs"]]:
         data, token = bytes(each["bytes"]), each["token"]
@@ -127,7 +132,7 @@ def test_logprobs_share_their_texts(tokenizer: Tokenizer) -> None:
 def test_half_a_character_is_spelled_as_openai_spells_it(tmp_path: Path) -> None:
     byte_level = Tokenizer.from_folder(write_folder(tmp_path, FAMILIES["byte_level"]()))
     half = next(i for i in range(byte_level.vocab_size) if byte_level.token_bytes(i) == b"\xe2")
-    output = CompletionOutput(0, "\ufffd", [half], logprobs=[{half: Logprob(-1.0)}], finish_reason="length")
+    output = CompletionOutput(0, "\ufffd", [half], logprobs=scored([half]), finish_reason="length")
     assert told(byte_level, [output])[0]["tokens"] == ["bytes:\\xe2"]
     [chat] = chat_logprobs(byte_level, [half], output.logprobs or [], 0)["content"]
     assert (chat["token"], chat["bytes"]) == ("\\xe2", [0xE2])

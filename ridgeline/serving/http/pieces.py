@@ -1,0 +1,116 @@
+"""JSON made piece by piece, so that neither all of a long answer is in memory at once nor one call makes it.
+
+    value = {"text": "…", "logprobs": (told(each) for each in tokens), "more": lambda: made()}
+    for piece in json_pieces(lambda: value):
+        ...
+
+An iterator in the value becomes a list, of which BLOCK elements are encoded at a time. A function is called when its
+place is reached, and its result stands there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.serving.http.exchange import STALLED, ClientGone, while_connected
+from ridgeline.serving.shares import BODIES, INLINE_ENTRIES
+
+BLOCK = 64  # elements of a list that are encoded at a time
+PIECE = 256 << 10  # bytes, at least, of all pieces but the last
+
+
+def json_pieces(content: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the JSON of what `content` makes."""
+    waiting = bytearray()
+    for part in _parts(content()):
+        waiting += part
+        if len(waiting) >= PIECE:
+            yield bytes(waiting)
+            waiting.clear()
+    if waiting:
+        yield bytes(waiting)
+
+
+def encoded(value: Any) -> msgspec.Raw:
+    """Return a value's JSON, which stands for the value in what is encoded later."""
+    return msgspec.Raw(b"".join(_parts(value)))
+
+
+async def json_response(size: int, content: Callable[[], Any]) -> Response:
+    """Return the answer that `content` makes. It is made in a thread if `size`, about its number of entries, is large,
+    and sent piece by piece if it is long. Whatever `content` raises is raised here."""
+    pieces = json_pieces(content)
+    del content  # what it holds is let go piece by piece
+    if size <= INLINE_ENTRIES:
+        return Response(b"".join(pieces), media_type="application/json")
+    first = await BODIES.run(lambda: list(islice(pieces, 2)))
+    if len(first) < 2:
+        return Response(b"".join(first), media_type="application/json")
+    return InPieces(first, pieces)
+
+
+class InPieces(Response):
+    """An answer of many pieces, of which one is made while the client takes the one before. A client that takes none
+    for STALLED seconds is taken for gone."""
+
+    def __init__(self, first: list[bytes], rest: Iterator[bytes]) -> None:
+        super().__init__(media_type="application/json")
+        del self.headers["content-length"]
+        self._waiting, self._rest = deque(first), rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send(send))
+        except ClientGone:
+            return
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            while self._waiting:
+                async with asyncio.timeout(STALLED):
+                    await send({"type": "http.response.body", "body": self._waiting.popleft(), "more_body": True})
+                if not self._waiting and (piece := await BODIES.run(partial(next, self._rest, b""))):
+                    self._waiting.append(piece)
+        except TimeoutError:
+            raise ClientGone from None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Yield the JSON of a value: what is there already, in one call, around what is made when its turn comes."""
+    later, mark = deque[Any](), secrets.token_hex(16)
+
+    def postponed(part: Any) -> str:
+        if not (callable(part) or isinstance(part, Iterator)):
+            raise TypeError(f"an answer holds a {type(part).__name__}, which JSON has no form for.")
+        later.append(part)
+        return mark
+
+    head, *rest = msgspec.json.encode(value, enc_hook=postponed).split(f'"{mark}"'.encode())
+    del value
+    yield head
+    for after in rest:
+        part = later.popleft()
+        yield from _list(part) if isinstance(part, Iterator) else _parts(part())
+        yield after
+
+
+def _list(elements: Iterator[Any]) -> Iterator[bytes]:
+    """Yield the JSON of a list."""
+    between = b"["
+    while block := list(islice(elements, BLOCK)):
+        yield between
+        yield b"".join(_parts(block))[1:-1]
+        between = b","
+    yield b"[]" if between == b"[" else b"]"
