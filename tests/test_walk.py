@@ -1,15 +1,40 @@
-"""The way of a request's first step may become shorter, and not longer unseen."""
+"""The way of a request's first step may become shorter, and not longer unseen. docs/architecture.md follows it."""
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
+
 from benchmarks.walk import walk
+
+ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
+
+both = cache(walk)
 
 
 def test_the_first_step_enters_no_more_files_and_functions_than_it_did() -> None:
     """Lower the numbers when the way has become shorter."""
-    caller, worker = walk()
+    caller, worker = both()
     assert 0 < len(caller.files) <= 37
     assert 0 < len(caller.functions) <= 158
     assert 0 < caller.calls() <= 288
     assert 0 < len(worker.functions) <= 97
     assert caller.entered["engine/engine.py", "Engine.check"] == 1
+
+
+def stations() -> list[tuple[str, str]]:
+    """Return the file and the name of each function that the page says the first step enters, in its order."""
+    table = ARCHITECTURE.read_text().split("| file | functions |", 1)[1].split("\n\n", 1)[0]
+    rows = [re.findall(r"`([^`]+)`", " ".join(line.split("|")[1:3])) for line in table.splitlines()[2:]]
+    return [(file, name) for file, *names in rows for name in names]
+
+
+def test_the_page_on_architecture_follows_the_first_step() -> None:
+    caller, worker = both()
+    order = [*caller.entered, *worker.entered]
+    found = stations()
+    assert len(found) > 15
+    assert [station for station in found if station not in order] == []
+    places = [order.index(station) for station in found]
+    assert places == sorted(places), "the table has the order in which the step enters them first"
