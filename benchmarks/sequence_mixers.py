@@ -21,7 +21,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.attention import cases as attention_cases
 from ridgeline.kernels.attention import op as attention
 from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.cost import attention_cost
@@ -212,7 +211,7 @@ def make_prefill(setting: Setting) -> tuple[Run, Run]:
     """This project's own attention, over keys and values that are in the cache."""
     shape = setting.attention
     case = AttentionCase(rows=tuple((length, length) for length in setting.rows), **shape)
-    q_THD, k, v, batch = attention_cases.make_case(case, setting.dtype, setting.device)
+    q_THD, k, v, batch = case.inputs(setting.dtype, setting.device)
     schedule = attention.ATTENTION_SCHEDULE.choose(setting.platform)(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=setting.tokens, tokens_each=batch.tokens_each,
         num_heads=shape["num_heads"], num_kv_heads=shape["num_kv_heads"], cache_NGPD=k,

@@ -32,7 +32,7 @@ from benchmarks.sweeping import Job, Limit, Sweep, moved
 from benchmarks.sweeping_runs import run
 from ridgeline.kernels import kv_cache
 from ridgeline.kernels.attention import triton as attention
-from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.decode_attention import op as decode_op
@@ -136,10 +136,10 @@ class KV(Sweep):
     def _small_prefill(self, job: Job) -> tuple[Any, ...]:
         rows = ((20, 70), (1, 9)) if self.dry else ((300, 700), (1, 90), (60, 60))
         case = AttentionCase(rows=rows, num_heads=8, num_kv_heads=2, head_dim=DIM, block_size=BLOCK)
-        q_THD, k, v, batch = make_case(case, self.dtype, torch.device("cpu"))
+        q_THD, k, v, batch = case.inputs(self.dtype, torch.device("cpu"))
         (k, v), scales = self._quantized(k, v, FORMATS[job.form])
         wide = self._wide(2) if job.case == "widened" else None
-        options = options_of(case, self.dtype, torch.device("cpu"))
+        options = case.options(self.dtype, torch.device("cpu"))
         return moved((q_THD, k, v, scales, batch, wide, options), self.device)
 
     @staticmethod

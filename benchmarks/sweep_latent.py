@@ -38,7 +38,7 @@ from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.expanded_attention import op as expanded
 from ridgeline.kernels.expanded_attention import triton as expanded_kernel
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
-from ridgeline.kernels.latent_attention.cases import CASES, make_case
+from ridgeline.kernels.latent_attention.cases import CASES
 from ridgeline.kernels.latent_attention.choose import MOST_QUERIES
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.latent_attention.op import latent_attention_reference, latent_kv_reference
@@ -105,7 +105,7 @@ class Latents(Sweep):
         """Return the arguments of the op, of several layers whose blocks are scattered over one cache."""
         if job.op == "check":
             case = CASES[int(job.case.split()[1])]
-            *tensors, batch = make_case(case, self.dtype, torch.device("cpu"))
+            *tensors, batch = case.inputs(self.dtype, torch.device("cpu"))
             return [moved((*tensors, batch, (case.key_dim + case.rope_dim) ** -0.5), self.device)]
         if job.op == "kv":
             return self._kept_tokens(job)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,27 @@ from torch import Tensor
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.profile.ops import Recorded
 from ridgeline.bench.results import Record
-from ridgeline.bench.weight_cases import MATRIX_OPS, Subject
 from ridgeline.core.cost import Cost
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.op import Implementation, Platform
+from ridgeline.kernels.case import OpCase
+from ridgeline.kernels.op import Implementation, Op, Platform
+from ridgeline.kernels.ops import OPS
 from ridgeline.perf.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One op on one case."""
+
+    op: Op[Any]
+    case: OpCase
+
+
+def subjects(*, real: bool = False) -> Iterator[Subject]:
+    """Yield the ops' own cases, each followed by those of real models if wanted."""
+    for op in OPS.values():
+        small, of_models = op.cases()
+        yield from (Subject(op, case) for case in (*small, *(of_models if real else ())))
 
 
 @dataclass(frozen=True)
@@ -33,9 +50,9 @@ class Timing:
 
     def record(self, base: Record, itemsize: int, hardware: Hardware | None) -> Record:
         """Return the timing as a result in µs, with the rates reached and its place on the roofline."""
-        cost = self.subject.cost(itemsize)
+        cost = self.subject.case.cost(itemsize)
         roof = {"bandwidth": hardware.bandwidth, "peak": hardware.matrix.get(base.dtype, 0.0)} if hardware else {}
-        limit = kernel_limit(self.subject.op.name, cost, hardware, base.dtype)
+        limit = kernel_limit(self.subject.op, cost, hardware, base.dtype)
         return Record(
             engine=base.engine,
             version=base.version,
@@ -43,7 +60,7 @@ class Timing:
             machine=base.machine,
             date=base.date,
             workload=f"kernel:{self.subject.op.name}",
-            metric=f"{self.subject.label} [{self.implementation}]",
+            metric=f"{self.subject.case.label} [{self.implementation}]",
             value=1e6 * self.seconds,
             unit="µs",
             limit=1e6 * limit,
@@ -52,11 +69,11 @@ class Timing:
         )
 
 
-def kernel_limit(op: str, cost: Cost, hardware: Hardware | None, dtype: str) -> float:
+def kernel_limit(op: Op[Any], cost: Cost, hardware: Hardware | None, dtype: str) -> float:
     """Return the least possible seconds, or 0 if the hardware, or its matrix rate in this dtype, is unknown."""
     if hardware is None:
         return 0.0
-    if op not in MATRIX_OPS:
+    if not op.matrix:
         return cost.bytes / hardware.bandwidth
     if dtype not in hardware.matrix:
         return 0.0
@@ -78,25 +95,26 @@ def time_kernels(subjects: Iterator[Subject], dtype: torch.dtype, bench: Bench, 
 
 @torch.inference_mode()
 def _time(subject: Subject, runnable: list[Implementation], dtype: torch.dtype, bench: Bench) -> Iterator[Timing]:
-    arguments = subject.inputs(dtype, bench.device)
-    wanted = _result(subject, subject.op.reference, arguments)
+    arguments, options = subject.case.lasting(dtype, bench.device), subject.case.options(dtype, bench.device)
+    run = partial(_result, subject.case, arguments, options)
+    wanted = run(subject.op.reference)
     loaded = [(i.name, i.load) for i in runnable] or [("reference", lambda: subject.op.reference)]
     for name, load in loaded:
-        call = Recorded(subject.op.name, load(), arguments, subject.options)
+        call = Recorded(subject.op.name, load(), arguments, options)
         try:
-            error = difference(_result(subject, call.function, arguments), wanted, subject)
+            error = difference(run(call.function), wanted, subject.case)
         except (RuntimeError, NotImplementedError) as problem:
             error = f"{type(problem).__name__}: {str(problem).splitlines()[0]}"
         yield Timing(subject, name, 0.0 if error else _seconds(call, bench), error)
 
 
-def _result(subject: Subject, function: Callable[..., Any], arguments: tuple) -> Any:
-    """Return the result of one call. Where that is stored in the first argument, nobody finds what another has stored
-    there before, and it is a copy."""
-    if not subject.stores:
-        return function(*arguments, **subject.options)
+def _result(case: OpCase, arguments: tuple, options: dict[str, Any], function: Callable[..., Any]) -> Any:
+    """Return the result of one call. Where that is stored in the first argument, this is zeros before the call, and a
+    copy is returned."""
+    if not case.stores:
+        return function(*arguments, **options)
     arguments[0].zero_()
-    function(*arguments, **subject.options)
+    function(*arguments, **options)
     return arguments[0].clone()
 
 
@@ -107,10 +125,10 @@ def _seconds(call: Recorded, bench: Bench) -> float:
     return bench.seconds(*rounds)
 
 
-def difference(got: Any, wanted: Any, subject: Subject) -> str:
+def difference(got: Any, wanted: Any, case: OpCase) -> str:
     """Return "" if all of `got` is within tolerance of `wanted`, else one phrase that says how far off it is.
 
-    The tolerance is the subject's epsilons of the dtype, relative and absolute, and its slack for float32 sums.
+    The tolerance is the case's epsilons of the dtype, relative and absolute, and its slack for float32 sums.
     Integers must be equal.
     """
     for ours, theirs in zip(_tensors(got), _tensors(wanted), strict=True):
@@ -120,9 +138,9 @@ def difference(got: Any, wanted: Any, subject: Subject) -> str:
             if not torch.equal(ours, theirs):
                 return f"{int((ours != theirs).sum())} of {ours.numel()} values differ"
             continue
-        tolerance = subject.epsilons * torch.finfo(ours.dtype).eps
+        tolerance = case.epsilons * torch.finfo(ours.dtype).eps
         error = (ours.float() - theirs.float()).abs()
-        allowed = tolerance * theirs.float().abs() + tolerance + subject.slack * 2.0**-24
+        allowed = tolerance * theirs.float().abs() + tolerance + case.slack * 2.0**-24
         if not bool((error <= allowed).all()):  # NaN is not within any tolerance
             return f"off by up to {float(error.max()):.3g}"
     return ""

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ridgeline.bench.engines import LoadOptions
-from ridgeline.bench.kernel_cases import subjects
-from ridgeline.bench.kernels import Timing, dtype_called, time_kernels
+from ridgeline.bench.kernels import Timing, dtype_called, subjects, time_kernels
 from ridgeline.bench.limits import hardware_named, with_limits
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort

@@ -43,7 +43,7 @@ def kernels(timings: Sequence[Timing], records: Sequence[Record]) -> Table:
     """Return times, rates and shares of the limit; in place of a speed, what is wrong."""
     table = Table("op", "case", "implementation", "time", "GB/s", "GFLOP/s", "of limit")
     for timing, r in zip(timings, records, strict=True):
-        names = timing.subject.op.name, timing.subject.label, timing.implementation
+        names = timing.subject.op.name, timing.subject.case.label, timing.implementation
         if timing.error:
             table.add_row(*names, f"[red]{timing.error}[/red]", "", "", "")
             continue

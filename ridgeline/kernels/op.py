@@ -1,8 +1,8 @@
 """Ops and their implementations. An op is a contract, which its implementations keep.
 
-Each op has a folder. `op.py` holds the signature and the plain reference; `cases.py` the cases that tests and benchmarks share;
-`cost.py` holds the least work; the other files are implementations, named by what they run on. The implementation is
-chosen once, from the platform, when the model is built.
+Each op has a folder. `op.py` holds the signature and the plain reference, `cases.py` the cases that tests and
+benchmarks share, and `cost.py` the least work. The other files are implementations, named by what they run on. The
+implementation is chosen once, from the platform, when the model is built.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.case import Cases
 
 F = TypeVar("F", bound=Callable[..., Any])
 Overrides = Mapping[str, str]  # op → the implementation wanted
@@ -86,11 +87,14 @@ class Op(Generic[F]):
 
     The reference's signature is the op's type. As an attribute of `Ops` an op stands for the chosen function, so every
     call is checked against that signature.
+
+    matrix: the rate of the matrix units limits the op too, and not memory alone.
     """
 
     name: str
     reference: F
     implementations: tuple[Implementation, ...] = ()
+    matrix: bool = False
 
     def choose(self, platform: Platform, wanted: str | None = None) -> F:
         """Return the function of the implementation that `chosen` names."""
@@ -111,6 +115,15 @@ class Op(Generic[F]):
         if wanted not in known:
             raise InvalidConfig(f"op {self.name} has no implementation {wanted!r}; known: {', '.join(known)}.")
         return wanted
+
+    def cases(self) -> Cases:
+        """Return the op's cases, which `OP_CASES` in the `cases.py` beside its reference holds, or none.
+
+        Only tests and benchmarks call this: an engine never imports cases.
+        """
+        module = importlib.import_module(self.reference.__module__.rpartition(".")[0] + ".cases")
+        found: Mapping[str, Cases] = getattr(module, "OP_CASES", {})
+        return found.get(self.name, Cases())
 
     @overload
     def __get__(self, instance: None, owner: type) -> Op[F]: ...

@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.bench.kernel_cases import subjects
-from ridgeline.bench.kernels import difference, kernel_limit, time_kernels
+from ridgeline.bench.kernels import Subject, difference, kernel_limit, subjects, time_kernels
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.results import Record
-from ridgeline.bench.weight_cases import Subject
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.op import Implementation
 from ridgeline.kernels.ops import OPS
@@ -46,7 +44,7 @@ def idle(*_: object, scale: float) -> None:
 
 
 def small() -> list[Subject]:
-    return [s for s in subjects() if s.cost(4).bytes < SMALL]
+    return [s for s in subjects() if s.case.cost(4).bytes < SMALL]
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.thorough), torch.bfloat16], ids=str)
@@ -103,17 +101,17 @@ def test_an_op_that_stores_its_result_is_checked_by_what_each_implementation_sto
 
 
 def test_not_a_number_and_other_shapes_are_differences() -> None:
-    subject, x = small()[0], torch.ones(4)
-    assert difference(x, x, subject) == ""
-    assert "off by" in difference(x * float("nan"), x, subject)
-    assert difference(torch.ones(5), x, subject).startswith("is [5]")
-    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3]), subject) == "1 of 2 values differ"
+    case, x = small()[0].case, torch.ones(4)
+    assert difference(x, x, case) == ""
+    assert "off by" in difference(x * float("nan"), x, case)
+    assert difference(torch.ones(5), x, case).startswith("is [5]")
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3]), case) == "1 of 2 values differ"
 
 
 def test_limits_of_kernels() -> None:
     hardware = find("H200").attained()
     cost = Cost(4.42e12, 1500e12)
-    assert kernel_limit("rms_norm", cost, hardware, "bfloat16") == pytest.approx(1.0)
-    assert kernel_limit("linear", cost, hardware, "bfloat16") == pytest.approx(2.0)
-    assert kernel_limit("linear", cost, hardware, "int3") == 0.0
-    assert kernel_limit("linear", cost, None, "bfloat16") == 0.0
+    assert kernel_limit(OPS["rms_norm"], cost, hardware, "bfloat16") == pytest.approx(1.0)
+    assert kernel_limit(OPS["linear"], cost, hardware, "bfloat16") == pytest.approx(2.0)
+    assert kernel_limit(OPS["linear"], cost, hardware, "int3") == 0.0
+    assert kernel_limit(OPS["linear"], cost, None, "bfloat16") == 0.0

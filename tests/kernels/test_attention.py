@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.kernels.attention.cases import CASES, WIDE_CASES, AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import CASES, WIDE_CASES, AttentionCase
 from ridgeline.kernels.attention.op import PAGED_ATTENTION
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.fp8_gemm.rounded import room
@@ -37,8 +37,8 @@ def scale_of(case: AttentionCase) -> float:
 
 def dense(case: AttentionCase, dtype: torch.dtype) -> torch.Tensor:
     """Each row by itself with an explicit mask, in float64, from keys gathered one by one."""
-    q_THD, k_cache, v_cache, batch = make_case(case, dtype, torch.device("cpu"))
-    options = options_of(case, dtype, torch.device("cpu"))
+    q_THD, k_cache, v_cache, batch = case.inputs(dtype, torch.device("cpu"))
+    options = case.options(dtype, torch.device("cpu"))
     slopes = options.get("slopes_H", torch.zeros(case.num_heads)).double()
     sinks = options.get("sinks_H", torch.full((case.num_heads,), -torch.inf)).double()
     outputs, start = [], 0
@@ -65,8 +65,8 @@ def dense(case: AttentionCase, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_reference_is_dense_attention(case: AttentionCase) -> None:
-    arguments = make_case(case, torch.float32, torch.device("cpu"))
-    out = PAGED_ATTENTION.reference(*arguments, **options_of(case, torch.float32, torch.device("cpu")))
+    arguments = case.inputs(torch.float32, torch.device("cpu"))
+    out = PAGED_ATTENTION.reference(*arguments, **case.options(torch.float32, torch.device("cpu")))
     assert torch.allclose(out.double(), dense(case, torch.float32), atol=8 * EXACT, rtol=0)
 
 
@@ -76,9 +76,9 @@ def test_the_reference_is_dense_attention(case: AttentionCase) -> None:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_implementations_equal_the_reference(name: str, case: AttentionCase, dtype: torch.dtype, device: str) -> None:
     skip_what_the_interpreter_gets_wrong(name, dtype, device)
-    arguments = make_case(case, dtype, torch.device(device))
+    arguments = case.inputs(dtype, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
-    options = options_of(case, dtype, torch.device(device))
+    options = case.options(dtype, torch.device(device))
     out = attend(*arguments, **options)
     expected = PAGED_ATTENTION.reference(*arguments, **options)
     assert out.dtype == dtype
@@ -98,8 +98,8 @@ def test_implementations_equal_the_reference(name: str, case: AttentionCase, dty
 )
 def test_cells_that_no_row_sees_change_no_bit(name: str, case: AttentionCase, device: str) -> None:
     """Places behind a row's last, before its window, in nobody's blocks and in the null block: whatever lies there."""
-    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
-    batch, options = forgotten(case, batch), options_of(case, torch.float32, torch.device(device))
+    q_THD, *caches, batch = case.inputs(torch.float32, torch.device(device))
+    batch, options = forgotten(case, batch), case.options(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
     clean = attend(q_THD, *cleared(case, caches, batch), batch, **options)
     assert clean.isfinite().all()
@@ -114,7 +114,7 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
 ) -> None:
     """A stopped row has kv_len 1 on the device while the host's bound runs on."""
     case = AttentionCase(rows=((1, 90), (1, 64), (1, 77)), window=window)
-    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
+    q_THD, k_cache, v_cache, batch = case.inputs(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
     expected = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
     lengths = batch.kv_len_R.clone()
@@ -134,8 +134,8 @@ def test_short_rows_do_not_pay_for_a_long_one(window: int | None) -> None:
     """sdpa runs rows of equal lengths together: what it gathers is little more than what they see, in few passes."""
     lengths = [33] * 7 + [1024] + [40] * 8
     case = AttentionCase(rows=tuple((1, length) for length in lengths), head_dim=32, window=window)
-    *arguments, batch = make_case(case, torch.float32, torch.device("cpu"))
-    options = options_of(case, torch.float32, torch.device("cpu"))
+    *arguments, batch = case.inputs(torch.float32, torch.device("cpu"))
+    options = case.options(torch.float32, torch.device("cpu"))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cpu")), "sdpa")
     worst = attend(*arguments, batch, **options) - PAGED_ATTENTION.reference(*arguments, batch, **options)
     assert worst.abs().max().item() <= 8 * EXACT
@@ -153,8 +153,8 @@ def test_triton_does_all_the_op_says_and_reads_nothing_unseen(
 ) -> None:
     """Queries as a strided view with rows to spare, caches as halves of one buffer, NaN or inf around, no lengths."""
     skip_what_the_interpreter_gets_wrong("triton", dtype, device)
-    q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
-    options = options_of(case, dtype, torch.device(device))
+    q_THD, *caches, batch = case.inputs(dtype, torch.device(device))
+    options = case.options(dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(q_THD, *caches, batch, **options)
     tokens = len(q_THD)
     spare = 0 if batch.tokens_each else 3
@@ -172,7 +172,7 @@ def test_triton_does_all_the_op_says_and_reads_nothing_unseen(
 def test_layers_share_a_schedule(window: int | None, device: str) -> None:
     """Twice the same: a schedule is as good as new after a layer has used it."""
     case = AttentionCase(rows=((1, 900), (2, 700), (40, 300), (1, 1)), window=window)
-    q_THD, k_cache, v_cache, batch = make_case(case, torch.float32, torch.device(device))
+    q_THD, k_cache, v_cache, batch = case.inputs(torch.float32, torch.device(device))
     schedule = make_schedule(
         batch.start_R1,
         batch.kv_len_R,
@@ -184,7 +184,7 @@ def test_layers_share_a_schedule(window: int | None, device: str) -> None:
         window=window,
     )
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
-    options = options_of(case, torch.float32, torch.device(device))
+    options = case.options(torch.float32, torch.device(device))
     expected = attend(q_THD, k_cache, v_cache, batch, **options)
     for _ in range(2):
         assert torch.equal(attend(q_THD, k_cache, v_cache, replace(batch, schedule=schedule), **options), expected)
@@ -196,10 +196,10 @@ def test_layers_share_a_schedule(window: int | None, device: str) -> None:
 def test_a_captured_graph_serves_other_lengths(rows: tuple[tuple[int, int], ...], window: int | None) -> None:
     """Captured with every row at its longest, replayed as the lengths (and, if rows differ, who has tokens) change."""
     case = AttentionCase(rows=rows, num_heads=8, head_dim=64, window=window)
-    q_THD, k_cache, v_cache, batch = make_case(case, torch.bfloat16, torch.device("cuda"))
+    q_THD, k_cache, v_cache, batch = case.inputs(torch.bfloat16, torch.device("cuda"))
     batch = replace(batch, num_tokens_R=None, kv_bound_R=None)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
-    options = options_of(case, torch.bfloat16, torch.device("cuda"))
+    options = case.options(torch.bfloat16, torch.device("cuda"))
     attend(q_THD, k_cache, v_cache, batch, **options)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -269,8 +269,8 @@ VERIFYING = (
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)], ids=str)
 @pytest.mark.parametrize("case", VERIFYING, ids=str)
 def test_rows_that_verify_drafts_are_cut_by_their_keys(case: AttentionCase, dtype: torch.dtype, device: str) -> None:
-    q_THD, *caches, batch = make_case(case, dtype, torch.device(device))
-    options = options_of(case, dtype, torch.device(device))
+    q_THD, *caches, batch = case.inputs(dtype, torch.device(device))
+    options = case.options(dtype, torch.device(device))
     group, tokens = case.num_heads // case.num_kv_heads, batch.tokens_each
     expected = PAGED_ATTENTION.reference(q_THD, *caches, batch, **options)
     schedule = make_schedule(
@@ -291,7 +291,7 @@ def test_rows_that_verify_drafts_are_cut_by_their_keys(case: AttentionCase, dtyp
 def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) -> None:
     """A row in several parts, whose queries are added up together, and one in one part."""
     case, dtype = AttentionCase(rows=((6, 700), (6, 90)), num_heads=6, head_dim=128, block_size=64), torch.float16
-    *arguments, batch = make_case(case, dtype, torch.device(device))
+    *arguments, batch = case.inputs(dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(*arguments, batch, scale=scale_of(case)).flatten(1).float()
     given = room(*expected.shape, dtype, torch.device(device))
     given.scale.fill_(torch.nan)
@@ -309,8 +309,8 @@ def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) ->
 def test_a_stopped_row_that_verifies_drafts_stays_finite_and_disturbs_nobody(window: int | None, device: str) -> None:
     """It has more tokens than keys: kv_len is 1."""
     case = AttentionCase(rows=((6, 90), (6, 640), (6, 500)), window=window, num_heads=8)
-    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
-    options = options_of(case, torch.float32, torch.device(device))
+    q_THD, *caches, batch = case.inputs(torch.float32, torch.device(device))
+    options = case.options(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
     expected = attend(q_THD, *caches, batch, **options)
     lengths = batch.kv_len_R.clone()

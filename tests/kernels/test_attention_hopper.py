@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.op import paged_attention_reference
 from ridgeline.kernels.op import Platform
 from tests.kernels.unseen import forgotten, spoiled
@@ -47,7 +47,7 @@ CASES = (
 @pytest.mark.parametrize("pack", [1, 4])
 def test_the_work_list_has_every_tile_once_and_the_latest_first_within_a_section(pack: int, queries: int) -> None:
     case = AttentionCase(rows=((1, 3), (300, 700), (129, 129), (1, 9), (128, 428), (5, 9)))
-    _, _, _, batch = make_case(case, torch.float32, torch.device("cpu"))
+    _, _, _, batch = case.inputs(torch.float32, torch.device("cpu"))
     num_tokens, section = sum(new for new, _ in case.rows), 1000
     items = hopper_items.prefill_items(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens,
@@ -121,10 +121,10 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
         pytest.skip("no registers for so many")
     if not hopper.supports(Platform.of(device).arch, dtype, case.head_dim, case.block_size):
         pytest.skip("not a Hopper GPU")
-    q_THD, k_cache, v_cache, batch = make_case(case, dtype, device)
+    q_THD, k_cache, v_cache, batch = case.inputs(dtype, device)
     batch = forgotten(case, batch)
     k_cache, v_cache = spoiled(case, [k_cache, v_cache], batch)
-    options = options_of(case, dtype, device)
+    options = case.options(dtype, device)
     group = case.num_heads // case.num_kv_heads
     pack = group & -group if packed else 1
     expected = paged_attention_reference(q_THD, k_cache, v_cache, batch, **options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.op import paged_attention_reference
 from ridgeline.kernels.gemm import cases as gemm_cases
 from ridgeline.kernels.gemm import op as gemm
@@ -66,7 +66,7 @@ def test_every_tile_multiplies(tile: batch_invariant.Tile, device: str) -> None:
 @pytest.mark.parametrize(("window", "alibi"), [(None, False), (40, False), (None, True), (40, True)])
 def test_every_row_is_a_tile_however_short(device: str, window: int | None, alibi: bool) -> None:
     case = AttentionCase(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window, alibi=alibi)
-    q, k, v, batch = make_case(case, torch.float16, torch.device(device))
+    q, k, v, batch = case.inputs(torch.float16, torch.device(device))
     schedule = fixed_schedule(
         batch.start_R1,
         batch.kv_len_R,
@@ -79,7 +79,7 @@ def test_every_row_is_a_tile_however_short(device: str, window: int | None, alib
     )
     assert schedule.counts_2.tolist() == [0, 1 + 1 + 2 + 1]
     again = type(batch)(**{**vars(batch), "schedule": schedule})
-    options = options_of(case, torch.float16, torch.device(device))
+    options = case.options(torch.float16, torch.device(device))
     out = paged_attention(q, k, v, again, **options)
     wanted = paged_attention_reference(q, k, v, batch, **options)
     assert torch.allclose(out.float(), wanted.float(), atol=8 * torch.finfo(torch.float16).eps, rtol=0)

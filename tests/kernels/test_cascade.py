@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.op import PAGED_ATTENTION, RaggedBatch, Schedule
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
@@ -104,9 +104,9 @@ def prefixes(groups: tuple[Shared, ...], num_rows: int, block_size: int) -> Tens
 
 
 def make(batch: Batch, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
-    """As `make_case`; a group's first blocks are those of one of its rows, and NaN or inf lie where no query looks."""
+    """As the case's inputs. A group's first blocks are those of one of its rows; what no query sees is NaN or inf."""
     case = batch.case
-    q_THD, k_cache, v_cache, ragged = make_case(case, dtype, torch.device(device))
+    q_THD, k_cache, v_cache, ragged = case.inputs(dtype, torch.device(device))
     table_SC, slots_R = ragged.block_table_SC, ragged.slots_R
     for rows, blocks in batch.groups:
         for row in rows:
@@ -151,7 +151,7 @@ def test_outputs_are_those_of_rows_on_their_own(batch: Batch, dtype: torch.dtype
     if dtype != (torch.bfloat16 if device == "cuda" else torch.float32) and batch not in IN_ALL_TYPES:
         pytest.skip("each kernel takes a second to compile, and seconds to interpret")
     q_THD, k_cache, v_cache, ragged = make(batch, dtype, device)
-    options = options_of(batch.case, dtype, torch.device(device))
+    options = batch.case.options(dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, ragged, **options)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
     schedule = schedule_of(batch, ragged)
@@ -201,7 +201,7 @@ def test_a_stopped_row_leaves_its_group_and_disturbs_nobody(stopped: int, device
     batch = Batch(AttentionCase(rows=decode(300, 290, 400, 77)), (Shared((0, 1, 2), 17),))
     q_THD, k_cache, v_cache, ragged = make(batch, torch.float32, device)
     ragged.kv_len_R[stopped] = 1
-    options = options_of(batch.case, torch.float32, torch.device(device))
+    options = batch.case.options(torch.float32, torch.device(device))
     expected = PAGED_ATTENTION.reference(q_THD, k_cache, v_cache, ragged, **options)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
     out = attend(q_THD, k_cache, v_cache, replace(ragged, schedule=schedule_of(batch, ragged)), **options)
@@ -212,7 +212,7 @@ def test_a_stopped_row_leaves_its_group_and_disturbs_nobody(stopped: int, device
 def test_without_groups_nothing_changes(device: str) -> None:
     batch = Batch(AttentionCase(rows=decode(300, 290, 400, 77)), ())
     q_THD, k_cache, v_cache, ragged = make(batch, torch.float32, device)
-    options = options_of(batch.case, torch.float32, torch.device(device))
+    options = batch.case.options(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
     plain = attend(q_THD, k_cache, v_cache, ragged, **options)
     assert torch.equal(
@@ -233,7 +233,7 @@ def test_a_schedule_without_positions_is_refused_where_there_are_slopes() -> Non
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cpu")), "triton")
     ragged = replace(ragged, schedule=schedule_of(batch, ragged, alibi=False))
     with pytest.raises(ValueError, match="with alibi"):
-        attend(q_THD, k_cache, v_cache, ragged, **options_of(batch.case, torch.float32, torch.device("cpu")))
+        attend(q_THD, k_cache, v_cache, ragged, **batch.case.options(torch.float32, torch.device("cpu")))
 
 
 @pytest.mark.gpu
@@ -241,7 +241,7 @@ def test_a_captured_graph_serves_other_groups_and_lengths() -> None:
     case = AttentionCase(rows=decode(*[900] * 24), num_heads=8, head_dim=64)
     batch = Batch(case, (Shared(tuple(range(24)), 48),))
     q_THD, k_cache, v_cache, ragged = make(batch, torch.bfloat16, "cuda")
-    options = options_of(case, torch.bfloat16, torch.device("cuda"))
+    options = case.options(torch.bfloat16, torch.device("cuda"))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
     prefix_4R = prefixes((), 24, case.block_size).cuda()
 

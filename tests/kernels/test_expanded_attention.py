@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.expanded_attention import torch_ops
 from ridgeline.kernels.expanded_attention import triton as kernels
-from ridgeline.kernels.expanded_attention.cases import CASES, ExpandedCase, make_case
+from ridgeline.kernels.expanded_attention.cases import CASES, ExpandedCase
 from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, worth_expanding
 from ridgeline.kernels.expanded_attention.op import EXPANDED_ATTENTION, LongRows, expanded_attention
 
@@ -40,7 +40,7 @@ def test_implementations_equal_the_reference(name: str, dtype: torch.dtype, case
     if (name, device, dtype) == ("triton", "cpu", torch.bfloat16):
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
     function = next(i for i in EXPANDED_ATTENTION.implementations if i.name == name).load()
-    args = make_case(case, dtype, torch.device(device))
+    args = case.inputs(dtype, torch.device(device))
     expected, found = computed(expanded_attention, args), computed(function, args)
     assert torch.isfinite(found).all()
     assert (found.float() - expected.float()).abs().max() <= TOLERANCE[dtype] * (1 + expected.abs().max())
@@ -53,7 +53,7 @@ def test_implementations_equal_the_reference(name: str, dtype: torch.dtype, case
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_any_cut_gives_the_same(cut: Cut, device: str) -> None:
-    args = make_case(CASES[1], torch.float32, torch.device(device))
+    args = CASES[1].inputs(torch.float32, torch.device(device))
     expected = computed(expanded_attention, args)
     found = computed(kernels.expanded_attention, args, cut=cut)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -62,7 +62,7 @@ def test_any_cut_gives_the_same(cut: Cut, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("function", [kernels.expanded_attention, torch_ops.expanded_attention])
 def test_a_stopped_row_disturbs_no_other(function: Any, device: str) -> None:
-    *args, rows = make_case(CASES[1], torch.float32, torch.device(device))
+    *args, rows = CASES[1].inputs(torch.float32, torch.device(device))
     expected = computed(function, (*args, rows))
     stopped = rows.kv_len_R.clone()
     stopped[0] = 1
@@ -78,14 +78,14 @@ def test_tiles_of_queries_see_what_all_at_once_see(case: ExpandedCase, monkeypat
     """Tiles of 32 queries of one head, and of 8 where rows have 130 keys."""
     monkeypatch.setattr(torch_ops, "QUERIES", 32)
     monkeypatch.setattr(torch_ops, "SCORES", 1040)
-    args = make_case(case, torch.float32, torch.device("cpu"))
+    args = case.inputs(torch.float32, torch.device("cpu"))
     expected, found = computed(expanded_attention, args), computed(torch_ops.expanded_attention, args)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_scores_of_whole_rows_are_kept() -> None:
     """2 heads' scores of 4,096 tokens would be 134 MB. Values are narrower than keys, as those of all models are."""
-    *given, rows = make_case(ExpandedCase(rows=((4096, 4096),), num_heads=2), torch.float32, torch.device("cpu"))
+    *given, rows = ExpandedCase(rows=((4096, 4096),), num_heads=2).inputs(torch.float32, torch.device("cpu"))
     with torch.profiler.profile(profile_memory=True) as seen:
         computed(torch_ops.expanded_attention, (*given, rows))
     assert max(event.self_cpu_memory_usage for event in seen.events()) <= 4 * torch_ops.SCORES
@@ -115,7 +115,7 @@ def test_it_is_attention_to_the_latents_themselves() -> None:
 
 
 def test_what_it_refuses() -> None:
-    out, q, rotated, k, v, r, rows = make_case(CASES[0], torch.float32, torch.device("cpu"))
+    out, q, rotated, k, v, r, rows = CASES[0].inputs(torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match="parts of one tensor"):
         kernels.expanded_attention(out, q, rotated, k, v.contiguous(), r, rows, scale=1.0)
 

@@ -19,7 +19,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def test_heads_are_multiplied_by_their_own_matrices(case: HeadLinearCase, dtype: torch.dtype, device: str) -> None:
     from ridgeline.kernels.head_linear.batch_invariant import head_linear as invariant
 
-    x_THI, weight_HOI = case.inputs_of(dtype, torch.device(device))
+    x_THI, weight_HOI = case.inputs(dtype, torch.device(device))
     exact = torch.einsum("thi,hoi->tho", x_THI.double(), weight_HOI.double())
     atol = 1e-5 if dtype == torch.float32 else 2e-2
     rows = torch_ops.head_linear(x_THI, weight_HOI)
@@ -33,14 +33,14 @@ def test_heads_are_multiplied_by_their_own_matrices(case: HeadLinearCase, dtype:
 def test_bits_do_not_depend_on_the_tokens_beside(device: str) -> None:
     from ridgeline.kernels.head_linear.batch_invariant import head_linear as invariant
 
-    x_THI, weight_HOI = CASES[2].inputs_of(torch.bfloat16, torch.device(device))
+    x_THI, weight_HOI = CASES[2].inputs(torch.bfloat16, torch.device(device))
     together = invariant(x_THI, weight_HOI)
     for token in (0, 63, 64, 69):
         assert torch.equal(invariant(x_THI[token : token + 1], weight_HOI)[0], together[token])
 
 
 def test_gradients_go_through() -> None:
-    x_THI, weight_HOI = CASES[3].inputs_of(torch.float32, torch.device("cpu"))
+    x_THI, weight_HOI = CASES[3].inputs(torch.float32, torch.device("cpu"))
     x_THI.requires_grad_()
     torch_ops.head_linear(x_THI, weight_HOI).sum().backward()
     assert x_THI.grad is not None

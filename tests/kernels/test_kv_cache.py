@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.kernels import kv_cache
-from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.op import PAGED_ATTENTION
 from ridgeline.kernels.decode_attention.cases import DecodeCase
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
@@ -202,7 +202,7 @@ def test_attention_to_levels_is_attention_to_their_numbers(
     if device == "cpu" and (slow or (name == "triton" and activations != torch.float16)):
         pytest.skip("the interpreter is slow, and these differ little")
     on = torch.device(device)
-    q_THD, k, v, batch = make_case(case, torch.float32, on)
+    q_THD, k, v, batch = case.inputs(torch.float32, on)
     numbers = numbers_of((k.cpu(), v.cpu()), dtype)
     k_levels, v_levels, scales = filled(k, v, dtype)
     seen = torch.zeros(k.shape[0], case.block_size, dtype=torch.bool)
@@ -211,7 +211,7 @@ def test_attention_to_levels_is_attention_to_their_numbers(
     for cache in (k_levels, v_levels):
         cache.view(torch.uint8).masked_fill_(~seen[:, None, :, None].to(on), 0x7F)
     scales.pairs_NGP2.masked_fill_(~seen[:, None, :, None].to(on), torch.nan)
-    options = options_of(case, activations, on)
+    options = case.options(activations, on)
     attend = PAGED_ATTENTION.choose(Platform.of(on), name)
     out = attend(q_THD.to(activations), k_levels, v_levels, batch, **options, scales=scales)
     plain = q_THD.to(activations).float(), *(x.to(on) for x in numbers), batch
@@ -226,7 +226,7 @@ def test_the_error_of_attention_is_within_what_rounding_can_do(dtype: torch.dtyp
     """In float64: a score moves by at most scale · Σ |q| |Δk|, so a weight by a factor of at most exp(2 δ), and an
     output by that share of the largest value, and by the largest Δv."""
     case = AttentionCase(rows=((1, 90), (9, 40)), head_dim=32)
-    q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
+    q_THD, k, v, batch = case.inputs(torch.float32, torch.device("cpu"))
     k_levels, v_levels, scales = filled(k, v, dtype)
     out = PAGED_ATTENTION.reference(q_THD, k_levels, v_levels, batch, scale=case.head_dim**-0.5, scales=scales)
     k_error, v_error = (
@@ -251,9 +251,9 @@ def test_any_page_table(
     lengths: list[tuple[int, int]], block_size: int, dtype: torch.dtype, window: int | None
 ) -> None:
     case = AttentionCase(rows=tuple((new, new + old) for new, old in lengths), block_size=block_size, window=window)
-    q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
+    q_THD, k, v, batch = case.inputs(torch.float32, torch.device("cpu"))
     *levels, scales = filled(k, v, dtype)
-    options = options_of(case, torch.float32, torch.device("cpu"))
+    options = case.options(torch.float32, torch.device("cpu"))
     expected = PAGED_ATTENTION.reference(q_THD, *numbers_of((k, v), dtype), batch, **options)
     for name in ("triton", "sdpa"):
         attend = PAGED_ATTENTION.choose(Platform(device_type="cpu"), name)
@@ -321,7 +321,7 @@ def test_rows_that_share_blocks_read_their_levels_together(dtype: torch.dtype, d
     schedule = schedule_of(batch, ragged)
     assert schedule.cascade is not None
     *levels, scales = filled(k, v, dtype)  # no numbers where nobody looks
-    options = options_of(batch.case, torch.float32, on)
+    options = batch.case.options(torch.float32, on)
     attend = PAGED_ATTENTION.choose(Platform.of(on), "triton")
     out = attend(q_THD, *levels, replace(ragged, schedule=schedule), **options, scales=scales)
     expected = PAGED_ATTENTION.reference(q_THD, *levels, ragged, **options, scales=scales)
@@ -334,7 +334,7 @@ def test_long_rows_are_widened_where_they_fit(dtype: torch.dtype, window: int | 
     case = AttentionCase(
         rows=((150, 290), (0, 1), (2, 515), (33, 700)), num_heads=8, head_dim=64, block_size=32, window=window
     )
-    q_THD, k, v, batch = make_case(case, torch.float16, torch.device("cpu"))
+    q_THD, k, v, batch = case.inputs(torch.float16, torch.device("cpu"))
     *levels, scales = filled(k, v, dtype)
     cache = kv_cache.for_kernels(*levels, scales)
     shape = {"num_tokens": len(q_THD), "tokens_each": 0, "num_heads": 8, "num_kv_heads": 2, "window": window}
@@ -393,10 +393,10 @@ def test_hopper_attends_to_widened_rows(dtype: torch.dtype, head_dim: int, block
     case = AttentionCase(
         rows=((300, 700), (1, 90), (129, 129), (1000, 1900)), num_heads=8, head_dim=head_dim, block_size=64
     )
-    q_THD, k, v, batch = make_case(case, torch.bfloat16, device)
+    q_THD, k, v, batch = case.inputs(torch.bfloat16, device)
     *levels, scales = filled(k, v, dtype)
     wide = torch.full((blocks, 2, 2, 64, head_dim), torch.nan, dtype=torch.bfloat16, device=device)
-    options = options_of(case, torch.bfloat16, device)
+    options = case.options(torch.bfloat16, device)
     expected = PAGED_ATTENTION.reference(q_THD, *levels, batch, **options, scales=scales)
     for known in (batch, replace(batch, num_tokens_R=None, kv_bound_R=None)):
         schedule = make_schedule(

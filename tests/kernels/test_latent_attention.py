@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ridgeline.kernels.attention import schedule as schedules
 from ridgeline.kernels.attention.op import RaggedBatch, Schedule
+from ridgeline.kernels.case import as_cases
 from ridgeline.kernels.latent_attention import torch_ops
-from ridgeline.kernels.latent_attention.cases import CASES, LatentCase, make_case, make_kv_case
+from ridgeline.kernels.latent_attention.cases import CASES, LatentCase, LatentKVCase
 from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
 from ridgeline.kernels.latent_attention.op import (
     LATENT_ATTENTION,
@@ -92,7 +93,7 @@ def schedule_of(case: LatentCase, batch: RaggedBatch, tokens: int, **options: An
 
 def check(case: LatentCase, dtype: torch.dtype, device: str, cut: Cut | None = None) -> None:
     """Views of wider queries with rows to spare, blocks with a stride of their own, NaN around, no lengths."""
-    q_THL, q_THY, cache_NPW, batch = make_case(case, dtype, torch.device(device))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(dtype, torch.device(device))
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     tokens, spare = len(q_THL), 0 if batch.tokens_each else 3
     wide = torch.full((case.num_heads, tokens + spare, case.rank + case.rope_dim + 16), torch.nan, dtype=dtype)
@@ -165,7 +166,7 @@ def test_deepseeks_heads_are_attended_to(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("case", "known"), [(CASES[3], False), (CASES[4], True), (CASES[5], False)], ids=str)
 def test_layers_share_a_schedule_however_it_was_cut(case: LatentCase, known: bool, device: str) -> None:
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, torch.device(device))
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     if not known:
         batch = replace(batch, num_tokens_R=None, kv_bound_R=None)
@@ -205,7 +206,7 @@ def test_items_of_many_queries_are_cut_for_several_programs() -> None:
 def test_a_stopped_row_stays_finite_and_disturbs_nobody(each: int, device: str) -> None:
     """It has one key, in the null block, and may have more tokens than that."""
     case = LatentCase(rows=((each, 90), (each, 340), (each, 300)), num_heads=4)
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, torch.device(device))
     expected = latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     lengths, table_SC = batch.kv_len_R.clone(), batch.block_table_SC.clone()
     lengths[1] = 1
@@ -226,7 +227,7 @@ def trees_of(
 ) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
     """Rows of (nodes, queries, keys before the root), whose queries are the last nodes. Nodes that no query sees are
     not numbers."""
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, torch.device(device))
     draw, bits, bases = random.Random(3), list[int](), list[int]()
     for index, (nodes, queries, before) in enumerate(rows):
         own = bits_of(drawn_parents(draw, nodes))[-queries:]
@@ -268,7 +269,7 @@ def test_queries_see_the_nodes_of_their_tree_and_read_no_other(
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_chain_is_a_causal_row(device: str) -> None:
     case = LatentCase(rows=((8, 90), (8, 8)))
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device(device))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, torch.device(device))
     expected = latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     base_T = torch.tensor([82] * 8 + [0] * 8, device=device)
     tree = Tree((2 << torch.arange(8, device=device).repeat(2)) - 1, base_T)
@@ -287,7 +288,7 @@ SMALL = {"QUERIES": 24, "SCORES": 600, "GATHERED_BYTES": 1 << 12}  # so that sho
 def test_the_torch_form_equals_the_reference(case: LatentCase, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SMALL.items() if small else ():
         monkeypatch.setattr(torch_ops, name, value)
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device("cpu"))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, torch.device("cpu"))
     expected = latent_attention_reference(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
     for _ in range(2):  # the second layer finds what the first one has made
         found = torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=scale_of(case))
@@ -313,7 +314,7 @@ def test_the_torch_form_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> 
     made, product = list[int](), Tensor.__matmul__
     monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: (made.append(len(a) * b.shape[-1]), product(a, b))[1])
     case = LatentCase(rows=((64, 30_000),), num_heads=128, rank=32, rope_dim=16, block_size=64)
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, torch.device("cpu"))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, torch.device("cpu"))
     torch_ops.latent_attention(q_THL, q_THY, cache_NPW, batch, scale=1.0)
     assert max(made) <= torch_ops.SCORES
     assert sum(made) > 64 * 128 * 30_000
@@ -328,7 +329,7 @@ def test_the_torch_form_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_bit_depends_on_what_runs_beside_it(heads: int, dtype: torch.dtype, device: str) -> None:
     """A row beside others and alone, a token in a chunk of a prompt and by itself."""
     case = LatentCase(rows=((30, 130), (1, 300), (1, 3), (7, 70)), num_heads=heads)
-    q_THL, q_THY, cache_NPW, batch = make_case(case, dtype, torch.device(device))
+    q_THL, q_THY, cache_NPW, batch = case.inputs(dtype, torch.device(device))
 
     def run(batch: RaggedBatch, first: int, last: int) -> Tensor:
         schedule = schedule_of(case, batch, last - first, fixed=True, item_queries=MOST_QUERIES)
@@ -356,7 +357,7 @@ def test_no_bit_depends_on_what_runs_beside_it(heads: int, dtype: torch.dtype, d
 
 def test_mistakes_are_named() -> None:
     case = CASES[2]
-    q_THL, q_THY, cache_NPW, batch = make_case(case, torch.float32, CPU)
+    q_THL, q_THY, cache_NPW, batch = case.inputs(torch.float32, CPU)
     windowed = replace(batch, schedule=schedule_of(case, batch, len(q_THL), window=9))
     with pytest.raises(ValueError, match="without a window"):
         latent_attention(q_THL, q_THY, cache_NPW, windowed, scale=1.0)
@@ -381,7 +382,8 @@ def test_a_cut_depends_on_shapes_alone_and_fits() -> None:
 
 
 def kv_inputs(case: LatentCase, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
-    return make_kv_case(case, dtype, torch.device(device))
+    (kept,) = as_cases(LatentKVCase, [case])
+    return kept.inputs(dtype, torch.device(device))
 
 
 def both(inputs: tuple[Any, ...]) -> list[list[Tensor]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.kernels.attention.cases import CASES, WIDE_CASES, AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import CASES, WIDE_CASES, AttentionCase
 from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTION, merge_attention, partial_attention
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.op import Platform
@@ -24,8 +24,8 @@ BEHIND = (
 
 
 def taken(case: AttentionCase, name: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
-    options = {k: v for k, v in options_of(case, torch.float32, torch.device(device)).items() if k != "window"}
+    q_THD, *caches, batch = case.inputs(torch.float32, torch.device(device))
+    options = {k: v for k, v in case.options(torch.float32, torch.device(device)).items() if k != "window"}
     attend = PARTIAL_ATTENTION.choose(Platform.of(torch.device(device)), name)
     return attend(q_THD, *spoiled(case, caches, batch), batch, **options)
 
@@ -61,7 +61,7 @@ def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
         pytest.skip("the kernel is written for Hopper")
     rows = ((700, 699), (1, 300), (300, 2500), (2, 1), (129, 129))
     case = AttentionCase(rows=rows, num_heads=8, num_kv_heads=2, head_dim=head_dim, block_size=64)
-    q_THD, k, v, batch = make_case(case, torch.bfloat16, torch.device("cuda"))
+    q_THD, k, v, batch = case.inputs(torch.bfloat16, torch.device("cuda"))
     made = make_schedule(
         batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=0, num_heads=8,
         num_kv_heads=2, cache_NGPD=k,
@@ -107,7 +107,7 @@ def test_triton_merges_as_the_reference(parts: int, heads: int, width: int, sink
 def test_a_window_begins_where_the_row_says() -> None:
     """Each further query sees one key less; with a window of all of them it is attention with that window."""
     case = AttentionCase(rows=((5, 40), (1, 33)), window=12)
-    q_THD, k, v, batch = make_case(case, torch.float32, torch.device("cpu"))
+    q_THD, k, v, batch = case.inputs(torch.float32, torch.device("cpu"))
     first_R = torch.tensor([length - new - case.window + 1 for new, length in case.rows])
     out_THD, _ = partial_attention(q_THD, k, v, batch, scale=case.head_dim**-0.5, first_R=first_R)
     assert (out_THD.double() - dense(case, torch.float32)).abs().max() <= tolerance(torch.float32)

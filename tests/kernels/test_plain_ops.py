@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.activation import cases as activation_cases
 from ridgeline.kernels.activation import op as activation
+from ridgeline.kernels.case import as_cases
 from ridgeline.kernels.embedding import cases as embedding_cases
 from ridgeline.kernels.embedding import op as embedding
-from ridgeline.kernels.embedding.cases import EmbeddingCase
+from ridgeline.kernels.embedding.cases import EmbeddingCase, EmbeddingPartCase
 from ridgeline.kernels.gemm import cases as gemm_cases
 from ridgeline.kernels.gemm import op as gemm
 from ridgeline.kernels.norm import cases as norm_cases
@@ -114,10 +115,10 @@ TABLES = (*embedding_cases.CASES[:2], EmbeddingCase(256, 503, 768))  # a row cos
 
 SUBJECTS = [
     *(Subject(embedding.EMBEDDING, case, case.inputs, exact_embedding) for case in TABLES),
-    *(Subject(embedding.EMBEDDING_PART, case, case.part_inputs, exact_part) for case in TABLES),
+    *(Subject(embedding.EMBEDDING_PART, c, c.inputs, exact_part) for c in as_cases(EmbeddingPartCase, TABLES)),
     *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in gemm_cases.CASES),
     *(Subject(norm.RMS_NORM, case, case.inputs, exact_rms_norm) for case in norm_cases.CASES),
-    *(Subject(norm.LAYER_NORM, case, case.layer_inputs, exact_layer_norm) for case in norm_cases.CASES),
+    *(Subject(norm.LAYER_NORM, case, case.inputs, exact_layer_norm) for case in norm_cases.LAYER_CASES),
     *(Subject(rotary.ROPE, case, case.inputs, exact_rope) for case in rotary_cases.CASES),
     *(Subject(activation.ACTIVATION, case, case.inputs, exact_activation, 16) for case in activation_cases.CASES),
     *(

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ridgeline.kernels.activation import op as activation
 from ridgeline.kernels.activation.cases import ActivationCase
+from ridgeline.kernels.case import as_cases
 from ridgeline.kernels.norm import cases as norm_cases
 from ridgeline.kernels.norm import op as norm
-from ridgeline.kernels.norm.cases import NormCase
+from ridgeline.kernels.norm.cases import LayerNormCase, NormCase
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.output_gate import cases as output_gate_cases
 from ridgeline.kernels.output_gate import op as output_gate
@@ -127,7 +128,8 @@ def strided(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("views", [False, True], ids=["dense", "strided"])
 def test_norms(case: NormCase, dtype: torch.dtype, layer: bool, views: bool, device: str) -> None:
     op = norm.LAYER_NORM if layer else norm.RMS_NORM
-    x, residual, *rest = (case.layer_inputs if layer else case.inputs)(dtype, torch.device(device))
+    (case,) = as_cases(LayerNormCase, [case]) if layer else (case,)
+    x, residual, *rest = case.inputs(dtype, torch.device(device))
     if views:
         x, residual = strided(x), None if residual is None else strided(residual)
     before = x.clone()

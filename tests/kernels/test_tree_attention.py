@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.kernels import kv_cache
-from ridgeline.kernels.attention.cases import AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import AttentionCase
 from ridgeline.kernels.attention.op import PAGED_ATTENTION, RaggedBatch
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.decode_attention.cases import DecodeCase
@@ -60,7 +60,7 @@ class Row:
 
 
 def batch_of(rows: tuple[Row, ...], case: AttentionCase, device: str) -> tuple[Tensor, Tensor, Tensor, RaggedBatch]:
-    given_ = make_case(case, torch.float32, torch.device(device))
+    given_ = case.inputs(torch.float32, torch.device(device))
     bits, bases = ([each for row in rows for each in row.tree[i]] for i in (0, 1))
     tree = Tree(torch.tensor([signed(each) for each in bits], device=device), torch.tensor(bases, device=device))
     return (*given_[:3], replace(given_[3], tree=tree))
@@ -75,7 +75,7 @@ def by_paths(
 ) -> tuple[Tensor, Tensor]:
     """Every query attends in float64 to the keys of its own path, gathered one behind another: what a causal row of
     these tokens gives its last one. Returns the outputs and the cells that some query sees, [N, P]."""
-    options = options_of(case, torch.float32, torch.device("cpu"))
+    options = case.options(torch.float32, torch.device("cpu"))
     slopes = options.get("slopes_H", torch.zeros(case.num_heads)).double()
     sinks = options.get("sinks_H", torch.full((case.num_heads,), -torch.inf)).double()
     outputs, token = [], 0
@@ -109,7 +109,7 @@ def check(name: str, rows: tuple[Row, ...], case: AttentionCase, device: str) ->
     if name == "triton":
         batch = replace(batch, num_tokens_R=None, kv_bound_R=None)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
-    out = attend(q_THD, units[:, 0], units[:, 1], batch, **options_of(case, torch.float32, torch.device(device)))
+    out = attend(q_THD, units[:, 0], units[:, 1], batch, **case.options(torch.float32, torch.device(device)))
     assert (out.cpu().double() - expected).abs().max().item() <= EXACT
 
 
@@ -177,8 +177,8 @@ def test_the_kernels_attend_along_any_tree(step: tuple[tuple[Row, ...], Attentio
 def test_chains_are_what_they_are_without_a_tree(name: str, window: int | None, queries: int, device: str) -> None:
     """As bits over the row, and as tokens that all have their own position for a base."""
     case = AttentionCase(rows=((queries, 100), (queries, queries), (queries, 300)), window=window, num_heads=8)
-    q_THD, *caches, batch = make_case(case, torch.float32, torch.device(device))
-    options = options_of(case, torch.float32, torch.device(device))
+    q_THD, *caches, batch = case.inputs(torch.float32, torch.device(device))
+    options = case.options(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
     expected = attend(q_THD, *caches, batch, **options)
     base_T = torch.tensor([length - new for new, length in case.rows]).repeat_interleave(queries)
@@ -201,14 +201,14 @@ def test_a_stopped_row_with_a_tree_stays_finite_and_disturbs_nobody(
     case = case_of(rows, window=window, num_heads=8)
     q_THD, *caches, batch = batch_of(rows, case, device)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
-    expected = attend(q_THD, *caches, batch, **options_of(case, torch.float32, torch.device(device)))
+    expected = attend(q_THD, *caches, batch, **case.options(torch.float32, torch.device(device)))
     lengths, bits_T, base_T = batch.kv_len_R.clone(), *(x.clone() for x in batch.tree)
     lengths[1] = 1
     bits_T[queries : 2 * queries], base_T[queries : 2 * queries] = 1, 0
     stopped = replace(
         batch, kv_len_R=lengths, tree=Tree(bits_T, base_T), num_tokens_R=None, kv_bound_R=None, derived={}
     )
-    out = attend(q_THD, *caches, stopped, **options_of(case, torch.float32, torch.device(device)))
+    out = attend(q_THD, *caches, stopped, **case.options(torch.float32, torch.device(device)))
     assert out.isfinite().all()
     others = torch.tensor([*range(queries), *range(2 * queries, 3 * queries)], device=device)
     torch.testing.assert_close(out[others], expected[others], atol=EXACT, rtol=0)
@@ -227,7 +227,7 @@ def test_a_schedule_says_whether_it_knows_trees(device: str) -> None:
     case = case_of(rows, window=20)
     q_THD, *caches, batch = batch_of(rows, case, device)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
-    options = options_of(case, torch.float32, torch.device(device))
+    options = case.options(torch.float32, torch.device(device))
     expected = attend(q_THD, *caches, batch, **options)
     with pytest.raises(ValueError, match="make schedules with trees"):
         attend(q_THD, *caches, replace(batch, schedule=schedule_of(batch, case, len(q_THD))), **options)
@@ -247,7 +247,7 @@ def test_trees_are_attended_to_in_16_bits_and_in_levels(
     rows = STEPS[step]
     case = case_of(rows, num_heads=4, head_dim=32, **way)
     q_THD, *caches, batch = batch_of(rows, case, device)
-    options, scales = options_of(case, torch.float16, torch.device(device)), None
+    options, scales = case.options(torch.float16, torch.device(device)), None
     given_ = numbers_ = [x.half() for x in caches]
     if levels is not None:
         each = [kv_cache.row_scales(cache, levels) for cache in caches]

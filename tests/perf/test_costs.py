@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.activation.cost import activation_cost
-from ridgeline.kernels.attention.cost import attention_cost, visible, write_kv_cost
+from ridgeline.kernels.attention.cost import attention_cost, visible
 from ridgeline.kernels.embedding.cost import embedding_cost
 from ridgeline.kernels.gemm.cost import linear_cost
 from ridgeline.kernels.norm.cost import norm_cost
-from ridgeline.kernels.rotary.cost import rope_cost
+from ridgeline.kernels.rotary.cost import rope_cost, write_kv_cost
 from ridgeline.kernels.sampling.cost import sample_cost
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.stripes import held
-from ridgeline.kernels.attention.cases import CASES, AttentionCase, make_case, options_of
+from ridgeline.kernels.attention.cases import CASES, AttentionCase
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -37,11 +37,11 @@ ALL = (*CASES, MANY, SLOPED, replace(SLOPED, window=None))
 
 def attended(way: str, ranks: int, case: AttentionCase) -> Tensor:
     """What the ranks return, in the order of the step's tokens. What no token sees is NaN in all caches."""
-    q_THD, *caches, batch = make_case(case, torch.float32, CPU)
+    q_THD, *caches, batch = case.inputs(torch.float32, CPU)
     batch = forgotten(case, batch)
     caches = spoiled(case, caches, batch)
     wide = torch.float32 if way == "heads" else torch.float64
-    options = options_of(case, torch.float32, CPU)
+    options = case.options(torch.float32, CPU)
     softmax = Softmax(options["scale"], options.get("softcap"), options.get("sinks_H"), options.get("slopes_H"))
     new_R, end_R = (np.array(column) for column in zip(*case.rows, strict=True))
     position_T = torch.cat([torch.arange(end - new, end) for new, end in case.rows])

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.activation.cost import activation_cost
+from ridgeline.kernels.case import Cases, OpCase
+
 
 @dataclass(frozen=True)
-class ActivationCase:
+class ActivationCase(OpCase):
     """A case for tests and benchmarks.
 
     width: the columns of the input, 2F if the op is gated.
@@ -24,9 +28,24 @@ class ActivationCase:
         generator = torch.Generator(device).manual_seed(seed)
         return (3 * torch.randn(self.tokens, self.width, generator=generator, device=device)).to(dtype), self.kind
 
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.tokens}x{self.width // 2}"
+
+    @property
+    def slack(self) -> int:
+        return 16 * 16
+
+    def cost(self, itemsize: int) -> Cost:
+        return activation_cost(self.tokens, self.width // 2, kind=self.kind, itemsize=itemsize, gated=True)
+
 
 CASES = tuple(
     ActivationCase(tokens, width, kind)
     for kind in ("silu", "gelu", "gelu_tanh", "relu2")
     for tokens, width in ((1, 64), (7, 352), (64, 6144))
 )
+
+OP_CASES = {
+    "gated_activation": Cases(CASES, [ActivationCase(t, 28_672, "silu") for t in (1, 64, 256, 8192)]),
+}

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.attention.cost import attention_cost
 from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.case import Cases, OpCase, rows_label
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionCase:
+class AttentionCase(OpCase):
     """A case for tests and benchmarks.
 
     rows: (new tokens, tokens in the cache after them) of each row.
     """
+
+    epsilons: ClassVar[int] = 8  # two products and the output; the weights sum to one, so the length does not matter
 
     rows: tuple[tuple[int, int], ...]
     num_heads: int = 4
@@ -27,6 +33,45 @@ class AttentionCase:
     sinks: bool = False
     softcap: float | None = None
     alibi: bool = False
+
+    def options(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
+        """Return the keyword arguments of a self."""
+        options = {"scale": self.head_dim**-0.5, "window": self.window}
+        if self.softcap is not None:
+            options["softcap"] = self.softcap
+        if self.alibi:
+            options["slopes_H"] = (2.0 ** -torch.arange(1, self.num_heads + 1)).to(device)
+        if self.sinks:
+            generator = torch.Generator().manual_seed(seed)
+            options["sinks_H"] = torch.randn(self.num_heads, generator=generator).to(device, dtype)
+        return options
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
+        """Return random (q_THD, k_cache, v_cache, batch) for a self. Rows have shuffled slots, and blocks are scattered
+        over the cache."""
+        generator = torch.Generator().manual_seed(seed)
+        batch, num_blocks = scattered(self.rows, self.block_size, device, generator)
+        shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
+        tokens = sum(new for new, _ in self.rows)
+        q_THD = torch.randn(tokens, self.num_heads, self.head_dim, generator=generator)
+        k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+        return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
+
+    @property
+    def label(self) -> str:
+        window = f" window {self.window}" if self.window else ""
+        return f"{rows_label(self.rows)} heads {self.num_heads}/{self.num_kv_heads}x{self.head_dim}{window}"
+
+    @property
+    def slack(self) -> int:
+        return max(kv for _, kv in self.rows)
+
+    def cost(self, itemsize: int) -> Cost:
+        new_R, kv_R = zip(*self.rows, strict=True)
+        return attention_cost(
+            new_R, kv_R, itemsize=itemsize, kv_itemsize=itemsize, num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window,
+        )  # fmt: skip
 
 
 CASES = (
@@ -59,31 +104,6 @@ WIDE_CASES = (  # cases that the plain implementation need not support, and more
 )
 
 
-def options_of(case: AttentionCase, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
-    """Return the keyword arguments of a case."""
-    options = {"scale": case.head_dim**-0.5, "window": case.window}
-    if case.softcap is not None:
-        options["softcap"] = case.softcap
-    if case.alibi:
-        options["slopes_H"] = (2.0 ** -torch.arange(1, case.num_heads + 1)).to(device)
-    if case.sinks:
-        generator = torch.Generator().manual_seed(seed)
-        options["sinks_H"] = torch.randn(case.num_heads, generator=generator).to(device, dtype)
-    return options
-
-
-def make_case(case: AttentionCase, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
-    """Return random (q_THD, k_cache, v_cache, batch) for a case. Rows have shuffled slots, and blocks are scattered
-    over the cache."""
-    generator = torch.Generator().manual_seed(seed)
-    batch, num_blocks = scattered(case.rows, case.block_size, device, generator)
-    shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
-    tokens = sum(new for new, _ in case.rows)
-    q_THD = torch.randn(tokens, case.num_heads, case.head_dim, generator=generator)
-    k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-    return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
-
-
 def scattered(
     rows: Sequence[tuple[int, int]], block_size: int, device: torch.device, generator: torch.Generator
 ) -> tuple[RaggedBatch, int]:
@@ -107,3 +127,11 @@ def scattered(
         kv_bound_R=np.array(lengths, np.int32),
     )
     return batch, 1 + num_rows * columns
+
+
+REAL = [
+    AttentionCase(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
+    for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
+]
+
+OP_CASES = {"paged_attention": Cases(CASES, REAL)}

@@ -18,11 +18,6 @@ WORKSPACE_BYTES = 1 << 28  # a bound on the bytes of the keys and values that a 
 ITEM_PAIRS = 512  # tokens times heads of an item, at most, where a program takes only some of its queries
 
 
-def write_kv_cost(tokens: int, num_kv_heads: int, head_dim: int, *, itemsize: float, kv_itemsize: float) -> Cost:
-    """Count each token's key and value as read once and written once, and an int32 place as read."""
-    return Cost(tokens * (2 * num_kv_heads * head_dim * (itemsize + kv_itemsize) + 4), 0.0)
-
-
 def attention_cost(
     num_tokens_R: ArrayLike,
     kv_len_R: ArrayLike,

@@ -269,4 +269,5 @@ PAGED_ATTENTION = Op(
         Implementation("triton", "ridgeline.kernels.attention.triton:paged_attention", on_gpu),
         Implementation("sdpa", "ridgeline.kernels.attention.torch_ops:paged_attention"),
     ),
+    matrix=True,
 )

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class ConvCase:
+class ConvCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -45,6 +49,13 @@ class ConvCase:
         x_TX[sum(self.rows) :] = torch.nan
         return x_TX, normal(self.channels, self.width), bias_X, tails_NwX, turns, self.activation
 
+    @property
+    def shape(self) -> str:
+        return f"{self.channels} channels"
+
+    def cost(self, itemsize: int) -> Cost:
+        return causal_conv_cost(*self.counts, self.channels, self.width, itemsize=itemsize, bias=self.bias)
+
 
 CASES = (
     ConvCase((1,), 32),
@@ -53,3 +64,5 @@ CASES = (
     ConvCase((70, 3, 1, 65), 40, width=3, bias=True, activation=None, marks=(70, 1, 0, 30), fresh=(1,)),
     ConvCase((2, 9), 8, width=2, marks=(1, 0)),
 )
+
+OP_CASES = {"causal_conv": Cases(unpadded(CASES), [ConvCase(rows, 8192) for rows in REAL_ROWS])}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
 from ridgeline.core.weight_format import SUPER, CodedFormat
+from ridgeline.kernels.case import Cases, OpCase, as_cases
 from ridgeline.kernels.coded_gemm.op import (
     IQ2_S,
     IQ4_XS,
@@ -25,10 +28,12 @@ from ridgeline.kernels.coded_gemm.op import (
     Coded,
     packed,
 )
+from ridgeline.kernels.gemm.cases import PROJECTIONS, normed
+from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
 
 
 @dataclass(frozen=True)
-class CodedCase:
+class CodedCase(OpCase):
     """A case of `coded_linear` for tests and benchmarks. The codes are random.
 
     scales: the dtype of the scales of formats that are not nested; uint8 is E8M0.
@@ -42,12 +47,67 @@ class CodedCase:
     scales: torch.dtype = torch.float16
     ordered: bool = True
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Coded, Tensor | None]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return random inputs, with scales such that outputs have a standard deviation of about one."""
         generator = torch.Generator(device).manual_seed(seed)
         x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
         bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
         return x_TI, random_codes(self, device, generator), bias_O
+
+    @property
+    def shape(self) -> str:
+        """The label without the bias."""
+        how = f"{self.format.bits} bits, {self.format.values}, {self.format.zeros}"
+        return f"{self.tokens}x{self.out_width}x{self.in_width} {how}" + (" nested" if self.format.nested else "")
+
+    @property
+    def label(self) -> str:
+        return self.shape + (" bias" if self.bias else "")
+
+    @property
+    def slack(self) -> int:
+        """An implementation may round activations to int8, some dozens at a time. Their step is then about 1 / 60 of
+        their standard deviation, which moves a result by 0.005 to 0.01 in the mean square, and one in millions by six
+        times that."""
+        return 1 << 20
+
+    @property
+    def weight_itemsize(self) -> float:
+        """The bytes of a weight as the file has it, with its share of scales, zeros and minima."""
+        minimum = self.format.zeros == "minimum"
+        scale = 1 if self.format.nested else self.scales.itemsize
+        zero = scale if minimum else self.format.zeros == "levels"
+        outer = 2 * (1 + minimum) / SUPER if self.format.nested else 0
+        return self.format.bits / 8 + (scale + zero) / (self.format.group or self.in_width) + outer
+
+    def cost(self, itemsize: int) -> Cost:
+        return linear_cost(
+            self.tokens, self.in_width, self.out_width, itemsize=itemsize, weight_itemsize=self.weight_itemsize,
+            bias=self.bias,
+        )  # fmt: skip
+
+
+class CodedNormCase(CodedCase):
+    """The same with a norm, a residual and a gate."""
+
+    epsilons: ClassVar[int] = 32
+
+    @property
+    def label(self) -> str:
+        return self.shape + " silu"
+
+    @property
+    def slack(self) -> int:
+        return 2 * super().slack
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        return normed(super().inputs(dtype, device, seed))
+
+    def cost(self, itemsize: int) -> Cost:
+        return norm_linear_cost(
+            self.tokens, self.in_width, self.out_width // 2, itemsize=itemsize, weight_itemsize=self.weight_itemsize,
+            bias=self.bias, gate="silu",
+        )  # fmt: skip
 
 
 def random_codes(case: CodedCase, device: torch.device, generator: torch.Generator) -> Coded:
@@ -108,3 +168,10 @@ CASES = (
     CodedCase(40, 512, 256, W4, bias=True),
     CodedCase(256, 1024, 512, W4),
 )
+
+REAL = [CodedCase(t, i, o, how) for i, o in PROJECTIONS for how in (W4, Q4_K) for t in (1, 8, 64, 256, 8192)]
+
+OP_CASES = {
+    "coded_linear": Cases(CASES, REAL),
+    "coded_norm_linear": Cases(as_cases(CodedNormCase, CASES), as_cases(CodedNormCase, REAL)),
+}

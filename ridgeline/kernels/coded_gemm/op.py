@@ -192,6 +192,7 @@ CODED_LINEAR = Op(
         Implementation("torch", "ridgeline.kernels.coded_gemm.torch_ops:coded_linear"),
         Implementation("batch_invariant", "ridgeline.kernels.coded_gemm.batch_invariant:coded_linear", on_gpu),
     ),
+    matrix=True,
 )
 CODED_NORM_LINEAR = Op(
     "coded_norm_linear",
@@ -202,4 +203,5 @@ CODED_NORM_LINEAR = Op(
         Implementation("torch", "ridgeline.kernels.coded_gemm.torch_ops:coded_norm_linear"),
         Implementation("batch_invariant", "ridgeline.kernels.coded_gemm.batch_invariant:coded_norm_linear", on_gpu),
     ),
+    matrix=True,
 )

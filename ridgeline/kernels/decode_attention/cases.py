@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention import cases as attention_cases
+from ridgeline.core.cost import Cost
 from ridgeline.kernels.attention.cases import AttentionCase
+from ridgeline.kernels.case import Cases, OpCase, rows_label
+from ridgeline.kernels.rotary.cost import write_kv_cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeCase:
+class DecodeCase(OpCase):
     """A case for tests and benchmarks. Fields that are not listed mean the same as those of attention/op.py.
 
     lengths: cached tokens by row, the new one included.
     rotary_dim: None for no rotation.
     norm_float32: the norms' weights are float32, whatever the activations are.
     """
+
+    epsilons: ClassVar[int] = 16  # for the heads and for the attention
 
     lengths: tuple[int, ...]
     num_heads: int = 4
@@ -53,7 +58,7 @@ class DecodeCase:
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0, unseen: float = 0.0) -> tuple:
         """Return the op's positional arguments. The caches are views of one allocation, and hold `unseen` wherever no
         row may look. That includes a newest key's place, since it has not been written."""
-        q_THD, k_cache, v_cache, batch = attention_cases.make_case(self.attention, dtype, device, seed)
+        q_THD, k_cache, v_cache, batch = self.attention.inputs(dtype, device, seed)
         generator = torch.Generator().manual_seed(seed + 1)
 
         def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -91,7 +96,25 @@ class DecodeCase:
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict:
         """Return the op's keyword arguments."""
-        return {**attention_cases.options_of(self.attention, dtype, device), "v_norm": self.v_norm}
+        return {**self.attention.options(dtype, device), "v_norm": self.v_norm}
+
+    @property
+    def label(self) -> str:
+        window = f" window {self.window}" if self.window else ""
+        shape = f"heads {self.num_heads}/{self.num_kv_heads}x{self.head_dim}{window}" + (" norm" if self.norm else "")
+        return f"{rows_label(self.lengths)} {shape}"
+
+    @property
+    def slack(self) -> int:
+        return max(self.lengths)
+
+    def cost(self, itemsize: int) -> Cost:
+        """Return the cost of reading the projection, of keeping keys and values, and of the attention. Angles and
+        weights are left out."""
+        rows, heads, dim = len(self.lengths), self.num_kv_heads, self.head_dim
+        kept = write_kv_cost(rows, heads, dim, itemsize=itemsize, kv_itemsize=itemsize)
+        read = self.attention.cost(itemsize)
+        return Cost(kept.bytes + read.bytes, read.flops)
 
 
 CASES = (
@@ -120,3 +143,17 @@ WIDE_CASES = (  # cases that the plain implementation need not support
     ),
     DecodeCase(lengths=(400, 33), window=90, head_dim=256, rotary_dim=256, norm=True, v_norm=True),
 )
+
+REAL = [
+    DecodeCase(lengths=(cached,) * rows, num_heads=h, num_kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16)
+    for h, rows, cached in (
+        (32, 1, 192),
+        (32, 1, 8192),
+        (32, 8, 1024),
+        (32, 64, 1024),
+        (16, 1, 192),
+        (16, 64, 1024),
+    )
+]
+
+OP_CASES = {"decode_attention": Cases(CASES, REAL)}

@@ -117,4 +117,5 @@ DECODE_ATTENTION = Op(
         Implementation("torch", "ridgeline.kernels.decode_attention.torch_ops:decode_attention"),
         Implementation("batch_invariant", "ridgeline.kernels.decode_attention.triton:batch_invariant", on_gpu),
     ),
+    matrix=True,
 )

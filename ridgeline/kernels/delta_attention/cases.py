@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.linear_attention.cost import linear_attention_cost
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class DeltaAttentionCase:
+class DeltaAttentionCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -55,6 +59,17 @@ class DeltaAttentionCase:
             q, k, v, a_THK, b_TH.to(dtype), log_rate_H, dt_bias_HK, states_NHKV, turns, self.key_width**-0.5,
         )  # fmt: skip
 
+    @property
+    def shape(self) -> str:
+        return f"heads {self.heads} {self.key_width}x{self.value_width}"
+
+    def cost(self, itemsize: int) -> Cost:
+        decays = self.heads * (self.key_width + 1)  # and what decides how much a token changes
+        return linear_attention_cost(
+            self.rows, heads=self.heads, key_width=self.key_width, value_width=self.value_width, delta=True,
+            itemsize=itemsize, decay_bytes=itemsize * decays,
+        )  # fmt: skip
+
 
 CASES = (
     DeltaAttentionCase((1,)),
@@ -63,3 +78,9 @@ CASES = (
     DeltaAttentionCase((70, 3, 1, 65), heads=1, marks=(70, 1, 0, 30), fresh=(1,), alike=0.9),
     DeltaAttentionCase((90,), heads=1, key_width=64, value_width=16, alike=1.0, slow=2.0),
 )
+
+OP_CASES = {
+    "delta_attention": Cases(
+        unpadded(CASES), [DeltaAttentionCase(rows, heads=32, key_width=128, value_width=128) for rows in REAL_ROWS]
+    )
+}

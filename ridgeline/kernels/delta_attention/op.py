@@ -59,4 +59,5 @@ DELTA_ATTENTION = Op(
         Implementation("torch", "ridgeline.kernels.delta_attention.torch_ops:delta_attention"),
         Implementation("batch_invariant", "ridgeline.kernels.delta_attention.triton:delta_attention_in_order", on_gpu),
     ),
+    matrix=True,
 )

@@ -86,4 +86,5 @@ EXPANDED_ATTENTION = Op(
         Implementation("triton", "ridgeline.kernels.expanded_attention.triton:expanded_attention", on_gpu),
         Implementation("torch", "ridgeline.kernels.expanded_attention.torch_ops:expanded_attention", on_cpu),
     ),
+    matrix=True,
 )

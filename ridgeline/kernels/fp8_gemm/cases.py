@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
 from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, IN_BLOCKS, LARGEST, Fp8, to_fp8
+from ridgeline.kernels.case import Cases, OpCase, as_cases
+from ridgeline.kernels.fp8_gemm.cost import fp8_linear_cost, fp8_norm_linear_cost
+from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, IN_BLOCKS, LARGEST, to_fp8
+from ridgeline.kernels.gemm.cases import PROJECTIONS, normed
 
 
 @dataclass(frozen=True)
-class Fp8Case:
+class Fp8Case(OpCase):
     """A case of `fp8_linear` for tests and benchmarks."""
 
     tokens: int
@@ -21,7 +26,7 @@ class Fp8Case:
     format: Fp8Format = BY_TOKEN
     bias: bool = False
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Fp8, Tensor | None]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return random inputs, with weights scaled so that outputs have a standard deviation of about one."""
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -35,6 +40,50 @@ class Fp8Case:
         bias_O = normal(self.out_width).to(dtype) if self.bias else None
         return x_TI, to_fp8(matrix_OI, self.format, x_scale), bias_O
 
+    @property
+    def shape(self) -> str:
+        """The label without the bias."""
+        how = "blocks" if self.format.block else str(self.format.activations)
+        return f"{self.tokens}x{self.out_width}x{self.in_width} {how}"
+
+    @property
+    def label(self) -> str:
+        return self.shape + (" bias" if self.bias else "")
+
+    @property
+    def slack(self) -> int:
+        """An implementation may leave activations unrounded. Rounding moves a result by up to 1 / 28 of its standard
+        deviation in the mean square, and one in millions by six times that."""
+        return self.in_width if self.format.activations is None else 1 << 22
+
+    def cost(self, itemsize: int) -> Cost:
+        return fp8_linear_cost(
+            self.tokens, self.in_width, self.out_width, itemsize=itemsize, format=self.format, bias=self.bias
+        )
+
+
+class Fp8NormCase(Fp8Case):
+    """The same with a norm, a residual and a gate."""
+
+    epsilons: ClassVar[int] = 32
+
+    @property
+    def label(self) -> str:
+        return self.shape + " silu"
+
+    @property
+    def slack(self) -> int:
+        return 2 * super().slack
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        return normed(super().inputs(dtype, device, seed))
+
+    def cost(self, itemsize: int) -> Cost:
+        return fp8_norm_linear_cost(
+            self.tokens, self.in_width, self.out_width // 2, itemsize=itemsize, format=self.format, bias=self.bias,
+            gate="silu",
+        )  # fmt: skip
+
 
 CASES = (
     Fp8Case(1, 256, 64),
@@ -46,3 +95,10 @@ CASES = (
     Fp8Case(40, 768, 256),
     Fp8Case(256, 1024, 512),
 )
+
+REAL = [Fp8Case(t, i, o, how) for i, o in PROJECTIONS for how in (BY_TOKEN, IN_BLOCKS) for t in (1, 8, 64, 256, 8192)]
+
+OP_CASES = {
+    "fp8_linear": Cases(CASES, REAL),
+    "fp8_norm_linear": Cases(as_cases(Fp8NormCase, CASES), as_cases(Fp8NormCase, REAL)),
+}

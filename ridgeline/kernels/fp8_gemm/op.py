@@ -156,5 +156,5 @@ def _implementations(name: str) -> tuple[Implementation, ...]:
     )
 
 
-FP8_LINEAR = Op("fp8_linear", fp8_linear, _implementations("fp8_linear"))
-FP8_NORM_LINEAR = Op("fp8_norm_linear", fp8_norm_linear, _implementations("fp8_norm_linear"))
+FP8_LINEAR = Op("fp8_linear", fp8_linear, _implementations("fp8_linear"), matrix=True)
+FP8_NORM_LINEAR = Op("fp8_norm_linear", fp8_norm_linear, _implementations("fp8_norm_linear"), matrix=True)

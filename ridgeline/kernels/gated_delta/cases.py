@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class GatedDeltaCase:
+class GatedDeltaCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -56,6 +60,16 @@ class GatedDeltaCase:
             a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, self.key_width**-0.5,
         )  # fmt: skip
 
+    @property
+    def shape(self) -> str:
+        return f"heads {self.heads}/{self.value_heads} {self.key_width}x{self.value_width}"
+
+    def cost(self, itemsize: int) -> Cost:
+        return gated_delta_cost(
+            self.rows, heads=self.heads, value_heads=self.value_heads, key_width=self.key_width,
+            value_width=self.value_width, itemsize=itemsize,
+        )  # fmt: skip
+
 
 CASES = (
     GatedDeltaCase((1,)),
@@ -64,3 +78,10 @@ CASES = (
     GatedDeltaCase((70, 3, 1, 65), heads=1, value_heads=1, marks=(70, 1, 0, 30), fresh=(1,), alike=0.9),
     GatedDeltaCase((150,), heads=1, value_heads=2, key_width=64, value_width=16, alike=1.0),
 )
+
+OP_CASES = {
+    "gated_delta": Cases(
+        unpadded(CASES),
+        [GatedDeltaCase(rows, heads=16, value_heads=32, key_width=128, value_width=128) for rows in REAL_ROWS],
+    )
+}

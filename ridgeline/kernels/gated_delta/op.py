@@ -74,4 +74,5 @@ GATED_DELTA = Op(
         Implementation("torch", "ridgeline.kernels.gated_delta.torch_ops:gated_delta"),
         Implementation("batch_invariant", "ridgeline.kernels.gated_delta.triton:gated_delta_in_order", on_gpu),
     ),
+    matrix=True,
 )

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases, OpCase
+from ridgeline.kernels.gated_norm.cost import gated_norm_cost
+
 
 @dataclass(frozen=True)
-class GatedNormCase:
+class GatedNormCase(OpCase):
     """A case for tests and benchmarks.
 
     heads: x is [T, heads, M].
@@ -38,6 +42,13 @@ class GatedNormCase:
             x_TM, z_TM = (each.unflatten(1, (self.heads, -1)) for each in (x_TM, z_TM))
         return x_TM, z_TM, normal(self.width), 1e-6, self.group, self.norm_before_gate, self.gate
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.heads or 1}x{self.width}"
+
+    def cost(self, itemsize: int) -> Cost:
+        return gated_norm_cost(self.tokens * (self.heads or 1), self.width, itemsize=itemsize)
+
 
 CASES = (
     GatedNormCase(1, 64, 64),
@@ -46,3 +57,5 @@ CASES = (
     GatedNormCase(7, 1536, 1536, norm_before_gate=False),
     GatedNormCase(3, 320, 80, gate="sigmoid"),
 )
+
+OP_CASES = {"gated_norm": Cases(CASES, [GatedNormCase(t, 128, 128, heads=32) for t in (1, 64, 256, 8192)])}

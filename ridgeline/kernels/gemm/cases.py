@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases, OpCase
+from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
+
 
 @dataclass(frozen=True)
-class LinearCase:
+class LinearCase(OpCase):
     """A case of `linear` for tests and benchmarks."""
 
     tokens: int
@@ -28,15 +33,28 @@ class LinearCase:
         weight_OI = (normal(self.out_width, self.in_width) * self.in_width**-0.5).to(dtype)
         return x_TI, weight_OI, normal(self.out_width).to(dtype) if self.bias else None
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.out_width}x{self.in_width}" + (" bias" if self.bias else "")
+
+    @property
+    def slack(self) -> int:
+        return self.in_width
+
+    def cost(self, itemsize: int) -> Cost:
+        return linear_cost(self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias)
+
 
 @dataclass(frozen=True)
-class NormLinearCase:
+class NormLinearCase(OpCase):
     """A case of `norm_linear` for tests and benchmarks.
 
     out_width: the columns of the result. The weight has twice as many rows if the op is gated.
     norm_float32: the norm's weight is float32, whatever the activations are.
     norm: False: there is no norm.
     """
+
+    epsilons: ClassVar[int] = 16
 
     tokens: int
     in_width: int
@@ -59,6 +77,28 @@ class NormLinearCase:
         norm_weight_I = 1 + 0.3 * torch.randn(self.in_width, generator=generator, device=device)
         norm_weight_I = norm_weight_I.to(torch.float32 if self.norm_float32 else dtype)
         return x_TI, residual_TI, norm_weight_I if self.norm else None, self.eps, weight_OI, bias_O, self.gate
+
+    @property
+    def label(self) -> str:
+        shape = f"{self.tokens}x{self.out_width}x{self.in_width} {self.gate or ''}".rstrip()
+        return shape + (" bias" if self.bias else "")
+
+    @property
+    def slack(self) -> int:
+        return 16 * self.in_width
+
+    def cost(self, itemsize: int) -> Cost:
+        return norm_linear_cost(
+            self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias, residual=self.residual,
+            gate=self.gate,
+        )  # fmt: skip
+
+
+def normed(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an op with a norm, a residual and a gate, made of those of the product alone."""
+    x_TI, weight, bias_O = given
+    norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=x_TI.device).to(x_TI.dtype)
+    return x_TI, x_TI.flip(0), norm_I, 1e-5, weight, bias_O, "silu"
 
 
 CASES = (
@@ -90,3 +130,18 @@ NORM_CASES = (
     NormLinearCase(3, 96, 36, bias=True, gate="gelu", norm=False),
     NormLinearCase(40, 512, 48, gate="silu", residual=False, norm=False),
 )
+
+# (inputs, outputs) of qkv, output, gate_up and down projections of an 8B model, gate_up of a 1B model
+PROJECTIONS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (2048, 16_384))
+
+OP_CASES = {
+    "linear": Cases(
+        CASES,
+        [LinearCase(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64, 256, 8192)]
+        + [LinearCase(t, 4096, 128_256) for t in (1, 64)],
+    ),
+    "norm_linear": Cases(
+        NORM_CASES,
+        [NormLinearCase(t, i, o, gate="silu") for i, o in ((4096, 14_336), (1024, 3072)) for t in (1, 8, 64)],
+    ),
+}

@@ -98,6 +98,7 @@ LINEAR = Op(
         Implementation("torch", "ridgeline.kernels.gemm.torch_ops:linear"),
         Implementation("batch_invariant", "ridgeline.kernels.gemm.batch_invariant:linear", on_gpu),
     ),
+    matrix=True,
 )
 NORM_LINEAR = Op(
     "norm_linear",
@@ -108,4 +109,5 @@ NORM_LINEAR = Op(
         Implementation("torch", "ridgeline.kernels.gemm.torch_ops:norm_linear"),
         Implementation("batch_invariant", "ridgeline.kernels.gemm.batch_invariant:norm_linear", on_gpu),
     ),
+    matrix=True,
 )

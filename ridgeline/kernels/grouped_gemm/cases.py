@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import UNGATED
 from ridgeline.core.weight_format import CodedFormat, Fp8Format, WeightFormat
+from ridgeline.kernels.case import Cases, OpCase, as_cases
 from ridgeline.kernels.coded_gemm import cases as coded_cases
 from ridgeline.kernels.coded_gemm.cases import CodedCase
 from ridgeline.kernels.fp8_gemm.op import to_fp8
+from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
 from ridgeline.kernels.grouped_gemm.matrices import Matrices, stacked
+from ridgeline.kernels.route.cases import MIXTURES
 from ridgeline.kernels.route.op import Routes, in_order
 
 
@@ -79,6 +84,53 @@ class ExpertsCase:
     def _normal(seed: int, device: torch.device, *shape: int) -> Tensor:
         return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.used} of {self.experts} {self.width}x{self.inner}"
+
+    @property
+    def reached(self) -> float:
+        """How many experts uniform routing reaches."""
+        return touched(self.tokens, self.experts, self.used)
+
+
+class GateUpCase(ExpertsCase, OpCase):
+    """The first op."""
+
+    epsilons: ClassVar[int] = 32
+
+    @property
+    def slack(self) -> int:
+        return 16 * self.width
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        return self.gate_up_inputs(dtype, device, seed)
+
+    def cost(self, itemsize: int) -> Cost:
+        return grouped_gate_up_cost(
+            self.tokens, self.width, self.inner, itemsize=itemsize, used=self.used, reached=self.reached,
+            kind=self.gate, bias=self.bias,
+        )  # fmt: skip
+
+
+class DownCase(ExpertsCase, OpCase):
+    """The second op."""
+
+    epsilons: ClassVar[int] = 8
+
+    @property
+    def slack(self) -> int:
+        return self.inner
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        return self.down_inputs(dtype, device, seed)
+
+    def cost(self, itemsize: int) -> Cost:
+        return grouped_down_cost(
+            self.tokens, self.inner, self.width, itemsize=itemsize, used=self.used, reached=self.reached,
+            bias=self.bias, add=self.add,
+        )  # fmt: skip
+
 
 CASES = (
     ExpertsCase(1, 64, 48, experts=8, used=2),
@@ -91,3 +143,11 @@ CASES = (
     ExpertsCase(3, 64, 40, experts=8, used=2, gate="relu2", dead=1),
     ExpertsCase(70, 96, 64, experts=8, used=3, gate="relu2", bias=True),
 )
+
+ALIVE = [case for case in CASES if not case.dead]
+REAL = [ExpertsCase(t, m, f, experts=e, used=k) for m, f, e, k in MIXTURES for t in (1, 8, 64, 256, 8192)]
+
+OP_CASES = {
+    "grouped_gate_up": Cases(as_cases(GateUpCase, ALIVE), as_cases(GateUpCase, REAL)),
+    "grouped_down": Cases(as_cases(DownCase, ALIVE), as_cases(DownCase, REAL)),
+}

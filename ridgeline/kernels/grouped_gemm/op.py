@@ -89,6 +89,7 @@ GROUPED_GATE_UP = Op(
         Implementation("torch", f"{_HERE}.torch_ops:grouped_gate_up"),
         Implementation("batch_invariant", f"{_HERE}.batch_invariant:grouped_gate_up", on_gpu),
     ),
+    matrix=True,
 )
 GROUPED_DOWN = Op(
     "grouped_down",
@@ -99,4 +100,5 @@ GROUPED_DOWN = Op(
         Implementation("torch", f"{_HERE}.torch_ops:grouped_down"),
         Implementation("batch_invariant", f"{_HERE}.batch_invariant:grouped_down", on_gpu),
     ),
+    matrix=True,
 )

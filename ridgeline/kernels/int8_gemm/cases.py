@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases, OpCase
+from ridgeline.kernels.gemm.cases import PROJECTIONS
+from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.int8_gemm.op import LEVELS, RUN
 
 
 @dataclass(frozen=True)
-class Int8Case:
+class Int8Case(OpCase):
     """A case for tests and benchmarks."""
 
     tokens: int
@@ -34,6 +38,17 @@ class Int8Case:
         bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
         return x_TI, level_OJ, scale_O.to(dtype), bias_O
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.out_width}x{self.in_width}" + (" bias" if self.bias else "")
+
+    @property
+    def slack(self) -> int:
+        return self.in_width
+
+    def cost(self, itemsize: int) -> Cost:
+        return int8_linear_cost(self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias)
+
 
 CASES = (
     Int8Case(1, 64, 64),
@@ -44,3 +59,5 @@ CASES = (
     Int8Case(40, 768, 2304, bias=True),
     Int8Case(256, 1024, 512),
 )
+
+OP_CASES = {"int8_linear": Cases(CASES, [Int8Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)])}

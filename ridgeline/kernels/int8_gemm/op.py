@@ -33,4 +33,5 @@ INT8_LINEAR = Op(
     "int8_linear",
     int8_linear,
     (Implementation("torch", "ridgeline.kernels.int8_gemm.torch_ops:int8_linear", on_cpu),),
+    matrix=True,
 )

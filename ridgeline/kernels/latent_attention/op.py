@@ -129,4 +129,5 @@ LATENT_ATTENTION = Op(
         Implementation("triton", "ridgeline.kernels.latent_attention.triton:latent_attention", on_gpu),
         Implementation("torch", "ridgeline.kernels.latent_attention.torch_ops:latent_attention", on_cpu),
     ),
+    matrix=True,
 )

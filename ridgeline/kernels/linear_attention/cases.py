@@ -8,11 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.linear_attention.cost import linear_attention_cost
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class LinearAttentionCase:
+class LinearAttentionCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -53,6 +57,17 @@ class LinearAttentionCase:
         states_NHKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
         return q, k, v, decay, states_NHKV, turns, self.key_width**-0.5
 
+    @property
+    def shape(self) -> str:
+        return f"heads {self.heads} {self.key_width}x{self.value_width} by {self.decay}"
+
+    def cost(self, itemsize: int) -> Cost:
+        decays = {"channel": self.heads * self.key_width, "token": self.heads, "head": 0}[self.decay]
+        return linear_attention_cost(
+            self.rows, heads=self.heads, key_width=self.key_width, value_width=self.value_width, itemsize=itemsize,
+            decay_bytes=4.0 * decays,
+        )  # fmt: skip
+
 
 CASES = (
     LinearAttentionCase((1,)),
@@ -62,3 +77,9 @@ CASES = (
     LinearAttentionCase((40,), heads=3, key_width=24, value_width=16, decay="head", fast=0.02),
     LinearAttentionCase((90,), heads=1, key_width=64, value_width=48, fast=3.0),
 )
+
+OP_CASES = {
+    "linear_attention": Cases(
+        unpadded(CASES), [LinearAttentionCase(rows, heads=4, key_width=256, value_width=512) for rows in REAL_ROWS]
+    )
+}

@@ -60,4 +60,5 @@ LINEAR_ATTENTION = Op(
             "triton_training", "ridgeline.kernels.linear_attention.triton_training:linear_attention", on_gpu
         ),
     ),
+    matrix=True,
 )

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases, OpCase
+from ridgeline.kernels.output_gate.cost import output_gate_cost
+
 
 @dataclass(frozen=True)
-class OutputGateCase:
+class OutputGateCase(OpCase):
     """A case for tests and benchmarks. beside: columns of other projections beside those of the gate."""
 
     tokens: int
@@ -23,5 +27,18 @@ class OutputGateCase:
         both = (3 * torch.randn(shape, generator=generator, device=device)).to(dtype)
         return both[:, -self.width :].contiguous(), both[:, : self.width]
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.width}"
+
+    @property
+    def slack(self) -> int:
+        return 16 * 16
+
+    def cost(self, itemsize: int) -> Cost:
+        return output_gate_cost(self.tokens, self.width, itemsize=itemsize)
+
 
 CASES = (OutputGateCase(1, 64), OutputGateCase(7, 352, 16), OutputGateCase(33, 4096, 2048))
+
+OP_CASES = {"output_gate": Cases(CASES, [OutputGateCase(t, 4096, 2048) for t in (1, 64, 256, 8192)])}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases, OpCase
+from ridgeline.kernels.rotary.cost import rope_cost, write_kv_cost
+
 
 @dataclass(frozen=True)
-class RopeCase:
+class RopeCase(OpCase):
     """A case of `rope` for tests and benchmarks."""
 
     tokens: int
@@ -29,6 +34,13 @@ class RopeCase:
         angles = torch.rand(self.table_rows, self.rotary_dim // 2, generator=generator, device=device) * 6.3
         return q_THD, k_TGD, torch.cat((angles.cos(), angles.sin()), dim=-1), positions_T
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x({self.heads}+{self.kv_heads})x{self.head_dim}"
+
+    def cost(self, itemsize: int) -> Cost:
+        return rope_cost(self.tokens, self.heads, self.kv_heads, self.head_dim, self.rotary_dim, itemsize=itemsize)
+
 
 CASES = (
     RopeCase(1, 4, 4, 16, 16),
@@ -39,13 +51,15 @@ CASES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeKVCase:
+class RopeKVCase(OpCase):
     """A case of `rope_kv` for tests and benchmarks. The caches are strided views of one allocation, as the worker keeps
     them.
 
     rotary_dim: None for no rotation.
     norm_float32: the norms' weights are float32, whatever the activations are.
     """
+
+    epsilons: ClassVar[int] = 8
 
     tokens: int
     heads: int
@@ -99,6 +113,17 @@ class RopeKVCase:
             self.v_norm,
         )
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x({self.heads}+{self.kv_heads})x{self.head_dim}" + (" norm" if self.norm else "")
+
+    def cost(self, itemsize: int) -> Cost:
+        """Return the cost of reading the projection and of writing queries and cache entries. Rope alone would read
+        some of them again, which is not counted."""
+        queries = 2.0 * self.tokens * self.heads * self.head_dim * itemsize
+        kept = write_kv_cost(self.tokens, self.kv_heads, self.head_dim, itemsize=itemsize, kv_itemsize=itemsize)
+        return Cost(queries + kept.bytes + 8.0 * self.tokens, 0.0)
+
 
 FUSED_CASES = (
     RopeKVCase(tokens=1, heads=4, kv_heads=4, head_dim=16, rotary_dim=16),
@@ -116,3 +141,15 @@ FUSED_CASES = (
     RopeKVCase(tokens=301, heads=14, kv_heads=2, head_dim=16, rotary_dim=8),
     RopeKVCase(tokens=33, heads=32, kv_heads=8, head_dim=64, rotary_dim=64, table_rows=4096),
 )
+
+OP_CASES = {
+    "rope": Cases(CASES, [RopeCase(t, 32, 8, 128, 128, table_rows=32_768) for t in (1, 64, 256, 8192)]),
+    "rope_kv": Cases(
+        FUSED_CASES,
+        [
+            RopeKVCase(tokens=t, heads=h, kv_heads=8, head_dim=128, rotary_dim=128, norm=h == 16, table_rows=32_768)
+            for h in (32, 16)
+            for t in (1, 64, 256, 8192)
+        ],
+    ),
+}

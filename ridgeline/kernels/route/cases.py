@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
-from ridgeline.kernels.route.op import Router, Routes, route
+from ridgeline.kernels.case import Cases, OpCase, as_cases
+from ridgeline.kernels.route.cost import route_cost, to_some_cost
+from ridgeline.kernels.route.op import Router, route
 
 
 @dataclass(frozen=True)
-class RouteCase:
+class RouteCase(OpCase):
     """A case for tests and benchmarks.
 
     dead: so many of the last tokens belong to no request.
@@ -59,10 +63,34 @@ class RouteCase:
             torch.zeros(experts, dtype=torch.int64, device=device),
         )
 
-    def routes(self, dtype: torch.dtype, device: torch.device) -> tuple[Routes, int, int]:
-        """Return the routes of these inputs, and the second half of the experts."""
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.width} to {self.how.top_k} of {self.how.experts} {self.how.score}"
+
+    @property
+    def slack(self) -> int:
+        return 4 * self.width
+
+    def cost(self, itemsize: int) -> Cost:
+        return route_cost(
+            self.tokens, self.width, self.how.experts, self.how.top_k, itemsize=itemsize, residual=self.residual,
+            norm=self.norm,
+        )  # fmt: skip
+
+
+class RouteToSomeCase(RouteCase):
+    """The routes of the same inputs to the second half of the experts."""
+
+    @property
+    def slack(self) -> int:
+        return 16
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         half = self.how.experts // 2
-        return route(*self.inputs(dtype, device))[2], half, half
+        return route(*super().inputs(dtype, device, seed))[2], half, half
+
+    def cost(self, itemsize: int) -> Cost:
+        return to_some_cost(self.tokens, self.how.experts // 2, self.how.top_k)
 
 
 SOFTMAX = RoutingSpec(experts=8, top_k=2, renormalize=True)
@@ -86,3 +114,16 @@ CASES = (
     RouteCase(64, 64, RoutingSpec(experts=32, top_k=4, renormalize=True, bias=True, expert_scale=True)),
     RouteCase(300, 64, QWEN3, dead=1),
 )
+
+MIXTURES = ((2048, 768, 128, 8), (4096, 14_336, 8, 2))  # (width, inner width, experts, used) of Qwen3-30B, Mixtral-8x7B
+EXACT = [replace(case, exact=True) for case in CASES]
+REAL = [
+    RouteCase(t, m, RoutingSpec(experts=e, top_k=k, renormalize=True), exact=True)
+    for m, _, e, k in MIXTURES
+    for t in (1, 8, 64, 256, 8192)
+]
+
+OP_CASES = {
+    "route": Cases(EXACT, REAL),
+    "route_to_some": Cases(as_cases(RouteToSomeCase, EXACT), as_cases(RouteToSomeCase, REAL)),
+}

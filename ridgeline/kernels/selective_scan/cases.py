@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.selective_scan.cost import selective_scan_cost
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class SelectiveScanCase:
+class SelectiveScanCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -56,6 +60,15 @@ class SelectiveScanCase:
             normal(channels) - 3 if self.bias else None, z_TX if self.gated else None, states_NXS, turns,
         )  # fmt: skip
 
+    @property
+    def shape(self) -> str:
+        return f"{self.channels}x{self.state_width}"
+
+    def cost(self, itemsize: int) -> Cost:
+        return selective_scan_cost(
+            *self.counts, channels=self.channels, state_width=self.state_width, gated=self.gated, itemsize=itemsize
+        )
+
 
 CASES = (
     SelectiveScanCase((1,), channels=32),
@@ -64,3 +77,5 @@ CASES = (
     SelectiveScanCase((70, 3, 1, 65), channels=40, bias=False, marks=(70, 1, 0, 30), fresh=(1,), fast=30.0),
     SelectiveScanCase((150,), channels=24, state_width=8),
 )
+
+OP_CASES = {"selective_scan": Cases(unpadded(CASES), [SelectiveScanCase(rows, channels=8192) for rows in REAL_ROWS])}

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.ssd.cost import ssd_cost
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class SsdCase:
+class SsdCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -58,6 +62,16 @@ class SsdCase:
             normal(heads), normal(heads) - 3, self.dt_min, self.dt_max, states_NHPS, turns,
         )  # fmt: skip
 
+    @property
+    def shape(self) -> str:
+        return f"heads {self.heads}/{self.groups} {self.head_width}x{self.state_width}"
+
+    def cost(self, itemsize: int) -> Cost:
+        return ssd_cost(
+            *self.counts, heads=self.heads, groups=self.groups, head_width=self.head_width,
+            state_width=self.state_width, itemsize=itemsize,
+        )  # fmt: skip
+
 
 CASES = (
     SsdCase((1,)),
@@ -66,3 +80,9 @@ CASES = (
     SsdCase((70, 3, 1, 65), heads=2, head_width=32, state_width=16, marks=(70, 1, 0, 30), fresh=(1,), fast=30.0),
     SsdCase((300,), heads=2, state_width=64, dt_min=0.01),
 )
+
+OP_CASES = {
+    "ssd": Cases(
+        unpadded(CASES), [SsdCase(rows, heads=128, groups=8, head_width=64, state_width=128) for rows in REAL_ROWS]
+    )
+}

@@ -74,4 +74,5 @@ SSD = Op(
         Implementation("batch_invariant", "ridgeline.kernels.ssd.batch_invariant:ssd", on_gpu),
         Implementation("torch", "ridgeline.kernels.ssd.torch_ops:ssd"),
     ),
+    matrix=True,
 )

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases, OpCase
+from ridgeline.kernels.token_gate.cost import token_gate_cost
+
 
 @dataclass(frozen=True)
-class TokenGateCase:
+class TokenGateCase(OpCase):
     """A case for tests and benchmarks."""
 
     tokens: int
@@ -24,5 +28,18 @@ class TokenGateCase:
         )
         return (3 * y_TM).to(dtype), n_TM.to(dtype), (2 * self.width**-0.5 * weight_1M).to(dtype)
 
+    @property
+    def label(self) -> str:
+        return f"{self.tokens}x{self.width}"
+
+    @property
+    def slack(self) -> int:
+        return 16 * 16
+
+    def cost(self, itemsize: int) -> Cost:
+        return token_gate_cost(self.tokens, self.width, itemsize=itemsize)
+
 
 CASES = (TokenGateCase(1, 64), TokenGateCase(7, 1400), TokenGateCase(33, 2048))
+
+OP_CASES = {"token_gate": Cases(CASES, [TokenGateCase(t, 2048) for t in (1, 64, 256, 8192)])}

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.core.cost import Cost
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
+from ridgeline.kernels.wkv.cost import wkv_cost
 
 
 @dataclass(frozen=True)
-class WkvCase:
+class WkvCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -45,6 +49,18 @@ class WkvCase:
         states_N3X[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
         return k_TX.to(dtype), v_TX.to(dtype), decay_X, bonus_X, states_N3X, turns
 
+    @property
+    def shape(self) -> str:
+        return f"{self.channels} channels"
+
+    @property
+    def slack(self) -> int:
+        """The error of an exponent is a factor of its exponential."""
+        return int(super().slack * max(1.0, self.large / 10))
+
+    def cost(self, itemsize: int) -> Cost:
+        return wkv_cost(*self.counts, self.channels, itemsize=itemsize)
+
 
 CASES = (
     WkvCase((1,)),
@@ -52,3 +68,5 @@ CASES = (
     WkvCase((5, 1, 0, 130, 2), marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
     WkvCase((70, 3, 1, 65), channels=40, marks=(70, 1, 0, 30), fresh=(1,), large=50.0),
 )
+
+OP_CASES = {"wkv": Cases(unpadded(CASES), [WkvCase(rows, channels=4096) for rows in REAL_ROWS])}
