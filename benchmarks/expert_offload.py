@@ -47,12 +47,12 @@ def measure(llm: LLM, batch: int, context: int, tokens: int, rounds: int) -> tup
     counts: dict[int, Any] = {}
     for _ in range(rounds + 1):
         for number, times in took.items():
-            before = llm.assembly.local.expert_cache()
+            before = llm.assembly.local.figures().expert_cache
             params = SamplingParams(temperature=0, max_tokens=number, ignore_eos=True, detokenize=False)
             began = time.perf_counter()
             llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
             times.append(time.perf_counter() - began)
-            after = llm.assembly.local.expert_cache()
+            after = llm.assembly.local.figures().expert_cache
             if before is not None and after is not None:
                 counts[number] = [now - then for now, then in zip(after, before, strict=True)]
     step = (statistics.median(took[tokens][1:]) - statistics.median(took[1][1:])) / (tokens - 1)

@@ -341,12 +341,12 @@ class LLM:
         While prompts run the counts may be some steps old. A model without experts has no rows. Raise InvalidRequest
         while the model is asleep and after `shutdown`."""
         self._check_running()
-        load = self.assembly.worker.expert_load()
+        load = self.assembly.worker.figures().experts
         return np.zeros((0, 0), np.int64) if load is None else load.total_LE
 
     def rank_waits(self) -> list[RankWaits]:
         """Return which ranks waited for others, and for which others waited; empty without `rank_trace_dir`."""
-        return [] if self._is_shut_down or self._asleep else self.assembly.worker.waits()
+        return [] if self._is_shut_down or self._asleep else list(self.assembly.worker.figures().waits)
 
     @property
     def last_run(self) -> Headroom:

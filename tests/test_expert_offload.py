@@ -96,7 +96,7 @@ def test_a_model_answers_as_with_all_experts_on_the_device(family: str, tiny_mod
     def answers(slots: int) -> list[tuple[list[int], float]]:
         options = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "moe_expert_cache_size": slots}
         with LLM(folder, **options) as llm:  # type: ignore[arg-type]
-            assert (llm.assembly.local.expert_cache() is None) == (slots == 0)
+            assert (llm.assembly.local.figures().expert_cache is None) == (slots == 0)
             outputs = [r.outputs[0] for r in llm.generate(prompts, params, use_tqdm=False)]  # type: ignore[arg-type]
             return [(list(o.token_ids), float(o.cumulative_logprob or 0)) for o in outputs]
 
@@ -115,7 +115,7 @@ def test_the_trained_mixture_finds_and_foresees_most_of_its_experts(caplog: pyte
     for slots in (0, 8):
         with LLM(MIXTURE, device="cpu", dtype="float32", moe_expert_cache_size=slots) as llm:
             texts.append(llm.generate("The engine of a train", params, use_tqdm=False)[0].outputs[0].text)
-            figures = llm.assembly.local.expert_cache()
+            figures = llm.assembly.local.figures().expert_cache
             caplog.set_level(logging.INFO, "ridgeline")
     assert texts[0] == texts[1]
     assert figures is not None

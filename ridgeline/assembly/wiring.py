@@ -21,12 +21,12 @@ from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.kv_format import kv_format
 from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.plan import Worker
 from ridgeline.core.reserve import StepSizes
 from ridgeline.core.sharding import part_of
 from ridgeline.core.speculation import NAMED
 from ridgeline.core.stages import deal, stage_of
 from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.core.worker import Worker
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.side_by_side import Engines

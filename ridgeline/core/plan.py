@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -290,30 +290,6 @@ class MaskedDrafts(NamedTuple):
 
     token_ids_D: np.ndarray
     bits_DW: np.ndarray
-
-
-class Worker(Protocol):
-    """One device (or a group of devices that acts as one). Calls return at once; only `collect` waits."""
-
-    def submit(self, plan: StepPlan) -> None:
-        """Launch the plan's forward segment unless drafts come with its masks, and its sample segment unless a row
-        waits for a mask."""
-
-    def provide_masks(
-        self, plan_id: int, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts] | None = None
-    ) -> None:
-        """Launch the sample segment of a plan that waits for masks, and its forward segment if that waits for drafts.
-
-        masks: row → the tokens that may be drawn, as packed bits, uint32 [words] (`core.token_bits`). A row without a
-            mask may draw any token. The arrays must stay as they are until the plan is collected.
-        drafts: of all rows with masks that verify drafts, however few there are; None unless a plan has such rows
-            (`Feature.GIVEN`). The mask of such a row is that of its first token.
-        """
-
-    def collect(self) -> StepResult:
-        """Wait for the oldest plan that has not been collected, and return its result."""
-
-    def shutdown(self) -> None: ...
 
 
 def reports_apart(params: SamplingParams) -> bool:

@@ -6,16 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest
-from ridgeline.core.plan import StepPlan, StepResult, Worker
+from ridgeline.core.plan import StepPlan, StepResult
 from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.worker import Sleeps, Worker
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
 
@@ -23,20 +23,6 @@ from ridgeline.engine.scheduler import Scheduler
 # requests that make a step fail run alone, one after the other, and many of them fail within a moment.
 FAILED_STEPS, FAILING_SECONDS = 32, 5.0
 REHEARSALS = 12  # Python looks at a function for about that many calls before it has made it fast
-
-
-@runtime_checkable
-class Sleeps(Protocol):
-    """A worker that gives its memory back for a while; `worker.local.LocalWorker`."""
-
-    @property
-    def wakeful(self) -> str | None:
-        """The reason why it cannot, or None."""
-
-    def sleep(self) -> None: ...
-
-    def wake(self, kinds: Sequence[Kind]) -> bool:
-        """Bring memory of these kinds back. Return True if all is back then."""
 
 
 class Engine:

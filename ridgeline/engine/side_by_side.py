@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import DeviceLost, InvalidConfig
-from ridgeline.core.plan import StepPlan, Worker
+from ridgeline.core.plan import StepPlan
 from ridgeline.core.request import Request, RequestStats, StepEvents
 from ridgeline.core.routing import Router
+from ridgeline.core.worker import Worker
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.figures import Figures
 from ridgeline.engine.scheduler import Scheduler

@@ -11,7 +11,7 @@ A round waits in this process until somebody wants a result of it. So engines th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.member import Progress
-from ridgeline.ranks.messages import PlanSender, Round, decode_as, sent_masks
+from ridgeline.ranks.messages import PlanSender, Round, sent_masks
 from ridgeline.ranks.recruits import Recruits
 
 
@@ -100,11 +100,10 @@ class Apart(Group):
             self._listener(result.experts)
         return result
 
-    def expert_load(self) -> ExpertLoad | None:
-        """Return what all ranks' routers counted together, as `LocalWorker.expert_load`."""
+    def _loads_of(self, ranks: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
+        """Return what all ranks' routers counted together."""
         if not self._waiting and not any(self._sent):
-            each = [decode_as(ExpertLoad | None, value) for value in self._ask("expert_load")]
-            loads = [load for load in each if load is not None]
+            loads = [load for load in ranks if load is not None]
             self._load = summed(loads) if loads else None
         return self._load
 

@@ -22,9 +22,9 @@ import numpy as np
 from ridgeline.core.config import LLMConfig
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
-from ridgeline.core.rank_waits import RankWaits
-from ridgeline.core.rebalancing import Rebalanced, Rebalancing
+from ridgeline.core.rebalancing import Rebalancing
 from ridgeline.core.sharding import Placement
+from ridgeline.core.worker import WorkerFigures
 from ridgeline.ranks.member import Member, Progress
 from ridgeline.ranks.members import Members
 from ridgeline.ranks.merging import merged, of_parts, of_stages
@@ -59,7 +59,7 @@ class Looks:
 
 
 class Group(Members):
-    """A `core.plan.Worker` whose work is divided between processes.
+    """A `core.worker.Worker` whose work is divided between processes.
 
     options: arguments of `LLMConfig`, for every rank. limit: seconds that a step may take. stages: of a pipeline; the
         ranks of each have consecutive numbers. recruits: processes that were started already.
@@ -163,13 +163,6 @@ class Group(Members):
         """Move experts between ranks from now on, as the load wants it. placement: where they lie."""
         self._rebalancer = Rebalancer(settings, placement)
 
-    def rebalanced(self) -> Rebalanced | None:
-        """Return what came of moving experts, or None if they stay where they are."""
-        if self._rebalancer is None:
-            return None
-        copied = sum(decode_as(int, value) for value in self._ask("moved_bytes"))
-        return self._rebalancer.figures._replace(copied=copied)
-
     def _before_step(self, plans: Mapping[int, int]) -> None:
         """Tell ranks what is due between two steps. plans: of the next one, of each rank that has requests."""
         if self._rebalancer is not None:
@@ -180,12 +173,25 @@ class Group(Members):
         if self._rebalancer is not None and result.experts is not None:
             self._rebalancer.note(rank, result.plan_id, result.experts)
 
-    def expert_load(self) -> ExpertLoad | None:
-        """Return what `LocalWorker.expert_load` does. All ranks of a stage route the same tokens, so the first one's
-        counts are those of the stage."""
+    def figures(self) -> WorkerFigures:
+        """See `core.worker.Reports`: the sums of all ranks."""
+        each = [decode_as(WorkerFigures, answer) for answer in self._ask("figures")]
+        moved = None if self._rebalancer is None else self._rebalancer.figures
+        copied = sum(rank.moved_bytes for rank in each)
+        return WorkerFigures(
+            experts=self._loads_of([rank.experts for rank in each]),
+            kv_saturated=sum(rank.kv_saturated for rank in each),
+            saturated=sum(rank.saturated for rank in each),
+            waits=() if self._waits is None else self._waits.ranks(),
+            moved_bytes=copied,
+            rebalanced=None if moved is None else moved._replace(copied=copied),
+        )
+
+    def _loads_of(self, ranks: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
+        """Return the load of all stages. All ranks of a stage route the same tokens, so the first one's counts are
+        those of the stage."""
         if not self._pending:
-            answers = self._ask("expert_load")[:: self._each]
-            self._loads = [decode_as(ExpertLoad | None, answer) for answer in answers]
+            self._loads = list(ranks[:: self._each])
             self._load = of_stages(self._loads)
         return self._load
 
@@ -196,21 +202,6 @@ class Group(Members):
 
     def _speaks(self, rank: int) -> bool:
         return rank == self._speaker
-
-    def kv_saturated(self) -> int:
-        """Return how many numbers were beyond what a checkpoint's scales let the KV cache hold, on all ranks."""
-        return sum(decode_as(int, value) for value in self._ask("kv_saturated"))
-
-    def saturations(self) -> int:
-        """Return how many activations static scales cut off so far, on all ranks."""
-        return sum(decode_as(int, value) for value in self._ask("saturations"))
-
-    def waits(self) -> list[RankWaits]:
-        """Return which ranks waited, and for which others waited. Nothing is known without `rank_trace_dir`."""
-        return self._waits.ranks() if self._waits is not None else []
-
-    def expert_cache(self) -> None:
-        """Return None, as a worker whose experts are all on its device."""
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""

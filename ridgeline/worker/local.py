@@ -24,8 +24,8 @@ from ridgeline.core.errors import DeviceLost
 from ridgeline.core.expert_cache import ExpertCacheFigures
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import Feature, MaskedDrafts, StepLogprobs, StepPlan, StepResult
-from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.worker import WorkerFigures
 from ridgeline.kernels.fp8_gemm.saturation import total_saturations
 from ridgeline.kernels.launch import on_device
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
@@ -129,8 +129,8 @@ class HandedOn:
 
 
 class LocalWorker:
-    """A `core.plan.Worker`. It answers a plan that failed with the plan's error, and drops later plans until one
-    resets.
+    """A `core.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and drops
+    later plans until one resets.
 
     stamps: notes that this rank makes in every step, where somebody asked.
     threads: chooses the number of CPU threads; None: it stays.
@@ -223,29 +223,22 @@ class LocalWorker:
         """
         return self._run(self._runner.mover.move, mixture, takes)
 
-    def moved_bytes(self) -> int:
-        """Return how many bytes of moved experts this rank got."""
-        return self._runner.mover.copied
-
-    def rebalanced(self) -> None:
-        """Return None: a rank does not know why experts move; the leader does."""
-
-    def expert_load(self) -> ExpertLoad | None:
-        """Return what the experts of a mixture got so far, or None for a model without experts. While plans are under
-        way the counts are those of the newest look, so that nobody waits. Raise DeviceLost if the device is lost."""
+    def figures(self) -> WorkerFigures:
+        """See `core.worker.Reports`. A rank knows neither for whom it waits nor why experts move; the leader does."""
         if not self._pending and self._runner.tallies:
             now = self._asked(self._read_tallies)
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
-        return self._load
+        return WorkerFigures(
+            experts=self._load,
+            kv_saturated=self._runner.saturation.read(),
+            saturated=self._asked(total_saturations) - self._saturated_before,  # no plan waits for that
+            expert_cache=self._expert_cache(),
+            moved_bytes=self._runner.mover.copied,
+        )
 
-    def kv_saturated(self) -> int:
-        """Return how many numbers were beyond what a checkpoint's scales let the KV cache hold."""
-        return self._runner.saturation.read()
-
-    def saturations(self) -> int:
-        """Return how many activations static scales have cut off in this process since this worker was made. No plan
-        waits for that. Raise DeviceLost if the device is lost."""
-        return self._asked(total_saturations) - self._saturated_before
+    def _expert_cache(self) -> ExpertCacheFigures | None:
+        caches = self._runner.decoder.expert_caches
+        return reduce(ExpertCacheFigures.plus, (cache.figures for cache in caches)) if caches else None
 
     def _asked(self, read: Callable[[], T]) -> T:
         """Return what is read from the device. Raise DeviceLost if it is lost."""
@@ -262,15 +255,6 @@ class LocalWorker:
         assert self._stamps is not None
         with on_device(self._runner.device):
             return self._stamps.now()
-
-    def waits(self) -> list[RankWaits]:
-        """Return nothing: a rank does not know for whom it waits; the leader does."""
-        return []
-
-    def expert_cache(self) -> ExpertCacheFigures | None:
-        """Return the counts of experts that were on the device and foreseen, or None if all are always there."""
-        caches = self._runner.decoder.expert_caches
-        return reduce(ExpertCacheFigures.plus, (cache.figures for cache in caches)) if caches else None
 
     def forget_expert_load(self) -> None:
         """Count from here on. No plan may be under way."""
@@ -316,7 +300,7 @@ class LocalWorker:
         """Finish the submitted plans, then let go of weights and cache. The worker cannot be used afterwards."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
-        if hasattr(self, "_runner") and (figures := self.expert_cache()) is not None:
+        if hasattr(self, "_runner") and (figures := self._expert_cache()) is not None:
             logger.info("experts in the host's memory: %s", figures)
         self._pending.clear()
         runner = vars(self).pop("_runner", None)

@@ -43,7 +43,7 @@ def test_the_load_becomes_even_while_tokens_stay(device: str, size: dict[str, in
         figures = []
         for _ in range(4):
             assert written(two) == want
-            figures.append(two.assembly.worker.rebalanced())
+            figures.append(two.assembly.worker.figures().rebalanced)
     first, last = figures[0], figures[-1]
     assert first is not None
     assert last is not None

@@ -21,8 +21,8 @@ from ridgeline.assembly.choices import Choices, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.config import LLMConfig
-from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.worker import WorkerFigures
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.pipe import Wait
 from ridgeline.ranks.merging import merged, of_stages
@@ -103,8 +103,8 @@ class Stages:
                 worker.settle(parts[-1].plan.id)
         return merged(plan, parts, [row[-self._each] for row in results])
 
-    def expert_load(self) -> ExpertLoad | None:
-        return of_stages([worker.expert_load() for worker in self.workers[:: self._each]])
+    def figures(self) -> WorkerFigures:
+        return WorkerFigures(experts=of_stages([worker.figures().experts for worker in self.workers[:: self._each]]))
 
     def shutdown(self) -> None:
         with ThreadPoolExecutor(len(self.workers)) as pool:

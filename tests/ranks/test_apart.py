@@ -51,13 +51,13 @@ def two(mixture: Path) -> Iterator[Rig]:
 def test_ranks_with_requests_of_their_own_answer_as_one_device(mixture: Path, two: Rig) -> None:
     with rig(mixture) as one:
         want = one.run(*requests())
-        load = one.worker.expert_load()
+        load = one.worker.figures().experts
     engines = two.engine
     assert isinstance(engines, Engines)
     got = two.run(*requests())
     group = engines._worker
     assert isinstance(group, Apart)
-    own_load = group.expert_load()
+    own_load = group.figures().experts
     assert all(engine.headroom.elapsed > 0 for engine in engines.engines), "both ranks ran requests"
     two.run(ask("alone", [4, 4, 4], max_tokens=5))  # the other rank has nothing to do
     figures = engines.scheduler.figures()

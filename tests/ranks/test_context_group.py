@@ -40,7 +40,7 @@ def outcomes(folder: Path, **settings: Any) -> tuple[dict[str, Outcome], Any]:
     with rig(folder, **settings) as own:
         found = own.run(*all_requests())
         assert own.errors == []
-        return found, own.worker.expert_load()
+        return found, own.worker.figures().experts
 
 
 def check(got: dict[str, Outcome], want: dict[str, Outcome]) -> None:

@@ -114,7 +114,7 @@ def test_other_models_get_the_tokens_of_one_device(
 def check(own: Rig, one: Rig) -> None:
     want, got = one.run(*requests()), own.run(*requests())
     assert own.errors == []
-    load, own_load = one.worker.expert_load(), own.worker.expert_load()
+    load, own_load = one.worker.figures().experts, own.worker.figures().experts
     for name, outcome in want.items():
         assert got[name].tokens == outcome.tokens, name
         assert got[name].finish_reason == outcome.finish_reason

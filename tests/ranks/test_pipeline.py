@@ -70,12 +70,12 @@ def test_requests_get_the_tokens_of_one_device(
 ) -> None:
     tiny_models.build(family, **changes).save_pretrained(tmp_path)
     with rig(tmp_path, kv_cache_memory=1 << 19) as one:
-        want, load = one.run(*mixed()), one.worker.expert_load()
+        want, load = one.run(*mixed()), one.worker.figures().experts
     with staged(tmp_path, stages) as own:
         got = own.run(*mixed())
         assert own.errors == []
         worker: Stages = own.worker  # type: ignore[assignment]
-        own_load = worker.expert_load()
+        own_load = worker.figures().experts
     assert_same(got, want)
     assert any(not part.ends_R.all() for parts in worker.dealt for part in parts), "no chunk was cut"
     assert max(map(len, worker.dealt)) == stages
@@ -170,12 +170,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Rig]]:
 def test_processes_on_stages_and_tensor_parallel_within(two: tuple[Path, Rig]) -> None:
     folder, own = two
     with rig(folder, kv_cache_memory=1 << 19) as one:
-        want, load = one.run(*mixed()), one.worker.expert_load()
+        want, load = one.run(*mixed()), one.worker.figures().experts
     got = own.run(*mixed())
     assert own.errors == []
     assert_same(got, want)
     group = group_of(own)
-    own_load = group.expert_load()
+    own_load = group.figures().experts
     assert load is not None
     assert own_load is not None
     assert own_load.layers == load.layers

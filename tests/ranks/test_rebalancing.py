@@ -195,17 +195,17 @@ def test_requests_get_the_tokens_of_one_device_while_experts_move(moving: Rig, w
         got = moving.run(*requests())
         assert moving.errors == []
         assert {name: got[name].tokens for name in want} == want
-        figures = group_of(moving).rebalanced()
+        figures = group_of(moving).figures().rebalanced
         assert figures is not None
         seen.append(figures)
     assert seen[-1].looks > 3
     assert seen[0].moves > 0
     assert seen[-1].copied > 0
-    assert group_of(moving).expert_load() is not None
+    assert group_of(moving).figures().experts is not None
 
 
 def test_aborts_and_preemption_change_no_token(moving: Rig, want: dict[str, list[int]]) -> None:
-    moved = group_of(moving).rebalanced()
+    moved = group_of(moving).figures().rebalanced
     draw = Random(3)
     for number in range(2):
         moving.add(*requests())
@@ -223,7 +223,7 @@ def test_aborts_and_preemption_change_no_token(moving: Rig, want: dict[str, list
             got = moving.outcomes[name].tokens
             assert got == (tokens[: len(got)] if name in left else tokens), (number, name)
     assert moved is not None
-    now = group_of(moving).rebalanced()
+    now = group_of(moving).figures().rebalanced
     assert now is not None
     assert now.looks > moved.looks
 
@@ -278,7 +278,7 @@ def test_numbers_that_no_message_holds_are_kept_by_the_leader(mixture: Path) -> 
     endless = {"window_size": 10**40, "step_interval": 10**40}
     with rig(mixture, tensor_parallel_size=2, **{**MOVING, "eplb_config": endless}) as own:
         own.run(*requests(2))
-        assert group_of(own).rebalanced() == Rebalanced()
+        assert group_of(own).figures().rebalanced == Rebalanced()
 
 
 def test_what_vllm_has_beside_that_changes_nothing() -> None:

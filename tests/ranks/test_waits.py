@@ -49,7 +49,7 @@ def test_the_trace_and_the_figures_name_the_slow_rank(
         group = own.worker
         assert isinstance(group, Group)
         layers = own.engine.layout.groups[0].layers
-        fast, slow = group.waits()
+        fast, slow = group.figures().waits
     assert fast.waited > 2 * slow.waited  # the other rank waits too where others use the machine
     assert slow.caused > 2 * fast.caused
     assert fast.share > 0.3

@@ -56,7 +56,7 @@ def test_every_token_is_counted_once_for_each_of_its_experts(
     monkeypatch.setattr(local, "TALLIES_PERIOD", every)
     with rig(folder) as own:
         own.run(*(ask(name, list(prompt), max_tokens=4 + len(name)) for name, prompt in PROMPTS.items()))
-        load = own.worker.expert_load()
+        load = own.worker.figures().experts
         expected = chosen(folder, everything(own))
         assert load is not None
         assert load.total_LE.tolist() == expected.tolist()
@@ -75,7 +75,7 @@ def test_looks_also_come_with_steps_that_wait_for_masks(folder: Path, monkeypatc
     monkeypatch.setattr(local, "TALLIES_PERIOD", 0.0)
     with rig(folder) as own:
         own.run(ask("a", list(PROMPTS["a"]), mask=_EveryToken()))
-        load = own.worker.expert_load()
+        load = own.worker.figures().experts
         assert load is not None
         assert load.total_LE.tolist() == chosen(folder, everything(own)).tolist()
         assert all(result.experts is not None for result in own.results)
@@ -92,7 +92,7 @@ def test_reading_the_tallies_of_a_lost_device_says_that_it_is_lost(
     with rig(folder) as own:
         monkeypatch.setattr(own.worker.runner.tallies, "copy", fail)
         with pytest.raises(DeviceLost, match=r"no work any more \(CUDA error: unspecified launch failure\); start"):
-            own.worker.expert_load()
+            own.worker.figures()
 
 
 class _EveryToken:
@@ -109,7 +109,7 @@ def test_while_plans_are_under_way_nobody_waits(folder: Path, monkeypatch: pytes
         own.step()
         own.step()
         monkeypatch.setattr(own.worker, "_read_tallies", lambda: pytest.fail("it was waited for"))
-        first = own.worker.expert_load()
+        first = own.worker.figures().experts
         assert first is not None
         assert first.step_tokens == 32
         while own.engine.has_work:
@@ -120,13 +120,13 @@ def test_a_rehearsal_is_not_counted(folder: Path) -> None:
     with rig(folder) as own:
         own.engine.rehearse()
         own.worker.forget_expert_load()
-        load = own.worker.expert_load()
+        load = own.worker.figures().experts
         assert load is not None
         assert not load.total_LE.any()
         assert not load.step_LE.any()
         assert load.reach == 1.0
         own.run(ask("a", list(PROMPTS["a"])))
-        again = own.worker.expert_load()
+        again = own.worker.figures().experts
         assert again is not None
         assert again.total_LE.tolist() == chosen(folder, everything(own)).tolist()
 
@@ -134,7 +134,7 @@ def test_a_rehearsal_is_not_counted(folder: Path) -> None:
 def test_a_model_without_experts_has_no_load(tiny_model: Callable[[str], Path]) -> None:
     with rig(tiny_model("llama")) as own:
         own.run(ask("a", [5, 6, 7]))
-        assert own.worker.expert_load() is None
+        assert own.worker.figures().experts is None
         assert all(result.experts is None for result in own.results)
 
 
@@ -181,11 +181,11 @@ def test_on_a_gpu_every_step_is_looked_at_in_its_own_stream(
     """Two plans are under way at once, padded where they are captured: no token is counted twice, and no padding."""
     monkeypatch.setattr(local, "TALLIES_PERIOD", 0.0)
     with rig(folder, device="cuda", dtype="bfloat16", block_size=16, enforce_eager=eager, debug_checks=False) as own:
-        before = own.worker.expert_load()
+        before = own.worker.figures().experts
         assert before is not None
         assert not before.total_LE.any(), "rehearsals count for nothing"
         own.run(*(ask(name, list(prompt), max_tokens=4 + len(name)) for name, prompt in PROMPTS.items()))
-        load = own.worker.expert_load()
+        load = own.worker.figures().experts
         assert load is not None
         looks = [result.experts for result in own.results if result.experts is not None]
         assert len(looks) == len(own.results)

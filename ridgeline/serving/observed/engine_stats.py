@@ -172,17 +172,17 @@ class EngineStats:
             "prefix_cache_queries": figures.queried_tokens,
             "prefix_cache_hits": figures.hit_tokens,
             "preemptions": figures.preemptions.total(),
-            "kv_cache_saturated": counted.kv_saturated,
+            "kv_cache_saturated": counted.worker.kv_saturated,
         }
         if figures.checkpoints is not None:
             others |= {f"checkpoints: {name}": count for name, count in figures.checkpoints._asdict().items()}
             others |= {f"prefix_cache_hits: {group}": tokens for group, tokens in figures.group_hits.items()}
         if figures.drafts is not None:
             others |= {f"drafts: {name}": count for name, count in figures.drafts.items()}
-        if counted.expert_cache is not None:
-            others |= {f"expert_cache: {name}": count for name, count in counted.expert_cache._asdict().items()}
-        if counted.rebalanced is not None:
-            others |= {f"rebalanced: {name}": value for name, value in counted.rebalanced._asdict().items()}
+        if counted.worker.expert_cache is not None:
+            others |= {f"expert_cache: {name}": count for name, count in counted.worker.expert_cache._asdict().items()}
+        if counted.worker.rebalanced is not None:
+            others |= {f"rebalanced: {name}": value for name, value in counted.worker.rebalanced._asdict().items()}
         reasons = {f"preemptions: {reason}": figures.preemptions[reason] for reason in Preemption}
         return Stats(
             at=time.monotonic(),
@@ -199,9 +199,9 @@ class EngineStats:
             histograms={name: histogram.message() for name, histogram in self._histograms.items()},
             recent=list(self._recent),
             gpus=gpus,
-            experts=None if counted.experts is None else _figures(counted.experts),
-            saturations=counted.saturations,
-            ranks=[RankFigures(each.rank, each.waited, each.caused, each.share) for each in counted.waits],
+            experts=None if counted.worker.experts is None else _figures(counted.worker.experts),
+            saturations=counted.worker.saturated,
+            ranks=[RankFigures(each.rank, each.waited, each.caused, each.share) for each in counted.worker.waits],
         )
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.assembly.draft import naming_draft
@@ -20,6 +19,7 @@ from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.request import Request, RequestStats
 from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.worker import WorkerFigures
 from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.turn import Turn
 from ridgeline.transport.messages import EngineFacts, Pause, Reload, Sleep
@@ -51,7 +51,7 @@ class Loaded:
         self.asleep = 0
         self._missing = set[Kind]()
         self.no_room: list[tuple[str, InvalidRequest]] = []
-        self._told: tuple[Any, ...] = ()  # what the worker last told of itself
+        self._told = WorkerFigures()  # what the worker last told of itself
         self._before: Counted | None = None  # by engines that were here earlier
         self._settle_in(assembly, served_name, life)
 
@@ -72,10 +72,8 @@ class Loaded:
         """Return what the engine and its worker tell of themselves, on top of what engines before them counted. Asleep
         the worker has nothing to read, and this is what it told before."""
         if not self.asleep:
-            worker = self.worker
-            told = worker.expert_load(), worker.kv_saturated(), worker.saturations(), worker.waits()
-            self._told = *told, worker.expert_cache(), worker.rebalanced()
-        counted = Counted(self.engine.scheduler.figures(), self.engine.headroom, *self._told)
+            self._told = self.worker.figures()
+        counted = Counted(self.engine.scheduler.figures(), self.engine.headroom, self._told)
         return counted if self._before is None else counted.after(self._before)
 
     def check(self, order: Pause) -> None:

@@ -16,6 +16,7 @@ from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.rank_waits import RankWaits
 from ridgeline.core.rebalancing import Rebalanced
 from ridgeline.core.request import Preemption
+from ridgeline.core.worker import WorkerFigures
 from ridgeline.engine.cache.checkpoints import Counts
 from ridgeline.engine.figures import Figures
 from ridgeline.serving.observed.counted import Counted
@@ -71,21 +72,24 @@ def test_what_follows_on_what_is_a_sum_of_counts_and_the_last_of_the_rest() -> N
         return Counted(
             figures(now, count),
             Headroom(count, count),
-            ExpertLoad((0,), (2,), np.full((1, 2), count), np.full((1, 2), now), now, now),
-            count,
-            count,
-            [RankWaits(rank, count, count, count, now) for rank in range(2)],
-            ExpertCacheFigures(*[count] * 5),
-            Rebalanced(count, count, count, now, now),
+            WorkerFigures(
+                experts=ExpertLoad((0,), (2,), np.full((1, 2), count), np.full((1, 2), now), now, now),
+                kv_saturated=count,
+                saturated=count,
+                waits=[RankWaits(rank, count, count, count, now) for rank in range(2)],
+                expert_cache=ExpertCacheFigures(*[count] * 5),
+                moved_bytes=count,
+                rebalanced=Rebalanced(count, count, count, now, now),
+            ),
         )
 
     both, wanted = counted(1, 10).after(counted(2, 20)), counted(1, 30)
-    assert both.experts is not None
+    assert both.worker.experts is not None
     assert both.figures == wanted.figures
     assert dict(both.figures.group_hits) == {"kv": 30, "never": 0}, "what never counted anything is shown too"
     assert both.headroom == wanted.headroom
-    assert both.experts.total_LE.tolist() == [[30, 30]]
-    assert both.experts.step_LE.tolist() == [[1, 1]]
-    assert (both.kv_saturated, both.saturations) == (30, 30)
-    assert (both.waits, both.expert_cache) == (wanted.waits, wanted.expert_cache)
-    assert both.rebalanced == wanted.rebalanced
+    assert both.worker.experts.total_LE.tolist() == [[30, 30]]
+    assert both.worker.experts.step_LE.tolist() == [[1, 1]]
+    assert (both.worker.kv_saturated, both.worker.saturated) == (30, 30)
+    assert (both.worker.waits, both.worker.expert_cache) == (wanted.worker.waits, wanted.worker.expert_cache)
+    assert both.worker.rebalanced == wanted.worker.rebalanced
