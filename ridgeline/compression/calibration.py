@@ -23,8 +23,8 @@ SEQUENCES, LENGTH = 128, 512
 
 
 def default_documents() -> list[str]:
-    """Return what is read if no text is given: Python source, which suits the embedded models and other models of
-    code."""
+    """Return the texts that are read if none is given: Python source, which suits the embedded models and other models
+    of code."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = (root / f"{name}.py" for name in DEFAULT_MODULES)
     packages = (root / name / "__init__.py" for name in DEFAULT_MODULES)

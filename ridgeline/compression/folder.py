@@ -65,7 +65,7 @@ def write(model: QuantizedModel, target: Path, *, shard_size: int = SHARD_SIZE, 
 
 
 def plan(model: QuantizedModel) -> tuple[list[Planned], Written]:
-    """Return the tensors to be written, and what the writer is told of them."""
+    """Return the tensors to be written, and the facts about them for the writer."""
     writer, drafting = WRITERS[model.make.file_format], _drafting(model)
     modules = [name.removesuffix(".weight") for name, tensor in drafting.items() if tensor.ndim > 1]
     written = Written(made=model.outcome.made, kept=[*model.kept, *modules], dtype=model.dtype, config=model.make)

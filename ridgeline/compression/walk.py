@@ -209,7 +209,7 @@ class Run:
             self.batches[place] = after
 
     def observed(self, index: int, found: Sequence[Matrix]) -> dict[str, InputStatistics]:
-        """Return what each matrix of a layer reads, by the matrix's name."""
+        """Return the inputs of each matrix of a layer, by the matrix's name."""
         seen: dict[str, InputStatistics] = {}
         for owner, same in groupby(found, lambda m: m.owner):
             ours = [(m, ObservedWeight.of(m.owner.ops, m.weight_OI)) for m in same]

@@ -180,7 +180,7 @@ class CacheLayout:
         return self.all_pages * self.ids_per_slab[group]
 
     def pages_needed(self, num_tokens: int, max_chunk: int) -> int:
-        """Return how many pages let one request of `num_tokens` run alone, whatever the order in which it gets its
+        """Return the number of pages with which one request of `num_tokens` runs alone, in whatever order it gets its
         blocks."""
         return sum(
             -(-group.spec.blocks_needed(num_tokens, max_chunk, self.block_size) // self.blocks_per_page(g))

@@ -96,13 +96,13 @@ class LLMConfig:
     enable_eplb: experts and their copies move between ranks while these run, to where the newest load wants them.
     eplb_config: how that is done, as in {"window_size": 1000, "step_interval": 3000, "num_redundant_experts": 8}: after
         every `step_interval` steps, by the tokens of the newest `window_size`.
-    distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before they are given up.
+    distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before it fails.
     hang_timeout: the seconds without a sign of life after which a process is taken to hang: a rank, and with
         `ridgeline serve` every process of the server. It is ended then, and replaced.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
         to collectives and leave them, which takes some microseconds each.
     itl_target: the milliseconds that a step with prompts should take at most while requests decode, since these wait
-        for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where nobody
+        for it. 0 sets no bound. With None `ridgeline serve` derives it from model and device; offline, where no client
         waits, there is none.
     speculative_config: how drafts of tokens to come are made, which a step verifies together, as in {"method": "ngram",
         "num_speculative_tokens": 4, "prompt_lookup_max": 4}, or {"model": FOLDER, "num_speculative_tokens": 4} for a

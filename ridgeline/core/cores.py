@@ -38,7 +38,7 @@ def of_helper(processes: int = 1) -> dict[str, str]:
 
 
 def quota(proc: Path = PROC) -> float:
-    """Return how many cores' time the cgroups of this process grant, of version 1 or 2; infinity without a limit."""
+    """Return the cores whose time the cgroups of this process grant, of version 1 or 2; infinity without a limit."""
     return min((limit for folder in _groups(proc) for limit in _limits(folder)), default=float("inf"))
 
 
@@ -94,8 +94,8 @@ class Load:
         self._last = self._look()
 
     def free(self) -> int | None:
-        """Return how many cores were idle or worked for this process since the look before; at least one. None if the
-        system does not tell, or if too little time has passed."""
+        """Return the number of cores that were idle or worked for this process since the look before; at least one.
+        None if the system does not say, or if too little time has passed."""
         now, before = self._look(), self._last
         ticks = (now[0] - before[0]) * self._ticks
         if now[1] is None or before[1] is None or ticks < FEWEST_TICKS:

@@ -48,8 +48,8 @@ class StepShape(NamedTuple):
     num_sampled: how many rows draw a token.
     shared: how many cached tokens all rows have in common at their beginning. One read could serve their keys and
         values.
-    reach: how many experts of a mixture the tokens reach, divided by how many uniform routing would reach. 1 where
-        nobody has measured it.
+    reach: how many experts of a mixture the tokens reach, divided by how many uniform routing would reach. 1 where it
+        was not measured.
     """
 
     num_tokens_R: np.ndarray | Sequence[int]

@@ -17,7 +17,7 @@ class DraftHeadSpec:
     """A network of a layer or a few that goes on from hidden states (EAGLE, multi-token prediction).
 
     A position holds a pair: what the target found of token i, which is called its feature, and token i + 1. Behind it
-    the head scores token i + 2, and its output takes the place of the feature that nobody knows yet.
+    the head scores token i + 2, and its output takes the place of the feature that is not known yet.
 
     width: that of the target's hidden states, and of its own.
     layers: its own, which keep keys and values as the target's do.

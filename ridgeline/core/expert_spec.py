@@ -113,7 +113,7 @@ class ExpertsSpec:
         return found
 
     def part(self, ranks: Ranks) -> ExpertsSpec:
-        """Return what one of the ranks computes: a part of every expert, or all of those that it holds."""
+        """Return the spec of one rank: a part of every expert, or all of those that it holds."""
         shared = None if self.shared is None else self.shared.part(ranks)
         if self.held is not None:
             return replace(self, shared=shared)

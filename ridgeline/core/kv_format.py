@@ -53,8 +53,8 @@ class KVFormat:
         return self.head_bytes(head_dim, dtype) / head_dim
 
     def alignment(self, head_dim: int) -> int:
-        """Return what a block's bytes are filled up to a multiple of. With scales behind the levels, blocks then begin
-        at whole heads and at whole vectors of 16 bytes."""
+        """Return the number of which a block's bytes are a multiple, by padding. With scales behind the levels, blocks
+        then begin at whole heads and at whole vectors of 16 bytes."""
         return math.lcm(head_dim, 16) if self.scales == "row" else 1
 
 

@@ -16,5 +16,6 @@ LACKING = {
 
 
 def lacking(error: BaseException | None) -> str | None:
-    """Return what the system lacks, as the end of "the server has no room: …", or None if this error is another."""
+    """Return the resource that the system lacks, as the end of "the server has no room: …", or None if this error is
+    another."""
     return LACKING.get(error.errno or 0) if isinstance(error, OSError) else None

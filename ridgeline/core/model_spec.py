@@ -103,7 +103,7 @@ class MixerSpec(Protocol):
         """Return the mixer's matrix products in a model of this width."""
 
     def part(self, ranks: Ranks) -> Self:
-        """Return what one of the ranks computes, if they divide the mixer. Raise InvalidConfig if they cannot."""
+        """Return the spec of one rank, if ranks divide the mixer. Raise InvalidConfig if they cannot."""
 
 
 class FeedForwardSpec(Protocol):

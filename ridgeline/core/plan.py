@@ -196,7 +196,7 @@ class StepPlan:
     expected: for debug checks, the full form of the slot of every row whose length is known for certain (all but
         those that verify, or did in a plan that was in flight); otherwise None.
     after: on a stage of a pipeline, the newest plan whose tokens this plan needs (`ranks/parts.py`).
-    drafts: False if the next step should verify none, as far as is known yet.
+    drafts: False if the next step should verify none, by what is known so far.
     """
 
     id: int
@@ -255,7 +255,8 @@ class StepResult:
     elapsed: the seconds that the device spent on the segments.
     num_tokens: how many tokens ran, where rows were cut to the drafts that there were. None: as many as planned.
     experts: what the experts of a mixture got until then, where the worker looked.
-    stamps: when a rank came to the step's collectives and left them, where somebody asked (`parallel.stamps`), int64.
+    stamps: when a rank came to the step's collectives and left them, if a setting asks for that (`parallel.stamps`),
+        int64.
     error: the plan failed with this message.
     out_of_memory: it failed because the device had too little memory.
     device_lost: it failed because the device has stopped working. No later plan will run either.

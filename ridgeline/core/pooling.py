@@ -46,7 +46,7 @@ class PoolingSpec:
     labels: their names.
     tokens: scores are those of these tokens as the next one, by the output layer. difference: of two tokens there is
         one score, the second's less the first's.
-    dimensions: the lengths that embeddings may be cut to; None: any, as far as is known.
+    dimensions: the lengths that embeddings may be cut to; None: any, since the config names none.
     token_types: rows of the table of token types. Where there are several, the second text of a pair has type 1.
     """
 

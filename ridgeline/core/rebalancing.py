@@ -46,7 +46,8 @@ class Rebalanced(NamedTuple):
 
 
 def read_eplb(given: object) -> tuple[Rebalancing, int | None]:
-    """Return what an `eplb_config` asks for, and its number of redundant experts if it has one. Raise InvalidConfig."""
+    """Return the settings of an `eplb_config`, and its number of redundant experts if it has one. Raise
+    InvalidConfig."""
     if given is not None and not isinstance(given, Mapping):
         raise InvalidConfig(
             f'eplb_config must be an object, as {{"window_size": 1000, "step_interval": 3000}}, got {given!r}.'

@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.pooling import SECOND_TEXT, Task
 from ridgeline.core.vllm_arguments import SAMPLING, with_vllms_fields
 
-BACKGROUND = 2**31  # the priority of work that nobody waits for, beyond what clients may ask for
+BACKGROUND = 2**31  # the priority of work for which no client waits, beyond what clients may ask for
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
@@ -174,7 +174,7 @@ class SamplingParams:
 
     @property
     def is_bounded(self) -> bool:
-        """True if the operator's bound on logprobs holds, because somebody sees them."""
+        """True if the operator's bound on logprobs holds, because a client sees them."""
         return True
 
     @property
@@ -294,7 +294,7 @@ class SamplingParams:
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair, which UTF-8, and so a message to a rank, cannot hold."""
+    """Return True if a text has no half of a surrogate pair, which UTF-8, and so a message to a rank, cannot hold."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -352,7 +352,7 @@ class TokenMask(Protocol):
 
 
 class DraftingMask(TokenMask, Protocol):
-    """A mask that can be led along drafts, tokens of which nobody knows yet if they will come, and back.
+    """A mask that can advance along drafts, tokens that may turn out wrong, and go back.
 
     walks: it really can; a mask that holds another one depends on that.
     """
@@ -404,7 +404,8 @@ class Request:
     lookahead: 2: the next plan may be made before the last token is known. 1: only the next sampling needs the last
         result. 0: the next plan needs it.
     cache_salt: separates tenants. Prefix hits happen only between requests with equal salts.
-    priority: smaller numbers run first (with the priority policy only). BACKGROUND gives way with every policy.
+    priority: smaller numbers run first (with the priority policy only). BACKGROUND is preempted for all others, with
+        every policy.
     task: what a model that pools makes of the prompt; None: the request generates. `max_total_tokens` is then the
         length of the prompt.
     whole: all of the prompt runs in one step, and none of it is taken from the cache.
@@ -436,7 +437,7 @@ class Request:
 
     @property
     def background(self) -> bool:
-        """True if nobody waits for this request, so that it gives way to all others."""
+        """True if no client waits for this request, so that it is preempted for all others."""
         return self.priority >= BACKGROUND
 
     @property

@@ -54,7 +54,7 @@ class Router:
         return chosen
 
     def cached(self, replica: int, prompt: Sequence[int], salt: str) -> int:
-        """Return how many tokens of the prompt's beginning a replica is thought to have."""
+        """Return the number of tokens of the prompt's beginning that a replica is thought to have."""
         return BLOCK * self._hit(replica, _keys(prompt, salt))
 
     def _hit(self, replica: int, keys: list[int]) -> int:

@@ -101,7 +101,7 @@ def check_experts(model: ModelSpec, ranks: int, named: str = EXPERTS) -> None:
 
 
 def cut(whole: Sequence[int], part: Sequence[int], rank: int, size: int) -> tuple[slice, ...]:
-    """Return where a rank's part of a tensor lies in the whole, from their shapes alone: a dimension of n equal parts
+    """Return the slices of a tensor that are a rank's part of it, from their shapes alone: a dimension of n equal parts
     gives each part to `size` / n neighbouring ranks. The last part may be short.
 
     >>> cut((8, 4), (2, 4), rank=3, size=4), cut((2, 4), (1, 4), rank=3, size=4)

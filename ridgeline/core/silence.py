@@ -1,4 +1,4 @@
-"""Clocks that tell how long a process has given no sign of life, as far as that is its own fault.
+"""Clocks of how long a process has given no sign of life, without the time in which it could not run.
 
 A process that is stopped, or waits for what never comes, hangs. One that has no core to run on does not, and neither
 does one whose watcher stood still as well: a laptop that was closed, a group of processes that was suspended.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 class Laps:
     """A clock that runs only while it is looked at. A look that comes late counts as if it had come after two periods,
-    because whoever looks did not run meanwhile."""
+    because the watcher did not run meanwhile."""
 
     def __init__(self, period: float, now: Callable[[], float] = time.monotonic) -> None:
         """period: seconds between looks, as planned."""
@@ -64,7 +64,7 @@ class Waits:
         self._before = {}
 
     def since_last_look(self, elapsed: float) -> float:
-        """Return how long the thread that waited longest did so, of the seconds that have passed since."""
+        """Return the longest wait of a thread, of the seconds that have passed since."""
         now: dict[str, str] = {}
         longest = 0.0
         for thread in _listed(self._tasks):

@@ -102,7 +102,7 @@ class Speculation:
 
 
 def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
-    """Return what a user's object asks for, or None if there is none. Raise InvalidConfig."""
+    """Return the settings in a user's object, or None if there is none. Raise InvalidConfig."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -162,7 +162,7 @@ def speculation_of(given: Mapping[str, object] | None) -> Speculation | None:
 
 
 def _lookup(given: Mapping[str, object], method: str) -> tuple[int, int]:
-    """Return how many tokens must be found at least, and are compared at most."""
+    """Return the fewest tokens that must be found, and the most that are compared."""
     named = [name for name in ("prompt_lookup_min", "prompt_lookup_max") if given.get(name) is not None]
     if not named:
         return (LOOKUP, LOOKUP) if method == NGRAM else (0, 0)

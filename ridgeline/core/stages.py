@@ -33,7 +33,7 @@ def check_stages(model: ModelSpec, stages: int) -> None:
 
 
 def deal(model: ModelSpec, stages: int, wanted: str | None = None) -> tuple[int, ...]:
-    """Return how many layers each stage has, so that the slowest is as fast as can be.
+    """Return the number of layers of each stage, so that the slowest is as fast as can be.
 
     wanted: a user's own numbers, as "10,12,10". Raises InvalidConfig if they, or so many stages, do not fit the model.
     """
@@ -48,8 +48,8 @@ def deal(model: ModelSpec, stages: int, wanted: str | None = None) -> tuple[int,
 
 @cache
 def _cut(ends: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Return how many layers each stage has, so that the heaviest is as light as can be, and then the others are alike.
-    ends[n]: the weight of the first n layers."""
+    """Return the number of layers of each stage, so that the heaviest is as light as can be, and then the others are
+    alike. ends[n]: the weight of the first n layers."""
     layers = len(ends) - 1
     worst = (ends[-1] + 1, 0)
     # best[s][n], of s stages of n layers: (weight of the heaviest, sum of squares), and where the last stage begins
@@ -91,7 +91,7 @@ def _weight(layer: LayerSpec, width: int) -> int:
 
 
 def stage_of(model: ModelSpec, stage: int, counts: Sequence[int]) -> ModelSpec:
-    """Return what one stage computes, where stages have so many layers each. Where two stages share the table of tied
+    """Return the spec of one stage, where stages have so many layers each. Where two stages share the table of tied
     embeddings, each has its own copy."""
     if len(counts) == 1:
         return model
@@ -121,8 +121,8 @@ def _with_own_blocks(model: ModelSpec, start: int, end: int) -> tuple[list[Layer
 
 
 def of_stage(named: Mapping[str, T], spec: ModelSpec) -> dict[str, T]:
-    """Return what belongs to a stage's modules or parameters, by the stage's own names, from a mapping by those of the
-    whole model."""
+    """Return a mapping for a stage's modules or parameters, by the stage's own names, from one by those of the whole
+    model."""
     if spec.stage is None:
         return dict(named)
     found = {}

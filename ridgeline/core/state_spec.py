@@ -56,8 +56,8 @@ class StateSpec:
         return 0 if self.span is None else max(0, position - self.span + 1)
 
     def blocks_needed(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
-        """Return how many blocks a request of `num_tokens` needs to run in steps of `max_chunk` tokens (with a window,
-        of at most WINDOW_CHUNK)."""
+        """Return the number of blocks that a request of `num_tokens` needs to run in steps of `max_chunk` tokens (with
+        a window, of at most WINDOW_CHUNK)."""
         full = -(-num_tokens // block_size)
         if self.span is None:
             return full

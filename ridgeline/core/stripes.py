@@ -16,8 +16,8 @@ N = TypeVar("N")
 
 
 def held(length: N, rank: int, ranks: int) -> N:
-    """Return how many of the positions 0 … length - 1 belong to a rank. Counted back from a negative length: minus the
-    number of those that lie between.
+    """Return the number of the positions 0 … length - 1 that belong to a rank. Counted back from a negative length:
+    minus the number of those that lie between.
 
     >>> [held(5, rank, 3) for rank in range(3)]
     [2, 2, 1]

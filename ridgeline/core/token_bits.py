@@ -15,7 +15,7 @@ WORD = 32
 
 
 def num_words(vocab_size: int) -> int:
-    """Return how many words a vocabulary of this size takes."""
+    """Return the number of words for a vocabulary of this size."""
     return -(-vocab_size // WORD)
 
 

@@ -431,7 +431,7 @@ FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _rows()}
 def of_keywords(options: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
     """Return vLLM's keyword arguments as our own (`own`), and a line about each that was left out or renamed.
 
-    Raise InvalidConfig for one that is refused, and TypeError for one that is nobody's.
+    Raise InvalidConfig for one that is refused, and TypeError for an unknown one.
     """
     kept, lines = dict[str, Any](), list[str]()
     for name, value in options.items():

@@ -46,7 +46,7 @@ def routing(
     correction: bool = False,
     group_score: Literal["max", "top2"] | None = None,
 ) -> RoutingSpec:
-    """Return how tokens choose, with the counts that the config has. Raise ModelLoadError if they contradict.
+    """Return the routing of tokens, with the counts that the config has. Raise ModelLoadError if they contradict.
 
     group_score: None for families without groups and without a scaling factor: their configs may have such entries,
         and transformers does not look at them. "expert_weights_scale" is GGUF's, which any family may have.

@@ -38,7 +38,7 @@ class Glm4MoeLite:
 
 
 def _first_sparse(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return what `mlp_layer_types` says in DeepSeek's words. Raise ModelLoadError if it says what these cannot."""
+    """Return `mlp_layer_types` in DeepSeek's words. Raise ModelLoadError if these cannot express it."""
     types, layers = config.get("mlp_layer_types"), config.get("num_hidden_layers")
     if types is None:
         return {}

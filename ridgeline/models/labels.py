@@ -66,8 +66,8 @@ def labels(config: Config) -> tuple[str, ...]:
 
 
 def probabilities(config: Config, count: int) -> Probabilities:
-    """Return what makes probabilities of `count` scores: as a cross-encoder's config says, or by the kind of problem,
-    or else the sigmoid of one and the softmax of several."""
+    """Return the function that makes probabilities of `count` scores: as a cross-encoder's config says, or by the kind
+    of problem, or else the sigmoid of one and the softmax of several."""
     theirs = config.section("sentence_transformers").raw("activation_fn")
     function = theirs or config.raw("sbert_ce_default_activation_function")
     if function is not None:

@@ -110,7 +110,7 @@ class NemotronH:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Return what each layer is, which configs say in a list, or in a word with a letter for each layer."""
+    """Return the kind of each layer, which configs say in a list, or in a word with a letter for each layer."""
     name = "layers_block_type" if "layers_block_type" in config else "hybrid_override_pattern"
     given = config.raw(name)
     if given is None:

@@ -153,7 +153,7 @@ def _by_tokens(
     if not ids or any(i is None or i >= spec.vocab_size for i in ids):
         raise ModelLoadError(
             f"convert is classify, and the tokens {', '.join(map(str, texts)) or 'of classifier_from_token'} that the "
-            "labels are told by are not in the vocabulary; name others in classifier_from_token of config.json."
+            "labels are recognized by are not in the vocabulary; name others in classifier_from_token of config.json."
         )
     difference = len(ids) == 2 and (named is None or config.boolean("is_original_qwen3_reranker"))
     pooling = PoolingSpec(

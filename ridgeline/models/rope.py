@@ -54,7 +54,7 @@ def context(config: Config) -> int:
 
 
 def score_scale(config: Config) -> float:
-    """Return what models with latent attention multiply scores by, if they were lengthened with `mscale_all_dim`."""
+    """Return the factor of scores in models with latent attention that were lengthened with `mscale_all_dim`."""
     parameters = _parameters(config, "full_attention")
     if _kind(parameters) == "default" or not parameters.raw("mscale_all_dim"):
         return 1.0

@@ -73,7 +73,7 @@ def _head_dim(config: Config, names: Mamba2Names, heads: int, inner: int | None)
 
 
 def conv_length(config: Config, name: str) -> int:
-    """Return how many inputs make an output of the convolution."""
+    """Return the number of inputs that make an output of the convolution."""
     if (length := config.integer(name, at_least=2)) > LONGEST_CONV:
         raise wrong(name, length, f"at most {LONGEST_CONV}")
     return length

@@ -1,5 +1,5 @@
-"""The jobs under way on one engine. Several callers may step it, from several threads too, and whoever does passes the
-events on to all."""
+"""The jobs under way on one engine. Several callers may step it, from several threads too, and the one that steps
+passes the events on to all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunningJobs:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._turn = RLock()  # held by whoever adds requests, steps or leaves
+        self._turn = RLock()  # held by the thread that adds requests, steps or leaves
         engine.on_finish(self._note_stats)
         self._running: dict[str, tuple[Job, Completion]] = {}  # by engine request id
         self._stats: dict[str, RequestStats] = {}

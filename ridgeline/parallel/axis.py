@@ -36,7 +36,7 @@ class Axis(Protocol):
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
     ) -> tuple[Tensor, Tensor]:
-        """Return what the op `rms_norm` does with the sum of all ranks' x."""
+        """Return the result of the op `rms_norm` for the sum of all ranks' x."""
 
     def smallest(self, value: int) -> int:
         """Return the smallest value that a rank has."""
@@ -53,7 +53,7 @@ class SwapsRows(Protocol):
 
 
 class Alone:
-    """The axis of a single rank, which has nobody to talk to."""
+    """The axis of a single rank, without neighbours."""
 
     rank = 0
     size = 1
@@ -80,7 +80,7 @@ class Alone:
 
 
 class Deferred:
-    """The ranks of an axis, for a part of a layer whose results somebody else adds up."""
+    """The ranks of an axis, for a part of a layer whose results another part adds up."""
 
     def __init__(self, axis: Axis) -> None:
         self.rank, self.size, self._axis = axis.rank, axis.size, axis
@@ -92,7 +92,7 @@ class Deferred:
         return self._axis.all_gather(x)
 
     def reduce_scatter(self, x_TM: Tensor) -> Tensor:
-        raise AssertionError("a sum that somebody else makes is not divided")
+        raise AssertionError("a sum that another part makes is not divided")
 
     def gather_rows(self, x_TM: Tensor) -> Tensor:
         return self._axis.gather_rows(x_TM)
@@ -100,7 +100,7 @@ class Deferred:
     def all_reduce_norm(
         self, x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, ops: Ops
     ) -> tuple[Tensor, Tensor]:
-        raise AssertionError("a sum that somebody else makes has no norm")
+        raise AssertionError("a sum that another part makes has no norm")
 
     def smallest(self, value: int) -> int:
         return self._axis.smallest(value)

@@ -2,7 +2,7 @@
 hold experts of its choice (dispatch), and these send back the weighted sum over their experts (combine).
 
 Shapes are fixed by a capacity, the most tokens that a rank can have in the step. A token of rank r that is the t-th
-there lies at place r · capacity + t wherever it arrives. So nobody counts, nothing depends on data but the numbers in
+there lies at place r · capacity + t wherever it arrives. So no rank counts, nothing depends on data but the numbers in
 tensors, and a token's place does not depend on the tokens beside it. No token is dropped.
 
 A rank without tokens takes part with none, since others may send it theirs.

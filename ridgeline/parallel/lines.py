@@ -85,7 +85,7 @@ def connect(axis: ProcessAxis, columns: Sequence[Sequence[int]], limit: float) -
     """Return this process's pipe. Every process calls it once.
 
     axis: the axis over all processes. columns: those of each pipe, in the order of stages.
-    limit: seconds after which a message is given up.
+    limit: seconds after which a message fails.
     """
     lines: dict[tuple[int, int], Any] = {}
     for pair in itertools.chain.from_iterable(map(line_pairs, columns)):  # in the same order everywhere

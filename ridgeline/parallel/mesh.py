@@ -28,7 +28,7 @@ class Mesh:
     exchange: ranks that have tokens of their own, and all of the model but the experts, which they divide. There is no
         other axis then.
     movers: the ranks between which experts can move while they run; None: experts stay where they are.
-    stamps: where this rank notes when it comes to collectives; None: nobody asked.
+    stamps: where this rank notes when it comes to collectives; None: it takes no notes.
     """
 
     tp: Axis = ALONE
@@ -64,14 +64,14 @@ class Mesh:
         return self.cp.smallest(self.pp.smallest(self.of_experts.smallest(value)))
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
-        """Return what a rank computes of a model. Raise InvalidConfig if it cannot be divided so."""
+        """Return a rank's part of a model. Raise InvalidConfig if it cannot be divided so."""
         part = part_of(
             model, self.tp.size, whole_experts=self.whole_experts, placement=self.placement, sources=self._sources
         )
         return part if self.pp.size == 1 else stage_of(part, self.pp.rank, deal(model, self.pp.size, self.layers))
 
     def stage_of(self, model: ModelSpec) -> ModelSpec:
-        """Return what the ranks of a rank's stage compute together. Raise InvalidConfig."""
+        """Return the part of a model that the ranks of a rank's stage compute together. Raise InvalidConfig."""
         return model if self.pp.size == 1 else stage_of(model, self.pp.rank, deal(model, self.pp.size, self.layers))
 
     def with_own_experts(self, model: ModelSpec) -> ModelSpec:

@@ -25,7 +25,7 @@ class PeerExchange:
         self._most, half, room = most, inbox_bytes(ranks.size), rows.Room.of(ranks.size, most, width, used, itemsize)
         self._memory = symmetric.empty(2 * half + room.size, dtype=torch.uint8, device=device)
         self._memory.zero_()
-        torch.cuda.synchronize(device)  # before anybody writes
+        torch.cuda.synchronize(device)  # before any rank writes
         self._handle = symmetric.rendezvous(self._memory, dist.group.WORLD.group_name)  # type: ignore[union-attr]
         bases = list(self._handle.buffer_ptrs)
         self._there, self._back = (peers([base + at for base in bases], self.rank, device) for at in (0, half))

@@ -80,5 +80,5 @@ def _shared(nbytes: int, device: torch.device) -> tuple[Tensor, Any]:
     empty: Callable[..., Tensor] = symmetric.empty
     memory = empty(nbytes, dtype=torch.uint8, device=device)
     memory.zero_()
-    torch.cuda.synchronize(device)  # before anybody writes
+    torch.cuda.synchronize(device)  # before any rank writes
     return memory, symmetric.rendezvous(memory, dist.group.WORLD.group_name)  # type: ignore[union-attr]

@@ -31,21 +31,21 @@ class Pipe(Protocol):
         """Take the hidden states of the stage before."""
 
     def send(self, x_TM: Tensor) -> None:
-        """Give hidden states to the next stage. Nobody may write to x afterwards."""
+        """Send hidden states to the next stage. No code may write to x afterwards."""
 
     def hear(self, into_R: Tensor) -> Wait:
         """Begin to take the tokens that the last stage draws for a plan. They are there when the returned function has
         been called. Calling this without delay lets the last stage go on, however long the tokens are not wanted."""
 
     def tell(self, token_R: Tensor) -> None:
-        """Tell all other stages the tokens that this one, the last, has drawn. Nobody may write to them afterwards."""
+        """Send all other stages the tokens that this one, the last, has drawn. No code may write to them afterwards."""
 
     def smallest(self, value: int) -> int:
         """Return the smallest value that a stage has."""
 
 
 class Whole:
-    """The pipe of a rank that has all layers, and nobody to talk to."""
+    """The pipe of a rank that has all layers, without neighbours."""
 
     rank = 0
     size = 1

@@ -121,7 +121,7 @@ class ProcessAxis:
 
     def divided(self, kind: type[A], parts: Iterable[Sequence[int]], limit: float) -> A:
         """Return this process's axis over that part of the processes in which it is. All of them call it with the same
-        parts. limit: seconds after which a collective there is given up."""
+        parts. limit: seconds after which a collective there fails."""
         found: A | None = None
         for members in parts:
             every = len(members) == self.size

@@ -16,7 +16,7 @@ class Passing(Protocol):
     """A tensor on its way to the next rank."""
 
     def wait(self) -> Tensor:
-        """Return what the rank before has sent. The tensor that was sent may be overwritten afterwards."""
+        """Return the tensor that the rank before has sent. The tensor that was sent may be overwritten afterwards."""
 
 
 class Ring(Axis, Protocol):
@@ -33,7 +33,7 @@ class Ring(Axis, Protocol):
 
 
 class Solo(Alone):
-    """The ring of a single rank, which has nobody to send anything to."""
+    """The ring of a single rank, without neighbours."""
 
     def passed_on(self, x: Tensor) -> Passing:
         raise AssertionError("a single rank passes nothing on")

@@ -1,7 +1,7 @@
 """Recurrent ops over rows whose tokens ranks divide: one exchange of what pieces do to states
 (`kernels/transfer.py`).
 
-Every rank finds the transfers of its pieces without knowing any state, and tells them to the others. All then go
+Every rank finds the transfers of its pieces without knowing any state, and sends them to the others. All then go
 through each row's pieces in order, from the state in front of the row. So every rank knows the states in front of its
 own pieces, those at marks, and the one behind the row. At last each rank runs the op over its pieces from the states in
 front of them. No tokens travel.
@@ -12,9 +12,9 @@ front of them. No tokens travel.
                                                    S₃ = A₂ S₂ + B₂, the row's new state, everywhere
 
 Rows of a few tokens, such as those that decode beside a prompt, are not worth that: a state is larger than what makes
-the op's inputs. So ranks tell each other the inputs of those rows, and each runs all of them.
+the op's inputs. So ranks exchange the inputs of those rows, and each runs all of them.
 
-Many long rows are told in several exchanges, so that what is told takes no more memory than was planned for it.
+Many long rows take several exchanges, so that these take no more memory than was planned.
 
 Legend:
     N  blocks of states
@@ -46,7 +46,7 @@ from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
 
 SHORT = 8  # tokens of a row, up to which all ranks run it
-TOLD_BYTES = 64 << 20  # of all ranks in one exchange, beyond which rows are told in several
+TOLD_BYTES = 64 << 20  # of all ranks in one exchange, beyond which rows take several
 TOLD_COPIES = 5  # of them at once: what arrives, lies together, is taken apart, and is chosen from; and a rank's own
 
 
@@ -73,7 +73,7 @@ class PieceScan:
         self._parts: dict[int, list[_Part]] = {}
 
     def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        """Return what the op makes of this rank's tokens, and replace the states of the rows in `turns`, with the same
+        """Return the op's outputs for this rank's tokens, and replace the states of the rows in `turns`, with the same
         bits on every rank."""
         told = self._long_pieces * piece_bytes(states_N.shape[1:], states_N.itemsize)
         first, *others = self._in_parts(max(1, min(-(-told // self._told), len(self._long))))
@@ -119,7 +119,7 @@ class ToldStates:
 
 
 def piece_bytes(shape: Sequence[int], itemsize: int = 4) -> int:
-    """Return how much ranks tell of a piece: what it leaves of a state of this shape, and what it adds."""
+    """Return the bytes that ranks exchange for a piece: what it leaves of a state of this shape, and what it adds."""
     return 2 * prod(shape) * max(4, itemsize)
 
 

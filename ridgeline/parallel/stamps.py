@@ -1,4 +1,4 @@
-"""Notes of when a rank comes to a collective and when it leaves it. They are taken only where somebody asked.
+"""Notes of when a rank comes to a collective and when it leaves it. They are taken only if a setting asks for them.
 
 A note is two numbers: a time in nanoseconds by the rank's own clock, and what happened (`what`). On a GPU a launch of
 one thread writes it, in a graph too, so it says when the device got there and not when the host did.
@@ -23,7 +23,7 @@ from ridgeline.core.errors import InvalidConfig
 
 A = TypeVar("A")
 # What a note may be of. A segment is a part of a step, the others are methods of what ranks of an axis talk through.
-# In the first of them all ranks take part, in a receive one waits for another, and nobody waits to send.
+# In the first of them all ranks take part, in a receive one waits for another, and no rank waits to send.
 TOGETHER = (
     "all_reduce", "all_reduce_norm", "all_gather", "gather_rows", "reduce_scatter", "all_to_all", "dispatch", "combine",
     "exchanged", "stacked",

@@ -1,7 +1,7 @@
 """The rates that a machine was measured to reach, and their store: one JSON file per device.
 
 The files lie in `$XDG_CACHE_HOME/ridgeline/calibration/` (`~/.cache/ridgeline/calibration/` by default). They are plain
-enough to read, edit and send to somebody else.
+enough to read, to edit and to send to other people.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def resharded(ranks: int, layer: Attended) -> float:
 
 
 def seconds_between(model: ModelSpec, ranks: int, tokens: int, device: str, link: Link, itemsize: int) -> float:
-    """Return how long a prompt of so many tokens waits for bytes of other ranks, in all layers."""
+    """Return the seconds that a prompt of so many tokens waits for bytes of other ranks, in all layers."""
     seconds, recurs = 0.0, any(group.spec.exact for group in model.cache_groups)
     for layer in model.layers:
         if (mixer := attention_of(layer.mixer)) is not None:

@@ -72,7 +72,7 @@ class Division:
         return " · ".join(named) or "one device"
 
     def part_of(self, model: ModelSpec) -> ModelSpec:
-        """Return what a device holds of each layer. Raise InvalidConfig if it does not divide."""
+        """Return a device's part of each layer. Raise InvalidConfig if it does not divide."""
         check_experts(model, self.ep, "ep")
         if self.pp > len(model.layers):
             raise InvalidConfig(f"pp {self.pp} is more than the model's {len(model.layers)} layers; choose less.")
@@ -214,7 +214,7 @@ class Divided:
         return total
 
     def busy(self, tokens: int) -> float:
-        """Return how long a prompt keeps the slowest stage busy."""
+        """Return the seconds that a prompt keeps the slowest stage busy."""
         shape = _prompt(tokens, tokens, self.division.cp)
         return max(self._stage(number, shape).total for number in range(self.division.pp))
 
@@ -247,7 +247,7 @@ class Divided:
         return sum(each.times * each.seconds for each in self.sums(stage, shape))
 
     def sums(self, stage: Stage, shape: StepShape) -> list[Collective]:
-        """Return what tp ranks do together in a step of a stage: sums, and candidates of the rows that draw."""
+        """Return the collectives of tp ranks in a step of a stage: sums, and candidates of the rows that draw."""
         tp, rows = self.division.tp, self._rows(shape)
         if tp == 1:
             return []

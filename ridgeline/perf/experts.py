@@ -19,8 +19,8 @@ from ridgeline.core.model_spec import ModelSpec
 
 
 def imbalance(tokens_E: ArrayLike) -> float:
-    """Return how many tokens the busiest expert got, divided by the mean: 1 is balanced; E / K, where all tokens choose
-    the same K experts, is collapse. 0 if nobody got any."""
+    """Return the tokens of the busiest expert, divided by the mean: 1 is balanced; E / K, where all tokens choose the
+    same K experts, is collapse. 0 if there were no tokens."""
     counts_E = np.asarray(tokens_E, np.float64)
     return float(counts_E.max() / counts_E.mean()) if counts_E.any() else 0.0
 
@@ -34,19 +34,19 @@ def utilization(tokens_E: ArrayLike, tile: int) -> float:
 
 
 def capacity(factor: float, tokens: int, experts: int, used: int) -> int:
-    """Return how many tokens an expert takes of a batch at most, where a capacity limits it (GShard, Lepikhin et al.,
+    """Return the most tokens of a batch that an expert takes, where a capacity limits it (GShard, Lepikhin et al.,
     arXiv 2006.16668; Switch Transformer, Fedus et al., arXiv 2101.03961)."""
     return ceil(round(factor * tokens * used / experts, 9))
 
 
 def dropped(tokens_E: ArrayLike, capacity: int) -> int:
-    """Return how many pairs are beyond the capacity. Those models compute a batch without them."""
+    """Return the number of pairs beyond the capacity. Those models compute a batch without them."""
     return int(np.maximum(np.asarray(tokens_E, np.int64) - capacity, 0).sum())
 
 
 def devices_of_token(experts: int, used: int, devices: int) -> float:
-    """Return how many devices a token's experts lie on, on average, if it chooses uniformly and each device has an
-    equal part of the experts."""
+    """Return the number of devices on which a token's experts lie, on average, if it chooses uniformly and each device
+    has an equal part of the experts."""
     if devices == 1:
         return 1.0
     return devices * (1 - comb(experts - experts // devices, used) / comb(experts, used))

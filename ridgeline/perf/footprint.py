@@ -66,12 +66,12 @@ def parameters(model: ModelSpec) -> Parameters:
 
 
 def expert_parameters(model: ModelSpec) -> int:
-    """Return how many parameters lie in experts, of which a token uses some."""
+    """Return the number of parameters in experts, of which a token uses some."""
     return sum(product.copies * _copy(product) for product in _chosen(model))
 
 
 def active_parameters(model: ModelSpec) -> int:
-    """Return how many parameters one token uses: all of them but those of experts that it did not choose."""
+    """Return the number of parameters that one token uses: all of them but those of experts that it did not choose."""
     return parameters(model).total - sum((product.copies - product.used) * _copy(product) for product in _chosen(model))
 
 

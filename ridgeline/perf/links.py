@@ -1,4 +1,5 @@
-"""The time of collectives: a line over bytes for each, fitted to measurements, or assumed where nobody has measured.
+"""The time of collectives: a line over bytes for each, fitted to measurements, or assumed where there is no
+measurement.
 
 A message of n bytes takes α + β n (Hockney, Parallel Computing 20(3), 1994). Bytes are counted as nccl-tests do:
 
@@ -168,7 +169,7 @@ MOST_RANKS = 8  # of one host
 
 
 def assumed(hardware: Hardware) -> Links:
-    """Return lines for a device whose links nobody measured here.
+    """Return lines for a device whose links were not measured here.
 
     Those of NVLink are fitted to two H200s (18 links each): ours to figures in graphs, of 1 to 256 KiB on 2026-11-24
     (median difference 3 %) and of 0.5 to 8 MiB on 2026-11-22 (1 %), NCCL's to those of up to 1 MiB in graphs and from
@@ -217,7 +218,7 @@ def save_links(links: Links, folder: Path | None = None) -> Path:
 
 
 def load_links(device: str, folder: Path | None = None) -> Links | None:
-    """Return what was measured of a device's links, or None."""
+    """Return the measured lines of a device's links, or None."""
     path = links_path(device, folder)
     return read_links(path) if path.exists() else None
 

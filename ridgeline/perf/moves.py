@@ -61,7 +61,7 @@ def _in_place(own: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
 
 
 def _swapped(slot: int, now_S: Sequence[int], goal_S: Sequence[int]) -> dict[int, int]:
-    """Return what two slots hold once the only copy of this slot's expert has gone where it is wanted."""
+    """Return the experts of two slots, once the only copy of this slot's expert has gone where it is wanted."""
     other = goal_S.index(now_S[slot])
     return {slot: now_S[other], other: now_S[slot]}
 

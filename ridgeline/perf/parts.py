@@ -47,12 +47,12 @@ class Reach(NamedTuple):
     devices: int = 1
 
     def experts(self, tokens: float, spec: ExpertsSpec) -> float:
-        """Return how many of a device's experts have tokens, if each device brings so many."""
+        """Return the number of a device's experts that have tokens, if each device brings so many."""
         how = spec.routing
         return touched(self.devices * tokens, how.experts, how.top_k, self.share) * self._held(spec)
 
     def used(self, spec: ExpertsSpec) -> float:
-        """Return how many pairs a device computes for each token that it brings."""
+        """Return the number of pairs that a device computes for each token that it brings."""
         return spec.routing.top_k * self.devices * self._held(spec)
 
     def _held(self, spec: ExpertsSpec) -> float:

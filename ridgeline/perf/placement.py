@@ -57,7 +57,7 @@ def placed(tokens_E: ArrayLike, ranks: int, slots: int) -> RankExperts:
 
 
 def copies(load_E: np.ndarray, ranks: int, total: int) -> list[int]:
-    """Return how many copies each expert gets of `total`. More than one on each rank would be of no use."""
+    """Return the number of copies of each expert, of `total`. More than one on each rank would be of no use."""
     found = [1] * len(load_E)
     for _ in range(total - len(found)):
         share = [(-load / count, expert) for expert, (load, count) in enumerate(zip(load_E, found, strict=True))]
@@ -67,7 +67,7 @@ def copies(load_E: np.ndarray, ranks: int, total: int) -> list[int]:
 
 
 def rank_loads(tokens_E: ArrayLike, held: RankExperts) -> np.ndarray:
-    """Return what each rank gets of the tokens, if an expert's copies share them equally: float64 [R]."""
+    """Return each rank's share of the tokens, if an expert's copies share them equally: float64 [R]."""
     load_E = np.asarray(tokens_E, np.float64)
     count = Counter(expert for each in held for expert in each)
     return np.array([sum(load_E[expert] / count[expert] for expert in each) for each in held])
@@ -95,7 +95,7 @@ def _swap(held: Sequence[list[int]], share_E: np.ndarray) -> bool:
     less_RAB = share_RB[most][:, None] - share_RB[:, None, :]
     after_RAB = np.maximum(before - less_RAB, sum_R[:, None, None] + less_RAB)
     shared_RAB = own_A[:, None] == held_RB[:, None, :]
-    after_RAB[shared_RAB.any(2)] = np.inf  # nobody needs two copies of an expert
+    after_RAB[shared_RAB.any(2)] = np.inf  # no rank needs two copies of an expert
     after_RAB.swapaxes(1, 2)[shared_RAB.any(1)] = np.inf
     rank, i, j = map(int, np.unravel_index(after_RAB.argmin(), after_RAB.shape))
     if not after_RAB[rank, i, j] < before * (1 - 1e-9):  # 1e-9: what rounding makes of nothing

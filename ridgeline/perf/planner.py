@@ -202,7 +202,7 @@ class Plan:
         return [self.point(b) for b in sorted(batches | ({self.best.batch} if self.best else set()))]
 
     def verifying(self, drafts: int) -> list[Verifying]:
-        """Return what verifying so many drafts a row, or fewer, costs and brings on one device, at the batches of the
+        """Return cost and gain of verifying so many drafts a row, or fewer, on one device, at the batches of the
         points."""
         d, batches = self.deployment, [point.batch for point in self.points()]
         model = Roofline(d.model, d.hardware, self.precision, self.kv_dtype)

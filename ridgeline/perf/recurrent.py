@@ -17,7 +17,7 @@ from ridgeline.perf.precision import Precision
 
 
 def rows_of(shape: StepShape) -> int:
-    """Return how many rows have tokens: each of them reads its state and writes it."""
+    """Return the number of rows that have tokens: each of them reads its state and writes it."""
     return int(np.count_nonzero(np.asarray(shape.num_tokens_R)))
 
 

@@ -34,7 +34,7 @@ class Verifying(NamedTuple):
 
 
 def tokens_of_a_row(share: float, drafts: int) -> float:
-    """Return how many tokens a row emits on average."""
+    """Return the number of tokens that a row emits on average."""
     return sum(share**place for place in range(drafts + 1))
 
 
@@ -53,7 +53,7 @@ def break_even(cost: float, drafts: int) -> float | None:
 def verifying(
     model: CostModel, context: int, drafts: Iterable[int], batches: Iterable[int] = BATCHES
 ) -> list[Verifying]:
-    """Return what verifying costs and brings, by the limits of steps whose rows have `context` cached tokens."""
+    """Return cost and gain of verifying, by the limits of steps whose rows have `context` cached tokens."""
     counts, found = list(drafts), []
     for batch in batches:
         plain = _limit(model, batch, context, 0)

@@ -130,7 +130,7 @@ class InThree(ABC):
 
     @abstractmethod
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Return what `Weight.linear` does."""
+        """Return the result of `Weight.linear`."""
 
     def norm_linear(
         self,

@@ -102,8 +102,8 @@ class Completion:
 
     @property
     def abort_at(self) -> int | None:
-        """The number of output tokens to keep if a stop string or a repetition was found, because the engine does not
-        know of it yet."""
+        """The number of output tokens to keep if a stop string or a repetition was found, because the engine has not
+        seen it yet."""
         if self._repeats_at is not None:
             return self._repeats_at
         return self._detokenizer.at_token if self._detokenizer else None

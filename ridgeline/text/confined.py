@@ -50,7 +50,7 @@ class Confined:
 
     `function` is the "module:factory" that each child calls once. The factory returns a function from JSON to JSON,
     which raises nothing that concerns the user. At most `most` children run at once, and further calls wait for one.
-    `seconds` is the processor time that a call may take, so that a busy machine fails nobody; on the clock a call may
+    `seconds` is the processor time that a call may take, so that a busy machine fails no call; on the clock a call may
     take WALL times that. `memory` is in bytes beyond what a child has once it is ready.
     """
 

@@ -31,8 +31,8 @@ class ScoredTokens(Sequence[Any]):
     all of them again and again, during which nothing else runs. So they are numbers side by side, and an entry is made
     when it is read.
 
-    `text_of` returns a token's text. If the request `named` the tokens that it wants to know of, they have no ranks,
-    and the token that stands there comes first.
+    `text_of` returns a token's text. If the request `named` the tokens whose logprobs it wants, they have no ranks, and
+    the token that stands there comes first.
     """
 
     def __init__(self, text_of: Callable[[int], str | None], *, unscored: int = 0, named: bool = False) -> None:

@@ -141,7 +141,7 @@ class Encoder:
         return self.prompts[name]
 
     def room(self, params: PoolingParams) -> int | None:
-        """Return how many tokens of a prompt count; None: all, however many. Raise InvalidRequest."""
+        """Return the number of tokens of a prompt that count; None: all of them. Raise InvalidRequest."""
         return room(params, self.max_model_len)
 
     def one(self, text: str, params: PoolingParams, *, add_special_tokens: bool = True) -> Encoded:
@@ -206,7 +206,7 @@ def _kept(ids: list[int], most: int | None, params: PoolingParams) -> list[int]:
 
 
 def room(params: PoolingParams, max_model_len: int) -> int | None:
-    """Return how many tokens of a prompt count; None: all, however many. Raise InvalidRequest."""
+    """Return the number of tokens of a prompt that count; None: all of them. Raise InvalidRequest."""
     wanted = params.truncate_prompt_tokens
     if wanted is None:
         return None
@@ -254,7 +254,7 @@ def pooling_request(
 
 
 def finished(raw_M: np.ndarray, params: PoolingParams, spec: PoolingSpec) -> np.ndarray:
-    """Return what a request gets: the device's vector (or vectors, one below the other) cut, normalised, or made
+    """Return a request's result: the device's vector (or vectors, one below the other) cut, normalised, or made
     probabilities. float32."""
     x_M = raw_M.astype(np.float32)
     if spec.task == "embed":

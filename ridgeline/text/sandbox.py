@@ -137,7 +137,7 @@ def renderer() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def looks_into_parts(sandbox: TemplateSandbox, source: str) -> bool:
-    """Return whether the template reads `.text` or `["text"]` of anything."""
+    """Return True if the template reads `.text` or `["text"]` of anything."""
     try:
         tree = sandbox.parse(source)
     except TemplateError:

@@ -93,7 +93,8 @@ def add_reserved_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Map
 
 
 def _cuts(tokens: Sequence[bytes]) -> list[int]:
-    """Return where each token's last merge joins it; 0 for single bytes and for tokens that merges do not lead to."""
+    """Return the position at which each token's last merge joins it; 0 for single bytes and for tokens that merges do
+    not lead to."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     return [_cut(token, ranks) for token in tokens]
 

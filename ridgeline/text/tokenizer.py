@@ -209,7 +209,7 @@ class Tokenizer:
         return token.replace("▁", " ").encode()
 
     def text_of(self, token_id: int) -> str:
-        """Return what `decode` returns for one token alone. Equal tokens have the same object."""
+        """Return the text that `decode` gives for one token alone. Equal tokens have the same object."""
         found = self._texts.get(token_id)
         if found is None:
             if len(self._texts) >= MOST_SPELLED:
@@ -240,7 +240,7 @@ class Tokenizer:
 
 
 def _cut_to(room: int, first: int, second: int) -> tuple[int, int]:
-    """Return how many tokens of two texts are left. Raise InvalidRequest if there is no room at all."""
+    """Return the numbers of tokens of two texts that remain. Raise InvalidRequest if none fits."""
     if room < 1:
         raise InvalidRequest(
             "truncate_prompt_tokens leaves no room beside the special tokens; raise it.", param="truncate_prompt_tokens"

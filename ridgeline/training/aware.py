@@ -43,8 +43,8 @@ FEW_BITS = 3  # up to which groups have zeros: with so few numbers, a range arou
 
 
 def config_of(scheme: str, group: int, method: str = "rtn") -> MakeConfig:
-    """Return how a scheme is made here. The same numbers come from `ridgeline quantize`, with --asymmetric for the
-    schemes of up to FEW_BITS bits."""
+    """Return the configuration by which a scheme is made here. The same numbers come from `ridgeline quantize`, with
+    --asymmetric for the schemes of up to FEW_BITS bits."""
     symmetric = False if scheme in SCHEMES and SCHEMES[scheme].bits <= FEW_BITS else None
     return MakeConfig(schemes=(scheme,), method=method, group=group, symmetric=symmetric)
 
@@ -76,7 +76,7 @@ def make_aware(decoder: Decoder, scheme: str, group: int) -> None:
 
 
 def _rounding_of_inputs(scheme: str, grid: Grid) -> Rounding | None:
-    """Return how a scheme rounds activations, or None."""
+    """Return a scheme's rounding of activations, or None."""
     if isinstance(grid, Fp8Grid):
         how: Fp8Format = grid.format
         return lambda x_TI: straight_through(x_TI, lambda x: rounded_to_fp8(x, how, None))

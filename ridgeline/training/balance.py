@@ -124,7 +124,7 @@ def experts_of(decoder: Decoder) -> list[Experts]:
 
 
 def load_figures(counts_LE: Tensor) -> dict[str, float]:
-    """Return how evenly tokens are spread over experts.
+    """Return measures of how evenly tokens are spread over experts.
 
     load_entropy: bits, the mean over layers; log2 E is even.
     max_over_mean: the busiest expert's tokens over the mean, the mean over layers.

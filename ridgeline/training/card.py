@@ -130,7 +130,7 @@ def _scores(report: Mapping[str, Any]) -> str:
 
 
 def _experts(report: Mapping[str, Any]) -> str:
-    """Return how tokens are spread over experts, or nothing for a dense model."""
+    """Return the card's part on how tokens are spread over experts, or nothing for a dense model."""
     if "experts" not in report:
         return ""
     figures, balance = report["experts"], report["balance"]

@@ -50,7 +50,7 @@ class Acceptance:
         return self.tokens / self.steps if self.steps else 0.0
 
     def as_report(self) -> dict[str, Any]:
-        """Return what report.json holds."""
+        """Return the content of report.json."""
         return asdict(self) | {"tokens_per_step": self.tokens_per_step}
 
 

@@ -108,7 +108,7 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
 
 
 def _stretch(trace: Trace, passes: int, share: float, step: int) -> tuple[Trace, Tensor]:
-    """Return a stretch of positions, drawn by the step's number, and the trace as far as it matters for these."""
+    """Return a stretch of positions, drawn by the step's number, and the part of the trace that matters for these."""
     possible = positions(trace, passes)
     if possible < 1:
         raise InvalidConfig(f"sequences are too short for {passes} passes; make them longer.")

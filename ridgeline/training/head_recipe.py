@@ -113,7 +113,7 @@ def run(config: HeadConfig, console: Console) -> Report:
 
 
 def make_learner(config: HeadConfig, target: Decoder) -> Learner:
-    """Return what is to be trained. Raise InvalidConfig for sizes that do not go with the target."""
+    """Return the learner to be trained. Raise InvalidConfig for sizes that do not go with the target."""
     spec, device = target.spec, config.device
     if config.kind == "draft":
         assert config.start is not None
@@ -171,8 +171,8 @@ def _taps(given: tuple[int, ...], layers: int) -> tuple[int, ...]:
 
 
 def _prepare(config: HeadConfig) -> Prepared:
-    """Read the corpus that made the embedded model, as far as this machine has it. Packages that are held out there
-    are so here, or are not here at all."""
+    """Read the part of the embedded model's corpus that this machine has. Packages that are held out there are so here,
+    or are not here at all."""
     installed = tuple(name for name in EMBEDDED.corpus.held_out_packages if _installed(name))
     return prepare(
         config.work,
@@ -195,7 +195,7 @@ def _installed(name: str) -> bool:
 def _measure(
     config: HeadConfig, learner: Learner, target: Decoder, prepared: Prepared, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return what becomes of drafts on each held-out set."""
+    """Return the results of drafts on each held-out set."""
     found = {}
     for name, texts in prepared.held_out.items():
         prompts_BS = prompts(
@@ -230,7 +230,7 @@ def _export(config: HeadConfig, learner: Learner, target: Decoder, folder: Path,
 
 
 def _facts(name: str, config: HeadConfig, learner: Learner, traces: Traces) -> Report:
-    """Return what is known of the run before it begins."""
+    """Return the facts about the run that are known before it begins."""
     module, training = learner.module, config.training
     return {
         "name": name,

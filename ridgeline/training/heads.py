@@ -3,8 +3,8 @@ checkpoints.
 
 A head of EAGLE-3 (Li et al., arXiv 2503.01840) joins the outputs of some of the target's layers to a feature of each
 token. Position i holds a pair, the feature of token i and token i + 1, and scores token i + 2. Then the output takes
-the place of the next feature, which nobody knows yet, and so on. Such a chain of passes sees the pairs of real
-features up to the one that it began with, and its own.
+the place of the next feature, which is not known yet, and so on. Such a chain of passes sees the pairs of real features
+up to the one that it began with, and its own.
 
     keys of real pairs      keys of the chain that began with pair 2
     0  1  2  3  4 …         3' 4'
@@ -166,7 +166,7 @@ class EagleHead(nn.Module):
             yield x_BCM
 
     def _read(self, embedded: Tensor, feature: Tensor) -> Tensor:
-        """Return what the attention reads of pairs: [.., 2 M]."""
+        """Return the attention's input, made of pairs: [.., 2 M]."""
         layer = self.midlayer
         return torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(feature)), -1)
 

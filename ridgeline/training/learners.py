@@ -124,7 +124,7 @@ def losses(learner: Learner, trace: Trace, starts_C: Tensor, passes: int) -> Ten
 
 @torch.inference_mode()
 def right(learner: Learner, target: Decoder, tokens_BS: Tensor, passes: int) -> Tensor:
-    """Return where the likeliest token of each pass is the text's: bool [B, P, K]."""
+    """Return True for each place where the likeliest token of the pass is the text's: bool [B, P, K]."""
     trace = traced(target, tokens_BS, learner.taps)
     starts_C = torch.arange(positions(trace, passes), device=tokens_BS.device)
     return torch.stack(

@@ -188,7 +188,7 @@ class Trainer:
         log.write(row, self._fraction())
 
     def _identity(self) -> State:
-        """Return what a resumed run must share with the run it resumes."""
+        """Return the facts that a resumed run must share with the run it resumes."""
         tokens = hashlib.sha256(self.data.tokens.data).hexdigest()
         shape = {"seq_len": self.data.seq_len, "batch_size": self.data.batch_size, "seed": self.data.seed}
         names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "bf16")

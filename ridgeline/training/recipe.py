@@ -307,7 +307,7 @@ def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, train
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the device is called in cards."""
+    """Return the device's name for cards."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

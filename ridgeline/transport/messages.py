@@ -41,8 +41,8 @@ class Hello(Message, frozen=True, tag="hello"):
 class Submit(Message, frozen=True, tag="submit"):
     """One completion to run, with fields as in `core.request.Request`.
 
-    `name` is the request's name at its client, of which this is completion `index`. `owner` is the client, as far as
-    the API server can tell clients apart.
+    `name` is the request's name at its client, of which this is completion `index`. `owner` is the client by its key,
+    or else by its address.
     """
 
     id: int

@@ -32,8 +32,8 @@ HELD = 100_000  # messages kept for an API server that does not read; one that i
 class EngineSocket:
     """The engine's end: one ROUTER for all API servers, each known by its connection. It is not thread-safe.
 
-    `malformed` counts the messages that were dropped because they are none of ours. Whoever can open the socket may
-    send anything.
+    `malformed` counts the messages that were dropped because they are none of ours. Any process that can open the
+    socket may send anything.
     """
 
     def __init__(self, path: str) -> None:
@@ -73,7 +73,7 @@ class EngineSocket:
             )
 
     def send(self, connection: bytes, message: FromEngine) -> bool:
-        """Send a message. Return False if nobody is there any more, or nobody reads."""
+        """Send a message. Return False if the other end has gone, or does not read."""
         try:
             self._socket.send_multipart((connection, encode(message)), zmq.NOBLOCK)
         except zmq.ZMQError:

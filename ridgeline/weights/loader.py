@@ -141,7 +141,7 @@ def stored_forms(folder: Path, model: ModelConfig, *, files: bool = True) -> For
     """Return the forms that the weights of a quantized checkpoint can be kept in, by the names of the decoder's
     modules. Other modules' weights are plain numbers.
 
-    files: False goes by the config alone, as far as there is one.
+    files: False goes by the config alone, if there is one.
     """
     if not files and not is_gguf(folder):
         return config_forms(model, read_json(folder / "config.json"), folder)
@@ -284,7 +284,7 @@ def _part(part: Callable[[int], Tensor], index: int, shape: torch.Size) -> Tenso
 
 
 def missing_offset(network: nn.Module, parameter: str, source: Source) -> float:
-    """Return what a norm's weight lacks in this checkpoint, or 0 for any other tensor."""
+    """Return the offset that a norm's weight lacks in this checkpoint, or 0 for any other tensor."""
     owner = network.get_submodule(parameter.rpartition(".")[0])
     return owner.offset if isinstance(owner, Norm) and not source.complete else 0.0
 

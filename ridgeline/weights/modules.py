@@ -65,8 +65,8 @@ def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
 
 
 def transformer_settings(folder: Path) -> dict[str, Any]:
-    """Return what sentence-transformers keeps of its first module, in a file that is named after a family; {} without
-    such a file."""
+    """Return the settings that sentence-transformers keeps of its first module, in a file that is named after a family;
+    {} without such a file."""
     if is_gguf(folder):
         return {}
     found = (read_json(folder / f"sentence_{family}_config.json") for family in _FAMILIES)
@@ -74,13 +74,13 @@ def transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def lowers_case(folder: Path) -> bool:
-    """Return whether sentence-transformers makes small letters of a text before the tokenizer sees it."""
+    """Return True if sentence-transformers makes small letters of a text before the tokenizer sees it."""
     return (folder / "modules.json").exists() and transformer_settings(folder).get("do_lower_case") is True
 
 
 def cross_encoder(folder: Path) -> dict[str, Any]:
-    """Return what a cross-encoder keeps beside its config.json as entries of that file, where older ones have them:
-    what makes probabilities of its scores."""
+    """Return the settings that a cross-encoder keeps beside its config.json as entries of that file, where older ones
+    have them: what makes probabilities of its scores."""
     function = read_json(folder / "config_sentence_transformers.json").get("activation_fn")
     return {} if function is None else {"sentence_transformers": {"activation_fn": function}}
 

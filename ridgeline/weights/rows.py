@@ -11,8 +11,7 @@ from ridgeline.core.model_spec import Source
 
 
 def in_our_order(stored: Tensor, source: Source) -> Tensor:
-    """Return what a checkpoint's tensor holds, or something that it has for every so many of its rows, with rows in our
-    order."""
+    """Return a checkpoint's tensor, or something that it has for every so many of its rows, with rows in our order."""
     order = _order(len(stored), source)
     return stored if order is None else stored.index_select(0, order.to(stored.device))
 

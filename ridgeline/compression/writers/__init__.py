@@ -27,7 +27,7 @@ WRITERS = Registry(
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The facts that a writer is told of the model.
+    """The facts about the model that a writer gets.
 
     made: the quantized modules.
     kept: names of linear modules that stay as they are, in the checkpoint's words.

@@ -1,7 +1,7 @@
 """Round-to-nearest: every weight becomes the nearest number of the grid.
 
-With `importance_I` the range of each slab is also shrunk, as far as that lessens the squared error, in which inputs
-count by importance. Weights beyond the range are then clipped (the search of OCS and OMSE, and of AWQ's clipping).
+With `importance_I` the range of each slab is also shrunk while that lessens the squared error, in which inputs count by
+importance. Weights beyond the range are then clipped (the search of OCS and OMSE, and of AWQ's clipping).
 
 Legend:
     I  inputs

@@ -96,7 +96,7 @@ def _argument(
 
 
 def _meant(part: Mapping[str, Any], defined: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return what a reference leads to, or the part itself if it is none."""
+    """Return the part that a reference leads to, or the part itself if it is none."""
     for _ in range(MOST_REFERENCES):
         if part.keys() - ABOUT != {"$ref"} or not isinstance(part["$ref"], str):
             return part

@@ -30,7 +30,7 @@ class JsonSpan:
         self._inner = inner
 
     def end(self, text: str, start: int = 0) -> tuple[int, bool]:
-        """Return where the value's part of the text ends, and if the value ends there.
+        """Return the end of the value's part of the text, and True if the value ends there.
 
         Outside of strings JSON has no "<", so a broken value ends at the next tag at the latest.
         """

@@ -10,7 +10,7 @@ import re
 import unicodedata
 
 DEEPEST = 200  # brackets within brackets, as in Python
-MOST_KEYS = 1024  # that are numbers: anybody can choose many whose hashes are equal
+MOST_KEYS = 1024  # that are numbers: a client can choose many whose hashes are equal
 
 _WORDS = {"True": True, "False": False, "None": None}
 _WORD = re.compile(r"\w+")
@@ -172,7 +172,7 @@ class _Literal:
 
 
 def _meant(escape: re.Match[str]) -> str:
-    """Return what a backslash and the characters behind it stand for."""
+    """Return the text that a backslash and the characters behind it stand for."""
     kind = escape.lastgroup
     if kind is None:
         return escape[0]

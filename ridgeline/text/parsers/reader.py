@@ -22,10 +22,10 @@ class Parser(Protocol):
     """One stage of reading. It takes text in pieces and returns events, whose content is the next stage's text."""
 
     def push(self, text: str) -> list[Event]:
-        """Return what is certain after a further piece of text."""
+        """Return the events that are certain after a further piece of text."""
 
     def finish(self) -> list[Event]:
-        """Return what was held back. No more text comes."""
+        """Return the events that were held back. No more text comes."""
 
 
 def call_id() -> str:
@@ -40,7 +40,7 @@ class AnswerReader:
     new_id: makes the id of a call whose text names none.
     found_calls: there was a call.
     waiting: the characters since the last event.
-    reasoning_tokens: the tokens of the reasoning, without those of its tags, as far as tokens are told to `read`.
+    reasoning_tokens: the tokens of the reasoning, without those of its tags, if `read` is given tokens.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class AnswerReader:
         return not self._stages
 
     def read(self, text: str, *, ended: bool, tokens: Sequence[int] = ()) -> list[Event]:
-        """Return what a further piece of text adds. `ended` says that it is the last. `tokens` are the lengths of the
-        texts that its tokens brought."""
+        """Return the events that a further piece of text adds. `ended` says that it is the last. `tokens` are the
+        lengths of the texts that its tokens brought."""
         events: Iterable[Event] = [Content(text)] if text else []
         for stage in self._stages:
             events = _through(stage, events, ended)
@@ -76,7 +76,7 @@ class AnswerReader:
         return [found for event in events if (found := self._checked(event)) is not None]
 
     def _count(self, scanner: Scanner, tokens: Sequence[int], ended: bool) -> None:
-        """Count the tokens that began within the reasoning, as far as the scanner knows where it ends."""
+        """Count the tokens that began within the reasoning, up to the last place where the scanner is sure."""
         for length in tokens:
             self._pending.append(self._begun)
             self._begun += length

@@ -36,7 +36,7 @@ class Tags:
         self.longest = max(map(len, texts), default=0)
 
     def begun(self, text: str, at: int) -> int:
-        """Return how many characters at the end of the text, which is read from `at` on, may begin a tag."""
+        """Return the number of characters at the end of the text, which is read from `at` on, that may begin a tag."""
         start = self.starts(text, max(at, len(text) - self.longest + 1))
         while start is not None:
             rest = text[start.start() :]
@@ -69,12 +69,12 @@ class Scanner:
         raise NotImplementedError
 
     def push(self, text: str) -> list[Event]:
-        """Return what is certain after a further piece of text."""
+        """Return the events that are certain after a further piece of text."""
         self._text, self._at = self._text[self._at :] + text, 0
         return self._resume()
 
     def finish(self) -> list[Event]:
-        """Return what was held back. No more text comes."""
+        """Return the events that were held back. No more text comes."""
         self._ended = True
         return self._resume()
 

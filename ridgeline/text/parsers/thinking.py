@@ -15,7 +15,7 @@ BEFORE, AFTER = ("\n", "", ".", " ", ".\n", "\n\n"), ("", "\n", "\n\n", " ", "a"
 def thinking_of(
     form: ReasoningForm, tokenizer: Tokenizer, *, inside: bool, budget: int | None, forced: bool, may_stop: bool
 ) -> Thinking:
-    """Return what the engine must know of an answer's reasoning. `forced` says that the answer is held to calls, and
+    """Return the bounds of an answer's reasoning for the engine. `forced` says that the answer is held to calls, and
     the others are as in `core.request.Thinking`."""
     ends = form.call_ends if forced and form.call_ends else form.ends
     before_end = "" if forced and form.call_ends else form.before_end

@@ -272,7 +272,8 @@ def _packed(name: str, shape: tuple[int, ...], group: Group, stored: Stored | No
 
 
 def _words(numbers: int, bits: int) -> tuple[int, int]:
-    """Return how many words numbers take in a stream, and if each is whole in one word, as it was once."""
+    """Return the number of words that numbers take in a stream, and True if each is whole in one word, as it was
+    once."""
     return -(-numbers * bits // 32), -(-numbers // (32 // bits))
 
 

@@ -61,7 +61,7 @@ class Piece:
         return dequantized(self.held, {name: read(files) for name, read in self.read.items()})
 
     def problem(self, stored: Stored) -> str | None:
-        """Return what is wrong with its tensors by the files' headers, or None."""
+        """Return a sentence about what is wrong with its tensors by the files' headers, or None."""
         for name, wanted in self.tensors.items():
             if name not in stored:
                 if wanted.optional:
@@ -86,7 +86,7 @@ class Method(Protocol):
     tied: bool
 
     def piece(self, name: str, shape: tuple[int, ...], stored: Stored | None) -> Piece | None:
-        """Return how a weight is stored, or None if it is stored as plain numbers.
+        """Return the form in which a weight is stored, or None if it is stored as plain numbers.
 
         name: the module's name in the checkpoint; shape: [outputs, inputs] of its weight, or [experts, outputs, inputs]
         of a stack. stored: the files' tensors; None: there are none to look at.

@@ -203,8 +203,8 @@ def _read(piece: Piece | None, field: str, source: Source, stored: Stored, shape
 
 
 def _shared(field: str, sources: Sequence[Source], pieces: Pieces, stored: Stored, shape: torch.Size) -> Tensor:
-    """Return what all outputs share, of which each source has its own: the largest scale of activations, or what must
-    be the same in all of them."""
+    """Return the numbers that all outputs share, of which each source has its own: the largest scale of activations, or
+    what must be the same in all of them."""
     found = [pieces[source.name].read[field](lambda each: stored[each].read()) for source in sources]
     single = 1 if field == "order_I" else 0
     if len(shape) == single:

@@ -20,9 +20,9 @@ WORD = re.compile(r"\s*(\w*)")
 
 
 class HarmonyParser(CallParser):
-    """Analysis, and what goes to tools of the model's own, is reasoning. Commentary to nobody is content, as text that
-    the user should see before a call. `head` is the part of the first message that the prompt has, from its header
-    on. Without `calls` or `reasoning` these are content too."""
+    """Analysis, and what goes to tools of the model's own, is reasoning. Commentary without an addressee is content, as
+    text that the user should see before a call. `head` is the part of the first message that the prompt has, from its
+    header on. Without `calls` or `reasoning` these are content too."""
 
     heads = Tags(MESSAGE, END, CALL, RETURN)
     reasons = True
