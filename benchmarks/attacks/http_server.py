@@ -121,6 +121,10 @@ CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 TEXT = {"prompt": "x", "max_tokens": 1}
 CHATS = "/v1/chat/completions"
 ECHO = TEXT | {"prompt": [[100 + i] * 2000 for i in range(128)], "echo": True, "logprobs": 20}
+LIKELIEST = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+LONG_CHAT = [{"role": "user", "content": "x = [" + "1, " * 600}]
+RESPONSE = {"input": "x", "max_output_tokens": 1024, "ignore_eos": True, "top_logprobs": 20}
+RESPONSE |= {"include": ["message.output_text.logprobs"]}
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 KEYED = CHUNKED[:-2] + f"Authorization: Bearer {KEY}\r\n\r\n".encode()
 
@@ -168,6 +172,10 @@ def attacks() -> Iterator[tuple[str, Attack, str]]:
     yield "nested counts", each(*(nested(number) for number in range(64))), "200"
     yield "4096 completions", post(TEXT | {"prompt": ["x"] * 32, "n": 128}), "200"
     yield "echo with logprobs", post(ECHO), "200"
+    yield "a streamed echo", post(ECHO | {"prompt": ECHO["prompt"][:16], "stream": True}), "200"
+    yield "chat with logprobs", post(CHAT | LIKELIEST | {"max_tokens": 256, "n": 32}, CHATS), "200"
+    yield "prompt logprobs", post(CHAT | {"messages": LONG_CHAT, "prompt_logprobs": 20}, CHATS), "200"
+    yield "response with logprobs", post(RESPONSE, "/v1/responses"), "200"
     yield "a 25 MB argument", post(call(json.dumps('{"a":"' + "x" * (25 << 20) + '"}').encode()), CHATS), "200"
     yield "spaces", post({"prompt": " " * 40_000 + "x"}, "/tokenize"), "200"
     yield "500 requests", each(*[TEXT | {"max_tokens": 64}] * 500, threads=64), "200"

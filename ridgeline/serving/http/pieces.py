@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.serving.http.exchange import STALLED, ClientGone, while_connected
 from ridgeline.serving.shares import BODIES, INLINE_ENTRIES
 
-BLOCK = 64  # elements of a list that are encoded at a time
+BLOCK = 16  # elements of a list that are encoded at a time: few, so that they are gone before garbage is looked for
 PIECE = 256 << 10  # bytes, at least, of all pieces but the last
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import subprocess
@@ -13,9 +14,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.attacks.http_cases import ask, make, make_plain
 from ridgeline.serving.api_server import ApiServer
@@ -195,6 +200,50 @@ def test_large_bodies_are_read_as_small_ones_are(monkeypatch: pytest.MonkeyPatch
     for wrong in (b"[1]", b'{"prompt": tru}', b'{"a": 1', b'{"prompt": 1e999}', b'{"prompt": ' + b"[" * 5000):
         with pytest.raises(BadRequest):
             decode_body(wrong, known.keys())
+
+
+ESCAPES = st.sampled_from(
+    ["\\", '"', "\\n", "\\\\", "/", "\\u00e9", "\\ud83d\\ude00", "é", "😀", "x", "[{,", "\\u005c", '\\"']
+)
+SPELLED = st.lists(ESCAPES, max_size=60).map("".join)
+
+
+@given(texts=st.lists(SPELLED, min_size=1, max_size=4), shift=st.integers(0, 9), mistake=st.booleans())
+def test_long_strings_are_decoded_in_pieces_as_in_one(texts: list[str], shift: int, mistake: bool) -> None:
+    first, *rest = ['"' + text + '"' for text in texts]
+    data = f'{{"a": [{", ".join(rest)}], "b": {{"c": {first}, {first}: [1, null]}}, "n": 1}}'
+    data = " " * shift + data + "x" * mistake
+    raw, whole = data.encode(), dict[str, Any]()
+    with contextlib.suppress(msgspec.DecodeError):
+        whole = msgspec.json.decode(raw)
+    with (
+        mock.patch.object(bounded_json, "LONG", 12),
+        mock.patch.object(bounded_json, "SLICE", 16),
+        mock.patch.object(bounded_json, "INLINE_BYTES", 0),
+    ):
+        for read in (decode, lambda raw: decode_body(raw, {"a", "b", "n"})):
+            if not whole:
+                with pytest.raises(BadRequest):
+                    read(raw)
+            else:
+                assert read(raw) == whole
+
+
+def test_no_call_decodes_much_of_a_long_string() -> None:
+    """The decoder keeps the interpreter from all other threads until it returns."""
+    text, longest, checked = '\\n"é' * (2 << 20), 0, bounded_json._checked
+
+    def noted(read: Callable[[Any], Any], data: Any) -> Any:
+        nonlocal longest
+        longest = max(longest, len(bytes(data)))
+        return checked(read, data)
+
+    body = json.dumps(arguments(json.dumps(text, ensure_ascii=False)), ensure_ascii=False).encode()
+    with mock.patch.object(bounded_json, "_checked", noted):
+        found = decode_body(body, {"messages"})
+        call = found["messages"][0]["tool_calls"][0]["function"]["arguments"]
+        assert decode(call.encode()) == text
+    assert longest <= SLICE + 2
 
 
 @pytest.mark.parametrize(
