@@ -1,4 +1,4 @@
-"""What an op is tested and measured on. `cases.py` of an op's folder holds the cases; an engine never imports it."""
+"""The cases on which an op is tested and measured. They are in `cases.py` of its folder; an engine never imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cases of ops with states of constant size have in common."""
+"""The common part of the cases of ops with states of constant size."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ExpertsCase:
 
     @property
     def reached(self) -> float:
-        """How many experts uniform routing reaches."""
+        """The number of experts that uniform routing reaches."""
         return touched(self.tokens, self.experts, self.used)
 
 
