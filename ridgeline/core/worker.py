@@ -61,7 +61,7 @@ class Reports(Protocol):
     """A worker that tells of itself."""
 
     def figures(self) -> WorkerFigures:
-        """Return what it counted. While plans are under way the loads of experts are those of the newest look, so that
+        """Return its counts. While plans are under way the loads of experts are those of the newest look, so that
         no plan waits. Raise DeviceLost if the device is lost."""
 
     def forget_expert_load(self) -> None:
