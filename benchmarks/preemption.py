@@ -269,13 +269,14 @@ def show(records: list[dict[str, Any]]) -> None:
 
 
 def draw(records: list[dict[str, Any]]) -> None:
-    """Draw the share of tokens that run again, for each workload and commit, where new requests come steadily."""
+    """Draw the share of tokens that run again, for each workload, where requests come steadily, at the newest commit
+    and, dotted, at the first."""
     import matplotlib as mpl  # only here, since tests run this module without the extra
     from matplotlib import pyplot as plt
 
     mpl.rcParams.update({"svg.hashsalt": "ridgeline", "font.size": 9, "font.family": "DejaVu Sans"})
     figure, (again, found) = plt.subplots(1, 2, figsize=(8.2, 3.2), facecolor="white")
-    commits = list(dict.fromkeys(record["commit"] for record in records))
+    commits = [records[0]["commit"], records[-1]["commit"]]
     for place, (workload, commit) in enumerate(itertools.product(WORKLOADS, commits)):
         own = [r for r in records if (r["workload"], r["commit"], r["arrivals"]) == (workload.name, commit, "steady")]
         newest = commit == commits[-1]

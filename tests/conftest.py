@@ -124,6 +124,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every request start that fits at first, as where outputs become longer than forecast, so that some are
     preempted later."""
     monkeypatch.setattr(pressure, "OVERBOOKED", 1e6)
+    monkeypatch.setattr(pressure, "LEFT", -1e6)
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,9 @@ EDGES = np.array([0, *(round(16 * 2 ** (n / 2)) for n in range(33))], np.float64
 SURE, USUAL = 256, 512
 FORGOTTEN = 1 / 256  # share of what is known that is forgotten with every output that ends
 LEAST = 1e-9  # shares below this one are taken for it, so that none is divided by 0
-MOMENTS = 8  # of each kind, at which the sum is computed
+# of each kind, at which the sum is computed. It is highest just before requests reach their limits, so once the best of
+# some limits is known, as many more are looked at between its neighbours
+MOMENTS = 12
 UNDER_WAY = 2  # plans after its last in which a request still holds its blocks
 
 
@@ -92,13 +94,22 @@ class Forecast:
         held = self._pages(now_R).sum()
         if (limit := float(self._pages(known_R + left_R).sum() - held)) <= enough:
             return limit
-        after_T1 = _moments(left_R + UNDER_WAY)[:, None]
-        longer = self.outputs.longer(output_R)
-        there_TR = np.interp(after_T1 + output_R, EDGES, longer) / np.maximum(np.interp(output_R, EDGES, longer), LEAST)
-        there_TR *= after_T1 <= left_R + UNDER_WAY
-        shared = self._pages(shared_R)
-        own_TR = self._pages(known_R + np.minimum(after_T1, left_R)) - shared
-        return float((there_TR * own_TR).sum(1).max() + shared.sum() - held)
+        longer, shared_R = self.outputs.longer(output_R), self._pages(shared_R)
+        there_R = np.maximum(np.interp(output_R, EDGES, longer), LEAST)
+        ends_R = left_R + UNDER_WAY
+
+        def sums(after_T: np.ndarray) -> np.ndarray:
+            after_T1 = after_T[:, None]
+            there_TR = np.interp(after_T1 + output_R, EDGES, longer) / there_R * (after_T1 <= ends_R)
+            return (there_TR * (self._pages(known_R + np.minimum(after_T1, left_R)) - shared_R)).sum(1)
+
+        ends = np.unique(ends_R)
+        after_T = np.unique(np.concatenate([_some(ends), np.geomspace(1, ends[-1], MOMENTS).astype(np.int64)]))
+        sums_T = sums(after_T)
+        best = int(sums_T.argmax())
+        low, high = after_T[max(best - 1, 0)], after_T[min(best + 1, len(after_T) - 1)]
+        highest = max(sums_T[best], sums(_some(ends[(ends >= low) & (ends <= high)])).max(initial=0.0))
+        return float(highest + shared_R.sum() - held)
 
     def _pages(self, tokens: np.ndarray) -> np.ndarray:
         """Return the pages that a request of so many tokens fills."""
@@ -112,7 +123,6 @@ def _columns(seq: Sequence) -> tuple[int, int, int, int, int]:
     return seq.cached_tokens, len(seq.tokens), seq.num_prompt, seq.request.max_total_tokens - 1, seq.shared_tokens
 
 
-def _moments(left_R: np.ndarray) -> np.ndarray:
-    """Return numbers of tokens from now: those at which some requests end, and others between."""
-    ends = np.sort(left_R)[np.linspace(0, len(left_R) - 1, MOMENTS).astype(np.intp)]
-    return np.unique(np.concatenate([ends, np.geomspace(1, max(1, ends[-1]), MOMENTS)]).astype(np.int64))
+def _some(ends: np.ndarray) -> np.ndarray:
+    """Return at most MOMENTS of these numbers, evenly spread over them."""
+    return ends[np.linspace(0, len(ends) - 1, min(MOMENTS, len(ends))).astype(np.intp)]

@@ -4,9 +4,9 @@ A preempted request goes on from the blocks that the cache still has of it, its 
 long as anything else can be given up (`BlockPool.await_return`). They are lost to the growth of the requests that go on
 running, so three rules keep that small:
 
-* A request starts if the pool will hold what all come to need (`forecast.py`). A new one may overbook it by a tenth,
+* A request starts if the pool will hold what all come to need (`forecast.py`). A new one may overbook it by some pages,
   since forecasts err and tokens are cheap to run again. One that was preempted may not: it would soon be preempted
-  again.
+  again. A new one that others may outrank leaves some pages free for these.
 * Requests are preempted while some blocks are still free. Another request often ends before these are used up, and
   then nothing is lost at all.
 * As many are preempted together as it takes that the others, as they grow, use up little of what these leave.
@@ -21,7 +21,10 @@ from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.sequence import Sequence
 
 # Chosen with benchmarks/preemption.py; docs/scheduling.md has the figures of these values.
-OVERBOOKED = 0.1  # of the pool. 0 cost equal requests a tenth of their throughput, 0.25 ran twice as many tokens again
+OVERBOOKED = (
+    0.15  # of the pool. 0 cost equal requests a tenth of their throughput, 0.2 a twentieth at 1.5 times the pool
+)
+LEFT = 0.05  # of the pool, to those that outrank a request. Without, three times as many of its tokens ran again
 SPARE = 0.5  # blocks for each running sequence. Half of all full blocks' worth: 8 steps with blocks of 16 tokens
 LOSS = 0.15  # of the blocks of requests that are preempted together, what the others may use up
 
@@ -30,12 +33,13 @@ class Pressure:
     def __init__(self, cache: CacheManager, forecast: Forecast) -> None:
         self._cache, self._forecast = cache, forecast
 
-    def admits(self, seqs: PySequence[Sequence], num_running: int) -> bool:
-        """Return whether a request's sequences, which have their hits, can run beside the others to the end."""
+    def admits(self, seqs: PySequence[Sequence], num_running: int, *, outranked: bool) -> bool:
+        """Return whether a request's sequences, which have their hits, can run beside the others to the end. outranked:
+        requests may come that take its place."""
         pool = self._cache.pool
-        overbooked = 0.0 if seqs[0].preemptions else OVERBOOKED * pool.num_pages
+        overbooked = 0.0 if seqs[0].preemptions else -LEFT if outranked else OVERBOOKED
         spare = self._pages(self._spare(num_running))
-        room = pool.free_pages - pool.awaited_pages - spare + overbooked
+        room = pool.free_pages - pool.awaited_pages - spare + overbooked * pool.num_pages
         return self._forecast.growth(new=seqs, enough=room) <= room
 
     def is_high(self, num_running: int) -> bool:

@@ -87,15 +87,15 @@ class Running:
 
     # ---- coming and going -------------------------------------------------------------------------------------
 
-    def start(self, seq: Sequence, *, reserve_blocks: int, foresees: bool = False) -> bool:
+    def start(self, seq: Sequence, *, reserve_blocks: int, foresees: bool = False, outranked: bool = False) -> bool:
         """Move a waiting request into its slots, with its prefix hits. False if its known tokens would not fit.
-        foresees: nor if all would come to need more than there is."""
+        foresees: nor if all would come to need more than there is. outranked: as `Pressure.admits` takes it."""
         members = seq.members
         foresees = foresees and self.num_requests > 0
         admitted = self.cache.admit(
             *members,
             reserve_blocks=reserve_blocks,
-            fits=lambda seqs: not foresees or self.pressure.admits(seqs, self.num_seqs),
+            fits=lambda seqs: not foresees or self.pressure.admits(seqs, self.num_seqs, outranked=outranked),
         )
         if not admitted and self.num_requests == 0 and not seq.private:
             seq.make_private()  # its hit lies scattered over too many pages

@@ -304,8 +304,9 @@ class Scheduler:
             return False
         if num_seqs + len(seq.members) > self._pace.rows:
             return False
-        outranks = self._policy.preempts and self._outranks(seq)
-        if not self.running.start(seq, reserve_blocks=num_seqs, foresees=not outranks):
+        ranked = self._policy.preempts
+        foresees, outranked = not (ranked and self._outranks(seq)), ranked and self._policy.outranked(seq)
+        if not self.running.start(seq, reserve_blocks=num_seqs, foresees=foresees, outranked=outranked):
             self._waiting.refuse(seq, *room, self._plan_id)
             return False
         self._policy.begin(seq)

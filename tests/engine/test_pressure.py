@@ -113,12 +113,36 @@ def test_where_all_outputs_reach_their_limits_the_growth_is_that_of_a_simulation
     assert forecast.growth() == pytest.approx(max(blocks) - now, abs=1)
 
 
+@quick_settings(60)
+@given(
+    cohorts=st.lists(st.tuples(st.integers(1, 240), st.integers(1, 30)), min_size=1, max_size=4),
+    slower=st.integers(1, 4),
+)
+def test_the_highest_of_many_moments_is_found(cohorts: list[tuple[int, int]], slower: int) -> None:
+    """Requests of one limit that started one after the other, in several cohorts: they end one by one."""
+    layout = layout_of(((None, 1),), 4, 9000)
+    requests = [(max(1, begun - n // slower), 256) for begun, count in cohorts for n in range(count)]
+    slots = SlotTable(len(requests))
+    forecast = Forecast(layout, slots, 0)
+    for _ in range(2000):
+        forecast.outputs.note(256, cut=True)
+    for slot, (written, last) in enumerate(requests):
+        slots.used[slot] = True
+        slots.kv_len[slot], slots.last_kv_len[slot] = written, last
+    blocks = [
+        sum(-(-min(written + step, last) // 4) for written, last in requests if step <= last - written + 2)
+        for step in range(1, 260)
+    ]
+    most = max(blocks)
+    assert most * 0.99 - 1 <= forecast.growth() + sum(-(-written // 4) for written, _ in requests) <= most
+
+
 # ---- the scheduler ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "factor", "steady"),
-    [("equal", 1.2, False), ("equal", 1.2, True), ("equal", 2.0, False)],
+    [("equal", 1.2, False), ("equal", 1.2, True), ("equal", 2.0, False), ("priorities", 1.2, True)],
 )
 def test_preempted_requests_find_four_fifths_of_their_tokens_again(name: str, factor: float, steady: bool) -> None:
     record = Run(KINDS[name], factor, steady).run().record()

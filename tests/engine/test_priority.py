@@ -96,6 +96,7 @@ def test_nobody_is_preempted_for_a_request_that_could_not_start_even_so() -> Non
     assert desk.got == {request.id: desk.alone(request) for request in [*own, second]}
 
 
+@pytest.mark.usefixtures("crowded")
 def test_who_cannot_start_is_not_looked_at_in_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look searches the cache for the whole prompt. It is looked again at once when somebody has ended."""
     desk = desk_of(pages=17, slots=4)

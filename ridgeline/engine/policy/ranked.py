@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from math import inf
 from operator import attrgetter
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ class Ranked:
     def __init__(self) -> None:
         self.preempts = False
         self._first: tuple[int, str] | None = None
+        self._highest = inf  # rank that has come
         self._now = 0
         self._next: dict[tuple[int, str], int] = {}  # by rank and owner the place of a request that comes
 
@@ -38,6 +40,7 @@ class Ranked:
         kind = self.rank(request), request.owner
         self._first = self._first or kind
         self.preempts |= kind != self._first
+        self._highest = min(self._highest, kind[0])
         place = max(self._now, self._next.get(kind, 0))
         prompt = len(request.prompt_token_ids)
         self._next[kind] = place + prompt + min(request.max_total_tokens - prompt, EXPECTED)
@@ -68,6 +71,9 @@ class Ranked:
         more = {each for each, count in counts.items() if count > share} if counts[owner] < share else set()
         found = [seq for seq in running if seq.order[0] > rank or (seq.order[0] == rank and seq.request.owner in more)]
         return sorted(found, key=lambda seq: seq.order)
+
+    def outranked(self, seq: Sequence) -> bool:
+        return bool(seq.order[0] > self._highest)
 
     def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
         first = min(running, key=lambda seq: seq.order)  # it always goes on, so that every request ends
