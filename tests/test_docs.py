@@ -229,6 +229,20 @@ def test_prose_is_wrapped(page: Path) -> None:
     assert [line for line in long if "](http" not in line] == []
 
 
+@page_of_today
+def test_sentences_have_at_most_40_words(page: Path) -> None:
+    """Tables apart. An empty line ends a sentence, and so does a colon."""
+    lines = [line or "." for line in prose_and_code(page)[0] if not line.startswith("|")]
+    sentences = re.split(r"(?<=[.:;])\s+", " ".join(lines))
+    assert [each for each in sentences if len(each.split()) > 40] == []
+
+
+@page_of_today
+def test_pages_speak_of_requests_clients_and_processes_not_of_people(page: Path) -> None:
+    people = re.compile(r"\b(nobody|somebody|everybody|anybody|whoever|whom)\b", re.IGNORECASE)
+    assert [line for line in prose_and_code(page)[0] if people.search(line)] == []
+
+
 def test_commands_are_found() -> None:
     found = [words[0] for words in commands(ROOT / "README.md", "ridgeline")]
     assert {"generate", "serve", "plan", "bench"} <= set(found)
