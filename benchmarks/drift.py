@@ -18,7 +18,7 @@ import datetime
 import json
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,10 +27,8 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from ridgeline.kernels.delta_attention import op as delta_attention
-from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
 from ridgeline.kernels.gated_delta import op as gated_delta
-from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
+from ridgeline.kernels.gated_delta.cases import DeltaCase, channel_case
 from ridgeline.kernels.linear_attention import op as linear_attention
 from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.op import Platform
@@ -50,11 +48,11 @@ SLOW = 1e-4  # of the usual decay
 
 @dataclass(frozen=True)
 class Subject:
-    """An op whose drift is measured. decays: the argument that says how much is forgotten, and how it becomes slow."""
+    """An op whose drift is measured. decays: the input that says how much is forgotten, and how it becomes slow."""
 
     op: Any
     case: Callable[[int], Any]
-    decays: int
+    decays: str
     slower: Callable[[Tensor], Tensor]
 
 
@@ -63,47 +61,43 @@ def times(factor: float) -> Callable[[Tensor], Tensor]:
 
 
 SUBJECTS = (
-    Subject(gated_delta.GATED_DELTA, lambda n: GatedDeltaCase((n,), fresh=(0,)), 5, lambda rate: rate - 9.2),
-    Subject(delta_attention.DELTA_ATTENTION, lambda n: DeltaAttentionCase((n,), fresh=(0,)), 5, lambda r: r - 9.2),
-    Subject(linear_attention.LINEAR_ATTENTION, lambda n: LinearAttentionCase((n,), fresh=(0,)), 3, times(SLOW)),
-    Subject(ssd.SSD, lambda n: SsdCase((n,), fresh=(0,)), 2, times(SLOW)),
-    Subject(selective_scan.SELECTIVE_SCAN, lambda n: SelectiveScanCase((n,), fresh=(0,)), 2, times(SLOW)),
-    Subject(wkv.WKV, lambda n: WkvCase((n,), fresh=(0,)), 2, times(SLOW)),
+    Subject(gated_delta.GATED_DELTA, lambda n: DeltaCase((n,), fresh=(0,)), "log_rate_G", lambda rate: rate - 9.2),
+    Subject(gated_delta.DELTA_ATTENTION, lambda n: channel_case((n,), fresh=(0,)), "log_rate_G", lambda r: r - 9.2),
+    Subject(linear_attention.LINEAR_ATTENTION, lambda n: LinearAttentionCase((n,), fresh=(0,)), "decay", times(SLOW)),
+    Subject(ssd.SSD, lambda n: SsdCase((n,), fresh=(0,)), "rate_H", times(SLOW)),
+    Subject(selective_scan.SELECTIVE_SCAN, lambda n: SelectiveScanCase((n,), fresh=(0,)), "rate_XS", times(SLOW)),
+    Subject(wkv.WKV, lambda n: WkvCase((n,), fresh=(0,)), "decay_X", times(SLOW)),
 )
 
 
-def arguments(subject: Subject, tokens: int, slow: bool) -> list[Any]:
-    found = list(subject.case(tokens).inputs(torch.float32, CPU))
+def arguments(subject: Subject, tokens: int, slow: bool) -> tuple[Any, Tensor, Turns]:
+    """Return the op's inputs, states and rows."""
+    given, states, turns = subject.case(tokens).inputs(torch.float32, CPU)
     if slow:
-        found[subject.decays] = subject.slower(found[subject.decays])
-    return found
+        given = replace(given, **{subject.decays: subject.slower(getattr(given, subject.decays))})
+    return given, states, turns
 
 
-def reference(subject: Subject, given: Sequence[Any]) -> Tensor:
+def reference(subject: Subject, given: Any, states: Tensor, turns: Turns) -> Tensor:
     """Return the outputs of the recurrence in float64."""
-    exact = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
-    return subject.op.reference(*exact)
+    exact = {name: x.double() for name, x in vars(given).items() if isinstance(x, Tensor)}
+    return subject.op.reference(replace(given, **exact), states.double(), turns)
 
 
 def in_steps(
     subject: Subject,
-    given: Sequence[Any],
-    tokens: int,
+    arguments: tuple[Any, Tensor, Turns],
     each: int,
     rounded: torch.dtype | None,
     done: Callable[[int], object] = lambda tokens: None,
 ) -> Tensor:
     """Return the outputs of steps of `each` tokens. rounded: the dtype to which states are rounded after every step."""
-    run = subject.op.choose(Platform.of(CPU))
-    place = next(i for i, x in enumerate(given) if isinstance(x, Turns))
-    per_token = [isinstance(x, Tensor) and len(x) == tokens for x in given]
-    states = given[place - 1].clone()
-    outputs = []
+    run, (given, before, turns) = subject.op.choose(Platform.of(CPU)), arguments
+    states, outputs, tokens = before.clone(), [], turns.num_tokens
     for first in range(0, tokens, each):
         end = min(first + each, tokens)
-        step = [x[first:end] if sliced else x for x, sliced in zip(given, per_token, strict=True)]
-        step[place - 1], step[place] = states, turns_of((end - first,), CPU, fresh=(0,) if not first else ())
-        outputs.append(run(*step))
+        step = turns_of((end - first,), CPU, fresh=(0,) if not first else ())
+        outputs.append(run(given.at(slice(first, end)), states, step))
         if rounded is not None:
             states.copy_(states.to(rounded))
         if first % 1024 == 0:
@@ -129,10 +123,10 @@ def measure(tokens: int, places: Sequence[int], progress: Progress) -> list[dict
     for subject in SUBJECTS:
         for slow in (False, True):
             given = arguments(subject, tokens, slow)
-            want = reference(subject, given)
+            want = reference(subject, *given)
             for form, (each, rounded) in FORMS.items():
                 task = progress.add_task(f"{subject.op.name}, {'slow' if slow else 'usual'}, {form}", total=tokens)
-                got = in_steps(subject, given, tokens, each, rounded, lambda n, t=task: progress.update(t, completed=n))
+                got = in_steps(subject, given, each, rounded, lambda n, t=task: progress.update(t, completed=n))
                 progress.remove_task(task)
                 found = {"op": subject.op.name, "decay": "slow" if slow else "usual", "form": form}
                 records.append(found | {"errors": {end: error(got, want, end) for end in places}})

@@ -140,19 +140,20 @@ def forward(run: Callable[[], Tensor]) -> Run:
 def make_gla(name: str | None, backward: bool) -> Callable[[Setting], tuple[Run, Run]]:
     def make(setting: Setting) -> tuple[Run, Run]:
         case = LinearAttentionCase(setting.rows, **setting.gla, fresh=setting.fresh)
-        *leaves, states, turns, scale = case.inputs(setting.dtype, setting.device)
+        given, states, turns = case.inputs(setting.dtype, setting.device)
+        leaves = [given.q_THK, given.k_THK, given.v_THV, given.decay]
         op = linear.LINEAR_ATTENTION.choose(setting.platform, name)
 
         def reference() -> Results:
             exact = [x.double() for x in leaves]
 
             def recurrence(*x: Tensor) -> Tensor:
-                return linear.linear_attention(*x, states.clone(), turns, scale)
+                return linear.linear_attention(linear.LinearInputs(*x, given.scale), states.clone(), turns)
 
             return with_gradients(recurrence, exact)() if backward else (recurrence(*exact),)
 
         def run(*x: Tensor) -> Tensor:
-            return op(*x, states, turns, scale)
+            return op(linear.LinearInputs(*x, given.scale), states, turns)
 
         return with_gradients(run, leaves) if backward else forward(lambda: run(*leaves)), reference
 
@@ -252,8 +253,8 @@ def make_ssd(setting: Setting) -> tuple[Run, Run]:
 
 
 def _of_states(op: Callable[..., Tensor], reference: Callable[..., Tensor], given: tuple[Any, ...]) -> tuple[Run, Run]:
-    *others, states, turns = given
-    return forward(lambda: op(*given)), forward(lambda: reference(*others, states.clone(), turns))
+    inputs, states, turns = given
+    return forward(lambda: op(*given)), forward(lambda: reference(inputs, states.clone(), turns))
 
 
 def scan_work(setting: Setting) -> Work:

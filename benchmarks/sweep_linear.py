@@ -31,21 +31,15 @@ from benchmarks.sweep_scans import CHECKED, MARKS, lengths_of
 from benchmarks.sweeping import Job, Limit, Sweep, moved
 from benchmarks.sweeping_runs import run
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.delta_attention import op as kda_op
-from ridgeline.kernels.delta_attention import torch_ops as kda_torch
-from ridgeline.kernels.delta_attention import triton as kda
-from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
-from ridgeline.kernels.linear_attention import op as linear_op
-from ridgeline.kernels.linear_attention import torch_ops as linear_torch
-from ridgeline.kernels.linear_attention import triton as linear
+from ridgeline.kernels.gated_delta.cases import channel_case
+from ridgeline.kernels.gated_delta.op import DELTA_ATTENTION
 from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.linear_attention.cost import linear_attention_cost
-from ridgeline.kernels.turns import Turns
-from ridgeline.kernels.wkv import op as wkv_op
-from ridgeline.kernels.wkv import torch_ops as wkv_torch
-from ridgeline.kernels.wkv import triton as wkv
+from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
+from ridgeline.kernels.op import Op
 from ridgeline.kernels.wkv.cases import WkvCase
 from ridgeline.kernels.wkv.cost import wkv_cost
+from ridgeline.kernels.wkv.op import WKV
 
 Forms = dict[str, Callable[..., Tensor]]
 
@@ -69,18 +63,19 @@ def _attention(decay: str, heads: int, keys: int, values: int, decay_bytes: floa
         shape = {"heads": heads, "key_width": keys, "value_width": values, "itemsize": 2.0}
         return linear_attention_cost(lengths, **shape, decay_bytes=decay_bytes)
 
-    return Layer(case, cost, _forms(linear, linear_op, linear_torch, "linear_attention"))
+    return Layer(case, cost, _forms(LINEAR_ATTENTION))
 
 
 def _kda(heads: int, width: int) -> Layer:
     def case(lengths: tuple[int, ...], marks: tuple[int, ...], fresh: tuple[int, ...], small: Any) -> Any:
-        return DeltaAttentionCase(lengths, small(heads, 2), small(width, 16), small(width, 16), marks, fresh)
+        widths = {"key_width": small(width, 16), "value_width": small(width, 16)}
+        return channel_case(lengths, small(heads, 2), **widths, marks=marks, fresh=fresh)
 
     def cost(lengths: Sequence[int]) -> Cost:
         shape = {"heads": heads, "key_width": width, "value_width": width, "itemsize": 2.0}
         return linear_attention_cost(lengths, **shape, decay_bytes=2.0 * heads * (width + 1), delta=True)
 
-    return Layer(case, cost, _forms(kda, kda_op, kda_torch, "delta_attention"))
+    return Layer(case, cost, _forms(DELTA_ATTENTION))
 
 
 def _wkv(channels: int) -> Layer:
@@ -90,16 +85,12 @@ def _wkv(channels: int) -> Layer:
     def cost(lengths: Sequence[int]) -> Cost:
         return wkv_cost(sum(lengths), sum(length > 0 for length in lengths), channels, itemsize=2.0)
 
-    return Layer(case, cost, _forms(wkv, wkv_op, wkv_torch, "wkv"))
+    return Layer(case, cost, _forms(WKV))
 
 
-def _forms(triton: Any, op: Any, torch_ops: Any, name: str) -> Forms:
-    return {
-        "": getattr(triton, name),
-        "walked": getattr(triton, f"{name}_in_order"),
-        "exact": getattr(op, name),
-        "torch": getattr(torch_ops, name),
-    }
+def _forms(op: Op[Any]) -> Forms:
+    loaded = {implementation.name: implementation.load() for implementation in op.implementations}
+    return {"": loaded["triton"], "walked": loaded["batch_invariant"], "exact": op.reference, "torch": loaded["torch"]}
 
 
 LAYERS = {
@@ -130,14 +121,14 @@ class Linear(Sweep):
         if self.dry or self.device.type == "meta":
             lengths = tuple(min(length, 5 if self.dry else 5000) for length in lengths[:3])
             marks, fresh = marks[:3], fresh[:1]
-        given = LAYERS[job.case].inputs(lengths, marks, fresh, self.small).inputs(self.dtype, device)
-        return tuple(given)
+        found: tuple[Any, ...] = LAYERS[job.case].inputs(lengths, marks, fresh, self.small).inputs(self.dtype, device)
+        return found
 
     def arguments(self, job: Job) -> list[Any]:
         if self.device.type == "meta":
             return [moved(self.inputs(job, torch.device("cpu")), self.device)]
         given = self.inputs(job, self.device)
-        nbytes = sum(x.nbytes for x in given if isinstance(x, Tensor))
+        nbytes = sum(x.nbytes for x in (*vars(given[0]).values(), given[1]) if isinstance(x, Tensor))
         return [given, *(with_own_states(given) for _ in range(min(8, self.turns(nbytes)) - 1))]
 
     def launch(self, job: Job, arguments: Any) -> Any:
@@ -172,20 +163,15 @@ class Linear(Sweep):
         return self.least(cost.bytes, cost.flops, note=f"{cost.bytes / 1e6:.0f} MB")
 
 
-def place_of_turns(given: tuple[Any, ...]) -> int:
-    return next(place for place, x in enumerate(given) if isinstance(x, Turns))
-
-
 def with_own_states(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the same arguments with a copy of the states, which stand before the turns."""
-    place = place_of_turns(given)
-    return *given[: place - 1], given[place - 1].clone(), *given[place:]
+    """Return the same arguments with a copy of the states."""
+    inputs, states, turns = given
+    return inputs, states.clone(), turns
 
 
 def written(given: tuple[Any, ...]) -> Tensor:
     """Return the states that a step has written, and behind them those at marks."""
-    place = place_of_turns(given)
-    states, turns = given[place - 1], given[place]
+    _, states, turns = given
     marked_R = turns.marked_R[turns.marks_R > 0] if turns.marks_R.any() else turns.marked_R[:0]
     return states[torch.cat((turns.writes_R[turns.writes_R > 0], marked_R))]
 

@@ -46,11 +46,10 @@ from ridgeline.kernels.causal_conv import op as conv
 from ridgeline.kernels.causal_conv import triton as conv_triton
 from ridgeline.kernels.causal_conv.cases import ConvCase
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
-from ridgeline.kernels.gated_delta import cases as delta_cases
 from ridgeline.kernels.gated_delta import op as delta
 from ridgeline.kernels.gated_delta import triton as delta_triton
 from ridgeline.kernels.gated_delta import triton_step
-from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
+from ridgeline.kernels.gated_delta.cases import GATED_CASES, DeltaCase
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_delta.plan import Plan
 from ridgeline.kernels.gated_norm import cases as norm_cases
@@ -62,7 +61,7 @@ from ridgeline.kernels.turns import Turns
 
 BYTES, FLOPS = 4.42e12, 750e12  # per second
 DRY = "--dry" in sys.argv
-LAYER = GatedDeltaCase((1,), heads=16, value_heads=32, key_width=128, value_width=128)
+LAYER = DeltaCase((1,), heads=16, value_heads=32, key_width=128, value_width=128)
 CHANNELS = 8192
 DECODES = (256, 64, 8, 1)
 PREFILLS: dict[str, tuple[int, ...]] = {
@@ -187,11 +186,6 @@ def seconds(calls: list[Callable[[], Any]], least: float) -> tuple[float, bool]:
     return best / len(launches), captured
 
 
-def states_of(op: Op[Any]) -> int:
-    """Return the number of the argument that holds an op's states."""
-    return next(i for i, name in enumerate(inspect.signature(op.reference).parameters) if "_N" in name)
-
-
 def close(ours: Tensor, theirs: Tensor, slack: float) -> float:
     """Return the largest difference. Raise AssertionError if it is more than `slack` for numbers of order one."""
     ours, theirs = ours.double(), theirs.double()
@@ -202,11 +196,11 @@ def close(ours: Tensor, theirs: Tensor, slack: float) -> float:
     return worst
 
 
-def ran(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int) -> tuple[Tensor, Tensor]:
+def ran(run: Callable[..., Tensor], inputs: tuple[Any, Tensor, Turns]) -> tuple[Tensor, Tensor]:
     """Return the outputs of the rows' tokens, and the states after them, without the null block."""
-    turns = next(x for x in inputs if isinstance(x, Turns))
-    states = inputs[at].clone()
-    out = run(*inputs[:at], states, *inputs[at + 1 :])
+    given, before, turns = inputs
+    states = before.clone()
+    out = run(given, states, turns)
     return out[: int(turns.start_R1[-1])], states[1:]
 
 
@@ -216,12 +210,10 @@ def check(sweep: Sweep) -> None:
     wide = replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3), heads=2, value_heads=4)
     alike = replace(LAYER, rows=(512,), heads=1, value_heads=2, alike=0.98)
     subjects: list[tuple[Op[Any], Any]] = [(conv.CAUSAL_CONV, case) for case in conv_cases.CASES]
-    subjects += [
-        (delta.GATED_DELTA, case) for case in (delta_cases.CASES[:3] if DRY else (*delta_cases.CASES, wide, alike))
-    ]
+    subjects += [(delta.GATED_DELTA, case) for case in (GATED_CASES[:3] if DRY else (*GATED_CASES, wide, alike))]
     for op, case in subjects:
-        inputs, at = case.inputs(DTYPE, sweep.device), states_of(op)
-        wanted = ran(op.reference, inputs, at)
+        inputs = case.inputs(DTYPE, sweep.device)
+        wanted = ran(op.reference, inputs)
         for name in [implementation.name for implementation in op.implementations]:
             sweep.attempt(f"check {op.name} {name} {case}", check_one, sweep, op, name, inputs, wanted)
     for case in norm_cases.CASES:
@@ -232,12 +224,12 @@ def check(sweep: Sweep) -> None:
 
 
 def check_one(sweep: Sweep, op: Op[Any], name: str, inputs: tuple[Any, ...], wanted: tuple[Tensor, Tensor]) -> None:
-    run, at = op.choose(Platform.of(sweep.device), name), states_of(op)
-    first, second = ran(run, inputs, at), ran(run, inputs, at)
+    run = op.choose(Platform.of(sweep.device), name)
+    first, second = ran(run, inputs), ran(run, inputs)
     errors = [close(got, want, 0.03) for got, want in zip(first, wanted, strict=True)]
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a.nan_to_num(1e9), b.nan_to_num(1e9)), "two launches differ"
-    sweep.note(case=f"check {op.name}", name=name, rows=str(inputs[at + 1].start_R1.tolist()), errors=errors)
+    sweep.note(case=f"check {op.name}", name=name, rows=str(inputs[2].start_R1.tolist()), errors=errors)
 
 
 def check_bits(sweep: Sweep) -> None:
@@ -247,35 +239,29 @@ def check_bits(sweep: Sweep) -> None:
         (conv.CAUSAL_CONV, ConvCase((tokens,), CHANNELS), "triton"),
         (delta.GATED_DELTA, replace(LAYER, rows=(tokens,)), "batch_invariant"),
     ):
-        run, at = op.choose(here, name), states_of(op)
-        whole = case.inputs(DTYPE, sweep.device)
-        turns = next(x for x in whole if isinstance(x, Turns))
-        wanted = ran(run, whole, at)
+        run, whole = op.choose(here, name), case.inputs(DTYPE, sweep.device)
+        given, before, turns = whole
+        wanted = ran(run, whole)
         for chunk in (1, 2, 7, 64, 100):
-            states, outs = whole[at].clone(), []
+            states, outs = before.clone(), []
             for start in range(0, tokens, chunk):
                 end = min(tokens, start + chunk)
                 now = replace(
                     turns, start_R1=torch.tensor([0, end - start], dtype=torch.int32, device=sweep.device),
                     num_tokens=end - start, tokens_each=end - start, _chunks={},
                 )  # fmt: skip
-                given = [
-                    x[start:end] if isinstance(x, Tensor) and i < at and x.shape[0] == tokens else x
-                    for i, x in enumerate(whole)
-                ]
-                given[at] = states
-                outs.append(run(*(now if isinstance(x, Turns) else x for x in given)))
+                outs.append(run(given.at(slice(start, end)), states, now))
             assert torch.equal(torch.cat(outs), wanted[0]), f"{op.name}: chunks of {chunk} give other bits"
             assert torch.equal(states[1:], wanted[1]), f"{op.name}: chunks of {chunk} leave other bits"
 
 
-def layers(sweep: Sweep, case: GatedDeltaCase) -> list[tuple[Any, ...]]:
+def layers(sweep: Sweep, case: DeltaCase) -> list[tuple[Any, ...]]:
     """Return so many inputs of one case that they do not fit into the cache."""
     number = 2 if DRY else max(1, min(64, round(UNCACHED / cost_of(case).bytes)))
     return [case.inputs(DTYPE, sweep.device, seed) for seed in range(number)]
 
 
-def cost_of(case: GatedDeltaCase) -> Cost:
+def cost_of(case: DeltaCase) -> Cost:
     return gated_delta_cost(
         case.rows, heads=case.heads, value_heads=case.value_heads, key_width=case.key_width,
         value_width=case.value_width, itemsize=2,
@@ -303,7 +289,7 @@ def time_prefills(sweep: Sweep) -> None:
         plans: dict[str, Plan | None] = {"chosen": None}
         plans |= {key: plan for key, plan in swept(sweep).items() if wanted(key, bool(narrow), max(rows))}
         unused = case.inputs(DTYPE, sweep.device, seed=99)  # timing changes states
-        first = ran(partial(delta_triton.gated_delta, plan=PLANS["triton 64/4/3"]), unused, 7)
+        first = ran(partial(delta_triton.gated_delta, plan=PLANS["triton 64/4/3"]), unused)
         for key, plan in plans.items():
             if DRY and plan is not None and plan.hopper:
                 continue
@@ -330,7 +316,7 @@ def swept(sweep: Sweep) -> dict[str, Plan]:
 
 def check_prefill(plan: Plan | None, inputs: Any, first: tuple[Tensor, Tensor]) -> None:
     """Compare a plan with the plainest one at the size that is timed."""
-    for got, want in zip(ran(partial(delta_triton.gated_delta, plan=plan), inputs, 7), first, strict=True):
+    for got, want in zip(ran(partial(delta_triton.gated_delta, plan=plan), inputs), first, strict=True):
         close(got, want, 0.03)
 
 
@@ -363,8 +349,8 @@ def check_plan(sweep: Sweep, plan: Plan | None) -> None:
         small = plan._replace(part=min(plan.part, 256)) if plan else None  # of the last case there are parts then
         run = partial(delta_triton.gated_delta, plan=small)
         if case not in sweep.exact:
-            sweep.exact[case] = ran(delta.gated_delta, inputs, 7)
-        first, second = ran(run, inputs, 7), ran(run, inputs, 7)
+            sweep.exact[case] = ran(delta.delta_rule, inputs)
+        first, second = ran(run, inputs), ran(run, inputs)
         errors = [close(got, want, 0.03) for got, want in zip(first, sweep.exact[case], strict=True)]
         for a, b in zip(first, second, strict=True):
             assert torch.equal(a.nan_to_num(1e9), b.nan_to_num(1e9)), "two launches differ"
@@ -372,7 +358,7 @@ def check_plan(sweep: Sweep, plan: Plan | None) -> None:
     sweep.checked.add(plan)
 
 
-def plan_cases(plan: Plan | None) -> list[GatedDeltaCase]:
+def plan_cases(plan: Plan | None) -> list[DeltaCase]:
     cases = [  # with the heads that are timed: a kernel is compiled for these
         replace(LAYER, rows=(200, 1, 0, 65, 3), marks=(64, 1, 0, 30, 0), fresh=(0, 3)),
         replace(LAYER, rows=(70 if DRY else 512,), alike=0.98),
@@ -398,7 +384,7 @@ def kernels(sweep: Sweep, name: str, run: Callable[[], Any]) -> None:
     sweep.note(case=f"kernels of {name}", us=ours)
 
 
-def time_peers(sweep: Sweep, what: str, case: GatedDeltaCase, inputs: list[Any], function: str) -> None:
+def time_peers(sweep: Sweep, what: str, case: DeltaCase, inputs: list[Any], function: str) -> None:
     for source in (
         "fla.ops.gated_delta_rule",
         "vllm.third_party.flash_linear_attention.ops",
@@ -414,13 +400,13 @@ def time_peers(sweep: Sweep, what: str, case: GatedDeltaCase, inputs: list[Any],
         sweep.attempt(f"{what} {name}", time_peer, sweep, what, case, inputs, peer, name)
 
 
-def time_peer(sweep: Sweep, what: str, case: GatedDeltaCase, inputs: list[Any], peer: Any, name: str) -> None:
+def time_peer(sweep: Sweep, what: str, case: DeltaCase, inputs: list[Any], peer: Any, name: str) -> None:
     """Compare a peer's outputs with ours, and time it. Its states may lie as [V, K].
 
     All calls share the tensor of the rows' starts, by whose identity flash-linear-attention keeps what it makes of
     them: made anew while a graph is captured, it would lie in memory that is given back when the capture fails.
     """
-    ours, start_R1 = ran(delta_triton.gated_delta, inputs[0], 7)[0], inputs[0][8].start_R1.long()
+    ours, start_R1 = ran(delta_triton.gated_delta, inputs[0])[0], inputs[0][2].start_R1.long()
     calls: list[Callable[[], Any]] = []
     for turned in (False, True):
         calls = [peer_call(peer, x, start_R1, turned) for x in inputs]
@@ -435,22 +421,23 @@ def time_peer(sweep: Sweep, what: str, case: GatedDeltaCase, inputs: list[Any], 
 
 
 def peer_call(peer: Any, x: tuple[Any, ...], start_R1: Tensor, turned: bool) -> Callable[[], Any]:
-    q_THK, k_THK, v_TGV, a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, scale = x
-    g_TG = delta.log_decay(a_TG.float(), log_rate_G, dt_bias_G)
+    given, states_NGKV, turns = x
+    q_THK, k_THK, v_TGV, _, b_TG = given.by_token.values()
+    g_TG = given.log_decay_TGJ(torch.float32).squeeze(-1)
     steps = "recurrent" in peer.__name__
     states = states_NGKV if steps else states_NGKV[turns.reads_R]
     states = states.transpose(-1, -2).contiguous() if turned else states.clone()
     wanted = {
         "q": q_THK.contiguous()[None], "k": k_THK.contiguous()[None], "v": v_TGV.contiguous()[None], "g": g_TG[None],
-        "beta": b_TG.float().sigmoid()[None] if steps else b_TG.sigmoid()[None], "scale": scale,
+        "beta": b_TG.float().sigmoid()[None] if steps else b_TG.sigmoid()[None], "scale": given.scale,
         "initial_state": states, "output_final_state": True, "cu_seqlens": start_R1,
         "ssm_state_indices": turns.reads_R.int(), "inplace_final_state": True, "use_qk_l2norm_in_kernel": True,
     }  # fmt: skip
     known = inspect.signature(peer).parameters
-    given = {key: value for key, value in wanted.items() if key in known}
+    named = {key: value for key, value in wanted.items() if key in known}
     if "ssm_state_indices" not in known:
-        given["initial_state"] = states[turns.reads_R] if steps else states
-    return lambda: peer(**given)
+        named["initial_state"] = states[turns.reads_R] if steps else states
+    return lambda: peer(**named)
 
 
 def time_small(sweep: Sweep) -> None:

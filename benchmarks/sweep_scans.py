@@ -35,22 +35,20 @@ from torch import Tensor
 
 from benchmarks.sweeping import Job, Limit, Sweep, moved
 from benchmarks.sweeping_runs import run
-from ridgeline.kernels.selective_scan import batch_invariant as scan_walked
 from ridgeline.kernels.selective_scan import op as scan_op
 from ridgeline.kernels.selective_scan import torch_ops as scan_torch
 from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.selective_scan.cost import selective_scan_cost
-from ridgeline.kernels.selective_scan.triton import PROMPTS, selective_scan
+from ridgeline.kernels.selective_scan.triton import PROMPTS, selective_scan, selective_scan_in_order
 from ridgeline.kernels.selective_scan.triton_tiles import Tiles
 from ridgeline.kernels.selective_scan.triton_walk import LONG
 from ridgeline.kernels.selective_scan.triton_walk import Walk as ScanWalk
-from ridgeline.kernels.ssd import batch_invariant as ssd_walked
 from ridgeline.kernels.ssd import op as ssd_op
 from ridgeline.kernels.ssd import torch_ops as ssd_torch
 from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.choose import Cut, choose
 from ridgeline.kernels.ssd.cost import ssd_cost
-from ridgeline.kernels.ssd.triton import ssd
+from ridgeline.kernels.ssd.triton import ssd, ssd_in_order
 from ridgeline.kernels.ssd.triton_walk import Walk as SsdWalk
 
 VLLM_CHUNK = 256
@@ -158,7 +156,7 @@ class Scans(Sweep):
         if self.device.type == "meta":
             return [moved(self.inputs(job, torch.device("cpu")), self.device)]
         given = self.inputs(job, self.device)
-        nbytes = sum(x.nbytes for x in given if isinstance(x, Tensor))
+        nbytes = sum(x.nbytes for x in (*vars(given[0]).values(), given[1]) if isinstance(x, Tensor))
         return [given, *(moved_states(given) for _ in range(min(8, self.turns(nbytes)) - 1))]
 
     def launch(self, job: Job, arguments: Any) -> Any:
@@ -168,7 +166,7 @@ class Scans(Sweep):
         if job.cut == "vllm":
             return self._vllm(job, given)
         if job.cut == "walked":
-            y = scan_walked.selective_scan(*given) if is_scan else ssd_walked.ssd(*given)
+            y = selective_scan_in_order(*given) if is_scan else ssd_in_order(*given)
         else:
             op: Callable[..., Tensor] = selective_scan if is_scan else ssd
             y = op(*given, cut=job.cut)
@@ -232,26 +230,27 @@ class Scans(Sweep):
         from vllm.model_executor.layers.mamba.ops.ssd_combined import mamba_chunk_scan_combined_varlen as chunk_scan
         from vllm.v1.attention.backends.mamba2_attn import compute_varlen_chunk_metadata
 
-        x_THP, dt_TH, rate_H, b_TGS, c_TGS, skip_H, dt_bias_H, low, high, states_NHPS, turns = given
+        x, states_NHPS, turns = given
         make = partial(compute_varlen_chunk_metadata, turns.start_R1, VLLM_CHUNK)
         ends, last_R, row_C = self.kept("vllm chunks", job.setting, make)
         before_RHPS = self.kept("vllm states", job.setting, lambda: states_NHPS[turns.reads_R])
-        y_THP = torch.empty(x_THP.shape, dtype=x_THP.dtype, device=x_THP.device)
+        y_THP = torch.empty(x.x_THP.shape, dtype=x.x_THP.dtype, device=x.x_THP.device)
         after_RHPS = chunk_scan(
-            x_THP, dt_TH, rate_H, b_TGS, c_TGS, VLLM_CHUNK, cu_seqlens=turns.start_R1, cu_chunk_seqlens=ends,
-            last_chunk_indices=last_R, seq_idx=row_C, out=y_THP, D=skip_H, dt_bias=dt_bias_H,
-            initial_states=before_RHPS, dt_softplus=True, dt_limit=(low, high), state_dtype=torch.float32,
+            x.x_THP, x.dt_TH, x.rate_H, x.b_TGS, x.c_TGS, VLLM_CHUNK, cu_seqlens=turns.start_R1,
+            cu_chunk_seqlens=ends, last_chunk_indices=last_R, seq_idx=row_C, out=y_THP, D=x.skip_H,
+            dt_bias=x.dt_bias_H, initial_states=before_RHPS, dt_softplus=True, dt_limit=(x.dt_min, x.dt_max),
+            state_dtype=torch.float32,
         )  # fmt: skip
         return y_THP, after_RHPS
 
     def _vllm_scan(self, job: Job, given: tuple[Any, ...]) -> Tensor:
         from vllm.model_executor.layers.mamba.ops.mamba_ssm import selective_scan_fn
 
-        x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, states_NXS, turns = given
-        make = lambda: [v.T.contiguous() for v in (x_TX, dt_TX, b_TS, c_TS, z_TX)]  # noqa: E731
+        x, states_NXS, turns = given
+        make = lambda: [v_T.T.contiguous() for v_T in x.by_token.values()]  # noqa: E731
         x_XT, dt_XT, b_ST, c_ST, z_XT = make() if self._compared else self.kept("vllm inputs", job.setting, make)
         y_XT = selective_scan_fn(
-            x_XT, states_NXS, dt_XT, rate_XS, b_ST[None], c_ST[None], skip_X, z_XT, dt_bias_X, True,
+            x_XT, states_NXS, dt_XT, x.rate_XS, b_ST[None], c_ST[None], x.skip_X, z_XT, x.dt_bias_X, True,
             query_start_loc=turns.start_R1, cache_indices=turns.reads_R.int(), has_initial_state=~turns.fresh_R,
         )  # fmt: skip
         return y_XT.T
@@ -259,10 +258,11 @@ class Scans(Sweep):
     def _vllm_step(self, given: tuple[Any, ...], scan: bool) -> Any:
         from vllm.model_executor.layers.mamba.ops.mamba_ssm import selective_state_update
 
+        own, states, turns = given
         if scan:
-            x, dt, rate, b, c, skip, bias, z, states, turns = given
+            x, dt, rate, b, c, skip, bias, z = vars(own).values()
         else:
-            x, dt, rate, b, c, skip, bias, _, _, states, turns = given
+            x, dt, rate, b, c, skip, bias, _, _ = vars(own).values()
             width, size = states.shape[2:]
             dt, skip, bias = (v[..., None].expand(*v.shape, width) for v in (dt, skip, bias))
             rate, z = rate[:, None, None].expand(-1, width, size), None
@@ -277,13 +277,13 @@ class Scans(Sweep):
 
 def moved_states(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the same arguments with a copy of the states."""
-    *others, states, turns = given
-    return *others, states.clone(), turns
+    inputs, states, turns = given
+    return inputs, states.clone(), turns
 
 
 def states_of(given: tuple[Any, ...]) -> Tensor:
     """Return the states that a step has written, and behind them those at marks."""
-    states, turns = given[-2], given[-1]
+    _, states, turns = given
     marked_R = turns.marked_R[turns.marks_R > 0] if turns.marks_R.any() else turns.marked_R[:0]
     return states[torch.cat((turns.writes_R[turns.writes_R > 0], marked_R))]
 

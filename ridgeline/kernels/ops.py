@@ -12,11 +12,10 @@ from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTI
 from ridgeline.kernels.causal_conv.op import CAUSAL_CONV
 from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
-from ridgeline.kernels.delta_attention.op import DELTA_ATTENTION
 from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
 from ridgeline.kernels.expanded_attention.op import EXPANDED_ATTENTION
 from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
-from ridgeline.kernels.gated_delta.op import GATED_DELTA
+from ridgeline.kernels.gated_delta.op import DELTA_ATTENTION, GATED_DELTA
 from ridgeline.kernels.gated_norm.op import GATED_NORM
 from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP

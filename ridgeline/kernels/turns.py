@@ -23,21 +23,48 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.transfer import Transfer
 
-# A recurrent op with all that is its own: it takes (turns, states by block, its inputs by token), replaces the rows'
-# states, and returns a tensor by token
-RecurrentOp = Callable[..., Tensor]
-# Takes (pieces, the op's inputs by token), and returns what the op does to the states of the pieces
-Tells = Callable[..., Transfer]
+# Takes (an op's inputs, its states by block, turns), replaces the rows' states, and returns a tensor by token
+RecurrentOp = Callable[[Any, Tensor, "Turns"], Tensor]
+# Takes (pieces, the op, states like those of the pieces, the op's inputs), and returns what the op does to the pieces'
+Tells = Callable[["Pieces", RecurrentOp, Tensor, Any], Transfer]
+
+# The types of `Turns.of_rows` and `Chunks.of_chunks`, as lists of kernels to compile have them
+ROW_TYPES = {"start_ptr": "*i32", "reads_ptr": "*i64", "writes_ptr": "*i64", "fresh_ptr": "*u8"}
+ROW_TYPES |= {"marks_ptr": "*i32", "marked_ptr": "*i64"}
+CHUNK_TYPES = dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a recurrent op beside states and turns. Each op has a subclass.
+
+    of_tokens: the names of those that have an entry for every token of the step, if they are not None.
+    """
+
+    of_tokens: ClassVar[tuple[str, ...]]
+
+    @property
+    def by_token(self) -> dict[str, Tensor]:
+        """The inputs that have an entry for every token, by name."""
+        return {name: x_T for name in self.of_tokens if (x_T := getattr(self, name)) is not None}
+
+    def replaced(self, inputs_T: Iterable[Tensor]) -> Self:
+        """Return a record with other inputs by token, in the order of `by_token`."""
+        return replace(self, **dict(zip(self.by_token, inputs_T, strict=True)))
+
+    def at(self, tokens: slice | Tensor) -> Self:
+        """Return the record of some of the tokens."""
+        return self.replaced(x_T[tokens] for x_T in self.by_token.values())
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,11 @@ class Chunks:
     length_C: Tensor
     row_C: Tensor
     of_R1: Tensor
+
+    @property
+    def of_chunks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The arguments of kernels by chunk: first_C, length_C and row_C."""
+        return self.first_C, self.length_C, self.row_C
 
 
 class Row(NamedTuple):
@@ -98,7 +130,7 @@ class Passes:
 class Divided(Protocol):
     """The ranks that divide the tokens of a step's rows."""
 
-    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
         """Return what the op makes of this rank's tokens, and replace the rows' states, on every rank alike."""
 
 
@@ -139,15 +171,19 @@ class Turns:
     def num_rows(self) -> int:
         return len(self.reads_R)
 
-    def run(self, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        """Return op(turns, states, *inputs), a tensor by token: at once, pass by pass, or with other ranks."""
+    @property
+    def of_rows(self) -> tuple[Tensor, ...]:
+        """The arguments of kernels by row: start_R1, reads_R, writes_R, fresh_R in bytes, marks_R and marked_R."""
+        fresh_R = self.fresh_R.view(torch.uint8)
+        return self.start_R1, self.reads_R, self.writes_R, fresh_R, self.marks_R, self.marked_R
+
+    def run(self, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+        """Return op(given, states, turns), a tensor by token: at once, pass by pass, or with other ranks."""
         if self.divided is not None:
-            return self.divided.run(self, op, tells, states_N, *inputs_T)
+            return self.divided.run(self, op, tells, states_N, given)
         if self.passes is None:
-            return op(self, states_N, *inputs_T)
-        return self.passes.joined(
-            [op(turns, states_N, *(x_T[tokens] for x_T in inputs_T)) for tokens, turns in self.passes.parts]
-        )
+            return op(given, states_N, self)
+        return self.passes.joined([op(given.at(tokens), states_N, turns) for tokens, turns in self.passes.parts])
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that have tokens. The host waits for them, so this is for references and CPUs."""
@@ -255,8 +291,8 @@ class Pieces:
         """The first token of each piece, and the first one behind it."""
         return list(pairwise((0, *accumulate(self.lengths))))
 
-    def ran(self, op: RecurrentOp, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+    def ran(self, op: RecurrentOp, states_N: Tensor, given: Inputs) -> Tensor:
         """Return the states behind pieces that begin with zeros, which are like `states_N`."""
         own_N = states_N.new_zeros(1 + len(self.lengths), *states_N.shape[1:])
-        op(self.from_zeros, own_N, *inputs_T)
+        op(given, own_N, self.from_zeros)
         return own_N[1:]

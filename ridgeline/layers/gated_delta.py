@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.delta_spec import GatedDeltaSpec
+from ridgeline.kernels.gated_delta.op import DeltaInputs
 from ridgeline.kernels.gated_delta.transfer import transfer
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -54,17 +53,8 @@ class GatedDelta(nn.Module):
         q_TX, k_TX, v_TX = qkv_TX.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
         q_THK, k_THK = (x_TX.unflatten(-1, (spec.key_heads, -1)) for x_TX in (q_TX, k_TX))
         v_TGV = v_TX.unflatten(-1, (spec.value_heads, -1))
-
-        def stepped(
-            turns: Turns, states_NGKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_TGV: Tensor, a_TG: Tensor, b_TG: Tensor
-        ) -> Tensor:
-            kept = self.log_rate, self.dt_bias, states_NGKV, turns, spec.key_dim**-0.5
-            return self.ops.gated_delta(q_THK, k_THK, v_TGV, a_TG, b_TG, *kept)
-
-        def tells(pieces: Pieces, *inputs_T: Tensor) -> Transfer:
-            return transfer(pieces, stepped, states_NGKV, *inputs_T)
-
-        o_TGV = state.turns.run(stepped, tells, states_NGKV, q_THK, k_THK, v_TGV, a_TG, b_TG)
+        given = DeltaInputs(q_THK, k_THK, v_TGV, a_TG, b_TG, self.log_rate, self.dt_bias, spec.key_dim**-0.5)
+        o_TGV = state.turns.run(self.ops.gated_delta, transfer, states_NGKV, given)
         z_TGV = z_TX.unflatten(-1, (spec.value_heads, -1))
         o_TGV = self.ops.gated_norm(o_TGV, z_TGV, self.norm.weight, self.norm.eps, spec.value_dim, True)
         return self.out(o_TGV.flatten(1)), residual_TM

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ridgeline.core.linear_spec import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.kernels.gated_delta.op import DeltaInputs
 from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
+from ridgeline.kernels.linear_attention.op import LinearInputs
 from ridgeline.kernels.linear_attention.transfer import transfer as decayed_by
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -57,19 +57,9 @@ class LinearAttention(nn.Module):
         q_THK, k_THK, v_THV, z_THV = (x.unflatten(-1, (spec.heads, -1)) for x in (q_TX, k_TX, v_TX, z_TX))
         if self.rotary is not None:
             q_THK, k_THK = self.ops.rope(q_THK, k_THK, self.rotary.cos_sin_ZY, positions_T)
-        decay = () if self.decay is None else (self._decay(self.decay(low[0])),)
-
-        def stepped(
-            turns: Turns, states_NHKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, *decay: Tensor
-        ) -> Tensor:
-            [g] = decay or (self.decay_H,)
-            return self.ops.linear_attention(q_THK, k_THK, v_THV, g, states_NHKV, turns, spec.key_dim**-0.5)
-
-        def tells(pieces: Pieces, _: Tensor, k_THK: Tensor, v_THV: Tensor, *decay: Tensor) -> Transfer:
-            [g] = decay or (self.decay_H,)
-            return decayed_by(pieces, k_THK, v_THV, g)
-
-        o_THV = state.turns.run(stepped, tells, state.parts[0], q_THK, k_THK, v_THV, *decay)
+        decay = self.decay_H if self.decay is None else self._decay(self.decay(low[0]))
+        given = LinearInputs(q_THK, k_THK, v_THV, decay, spec.key_dim**-0.5)
+        o_THV = state.turns.run(self.ops.linear_attention, decayed_by, state.parts[0], given)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.value_dim, True)
         return self.out(o_THV.flatten(1)), residual_TM
 
@@ -105,17 +95,8 @@ class DeltaAttention(nn.Module):
             x_TX.unflatten(-1, (spec.heads, -1))
             for x_TX in (*qkv_TX.split(spec.size, dim=-1), self.decay(of_a), self.gate(of_z))
         )
-        dt_bias_HK = self.dt_bias.unflatten(0, (spec.heads, -1))
-
-        def stepped(
-            turns: Turns, states_NHKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, a_THK: Tensor, b_TH: Tensor
-        ) -> Tensor:
-            kept = self.log_rate.flatten(), dt_bias_HK, states_NHKV, turns, spec.head_dim**-0.5
-            return self.ops.delta_attention(q_THK, k_THK, v_THV, a_THK, b_TH, *kept)
-
-        def tells(pieces: Pieces, *inputs_T: Tensor) -> Transfer:
-            return moved_by(pieces, stepped, states_NHKV, *inputs_T)
-
-        o_THV = state.turns.run(stepped, tells, states_NHKV, q_THK, k_THK, v_THV, a_THK, b_TH)
+        gates = a_THK, b_TH, self.log_rate.flatten(), self.dt_bias.unflatten(0, (spec.heads, -1))
+        given = DeltaInputs(q_THK, k_THK, v_THV, *gates, spec.head_dim**-0.5)
+        o_THV = state.turns.run(self.ops.delta_attention, moved_by, states_NHKV, given)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.head_dim, True, "sigmoid")
         return self.out(o_THV.flatten(1)), residual_TM

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.mamba_spec import MambaSpec
+from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.selective_scan.transfer import transfer
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -54,16 +53,6 @@ class Mamba(nn.Module):
         r_TI, b_TS, c_TS = self.select(x_TX).split(self.spec.selected, dim=-1)
         if self.dt_norm is not None and self.b_norm is not None and self.c_norm is not None:
             r_TI, b_TS, c_TS = self.dt_norm(r_TI)[0], self.b_norm(b_TS)[0], self.c_norm(c_TS)[0]
-
-        def scanned(
-            turns: Turns, states_NXS: Tensor, x_TX: Tensor, dt_TX: Tensor, b_TS: Tensor, c_TS: Tensor, z_TX: Tensor
-        ) -> Tensor:
-            kept = self.skip, self.dt_bias, z_TX, states_NXS, turns
-            return self.ops.selective_scan(x_TX, dt_TX, self.rate(), b_TS, c_TS, *kept)
-
-        def tells(pieces: Pieces, x_TX: Tensor, dt_TX: Tensor, *others_T: Tensor) -> Transfer:
-            added_RXS = pieces.ran(scanned, states_NXS, x_TX, dt_TX, *others_T)
-            return transfer(pieces, dt_TX, self.rate(), self.dt_bias, added_RXS)
-
-        y_TX = state.turns.run(scanned, tells, states_NXS, x_TX, self.dt(r_TI), b_TS, c_TS, z_TX)
+        given = ScanInputs(x_TX, self.dt(r_TI), self.rate(), b_TS, c_TS, self.skip, self.dt_bias, z_TX)
+        y_TX = state.turns.run(self.ops.selective_scan, transfer, states_NXS, given)
         return self.out(y_TX), residual_TM

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ridgeline.core.mamba_spec import Mamba2Spec
+from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.ssd.transfer import transfer
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, Turns
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
@@ -58,19 +57,9 @@ class Mamba2Behind(nn.Module):
         x_TX, b_TX, c_TX = xbc_TX.split((spec.inner, shared, shared), dim=-1)
         x_THP = x_TX.unflatten(-1, (spec.heads, -1))
         b_TGS, c_TGS = (each_TX.unflatten(-1, (spec.groups, -1)) for each_TX in (b_TX, c_TX))
-
         bounds = spec.dt_min, spec.dt_max
-
-        def stepped(
-            turns: Turns, states_NHPS: Tensor, x_THP: Tensor, dt_TH: Tensor, b_TGS: Tensor, c_TGS: Tensor
-        ) -> Tensor:
-            kept = self.skip, self.dt_bias, *bounds, states_NHPS, turns
-            return self.ops.ssd(x_THP, dt_TH, self.rate(), b_TGS, c_TGS, *kept)
-
-        def tells(pieces: Pieces, x_THP: Tensor, dt_TH: Tensor, b_TGS: Tensor, _: Tensor) -> Transfer:
-            return transfer(pieces, x_THP, dt_TH, self.rate(), b_TGS, self.dt_bias, *bounds)
-
-        y_THP = state.turns.run(stepped, tells, states_NHPS, x_THP, dt_TH, b_TGS, c_TGS)
+        given = SsdInputs(x_THP, dt_TH, self.rate(), b_TGS, c_TGS, self.skip, self.dt_bias, *bounds)
+        y_THP = state.turns.run(self.ops.ssd, transfer, states_NHPS, given)
         return self.out(self._gated(y_THP.flatten(1), z_TX))
 
     def _gated(self, y_TX: Tensor, z_TX: Tensor) -> Tensor:

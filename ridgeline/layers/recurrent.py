@@ -15,9 +15,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from ridgeline.kernels.causal_conv.op import ConvInputs
 from ridgeline.kernels.causal_conv.transfer import transfer
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, Turns
+from ridgeline.kernels.turns import Turns
 from ridgeline.layers.build import Build
 
 
@@ -54,15 +54,8 @@ class CausalConv(nn.Module):
 
     def forward(self, x_TX: Tensor, tails_NwX: Tensor, turns: Turns) -> Tensor:
         """Return [T, X], and leave each row's last inputs in `tails_NwX`."""
-
-        def convolved(turns: Turns, tails_NwX: Tensor, x_TX: Tensor) -> Tensor:
-            weight_XW = self.weight.squeeze(1)
-            return self.ops.causal_conv(x_TX, weight_XW, self.bias, tails_NwX, turns, self.activation)
-
-        def tells(pieces: Pieces, x_TX: Tensor) -> Transfer:
-            return transfer(pieces, x_TX, tails_NwX.shape[1])
-
-        return turns.run(convolved, tells, tails_NwX, x_TX)
+        given = ConvInputs(x_TX, self.weight.squeeze(1), self.bias, self.activation)
+        return turns.run(self.ops.causal_conv, transfer, tails_NwX, given)
 
 
 class DecayRate(nn.Module):

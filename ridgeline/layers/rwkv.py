@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.rwkv_spec import ChannelMixSpec, TimeMixSpec
+from ridgeline.kernels.causal_conv.op import ConvInputs
 from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, Turns
+from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.wkv.op import WkvInputs
 from ridgeline.kernels.wkv.transfer import transfer as weighed_by
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
@@ -39,15 +40,7 @@ class Shift(nn.Module):
     def forward(self, x_TM: Tensor, last_N1M: Tensor, turns: Turns) -> list[Tensor]:
         """Return the mixtures, [T, M] each, and leave each row's last token in `last_N1M`."""
         assert isinstance(self.before, Tensor)
-        before = self.before
-
-        def shifted(turns: Turns, last_N1M: Tensor, x_TM: Tensor) -> Tensor:
-            return self.ops.causal_conv(x_TM, before, None, last_N1M, turns, None)
-
-        def tells(pieces: Pieces, x_TM: Tensor) -> Transfer:
-            return shifted_by(pieces, x_TM, last_N1M.shape[1])
-
-        before_TM = turns.run(shifted, tells, last_N1M, x_TM)
+        before_TM = turns.run(self.ops.causal_conv, shifted_by, last_N1M, ConvInputs(x_TM, self.before, None, None))
         return [torch.lerp(before_TM, x_TM, share_1M) for share_1M in self.share]
 
 
@@ -72,14 +65,8 @@ class TimeMix(nn.Module):
         x_TM, residual_TM = summed_norm(self.pending, self.ops, norm, x_TM, residual_TM)
         last_N1M, states_N3X = state.parts
         of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.turns)
-
-        def stepped(turns: Turns, states_N3X: Tensor, k_TX: Tensor, v_TX: Tensor) -> Tensor:
-            return self.ops.wkv(k_TX, v_TX, self.rate(), self.bonus, states_N3X, turns)
-
-        def tells(pieces: Pieces, *inputs_T: Tensor) -> Transfer:
-            return weighed_by(pieces, self.rate(), pieces.ran(stepped, states_N3X, *inputs_T))
-
-        o_TX = state.turns.run(stepped, tells, states_N3X, self.key(of_key), self.value(of_value))
+        given = WkvInputs(self.key(of_key), self.value(of_value), self.rate(), self.bonus)
+        o_TX = state.turns.run(self.ops.wkv, weighed_by, states_N3X, given)
         return self.out(torch.sigmoid(self.receptance(of_receptance)) * o_TX), residual_TM
 
 

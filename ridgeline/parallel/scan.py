@@ -42,7 +42,7 @@ from ridgeline.core.pieces import Piece
 from ridgeline.core.reserve import Reserved, StepSizes
 from ridgeline.core.state_spec import RecurrentSpec
 from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
+from ridgeline.kernels.turns import Inputs, Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
 
 SHORT = 8  # tokens of a row, up to which all ranks run it
@@ -72,16 +72,16 @@ class PieceScan:
         self._row_of_t = [row for rank, row, tokens, _ in pieces if rank == ring.rank for _ in range(tokens)]
         self._parts: dict[int, list[_Part]] = {}
 
-    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
+    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
         """Return the op's outputs for this rank's tokens, and replace the states of the rows in `turns`, with the same
         bits on every rank."""
         told = self._long_pieces * piece_bytes(states_N.shape[1:], states_N.itemsize)
         first, *others = self._in_parts(max(1, min(-(-told // self._told), len(self._long))))
         if not others:
-            return first.rows.run(turns, op, tells, states_N, *inputs_T)
+            return first.rows.run(turns, op, tells, states_N, given)
         out_T: Tensor | None = None
         for index_t, rows in (first, *others):
-            out_t = rows.run(turns, op, tells, states_N, *(x_T.index_select(0, index_t) for x_T in inputs_T))
+            out_t = rows.run(turns, op, tells, states_N, given.at(index_t))
             out_T = out_t.new_empty(len(self._row_of_t), *out_t.shape[1:]) if out_T is None else out_T
             out_T.index_copy_(0, index_t, out_t)
         assert out_T is not None
@@ -180,8 +180,8 @@ class _LongRows:
             )
             self._levels.append(_Level(*(_index(each, device) for each in numbers)))
 
-    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, *inputs_t: Tensor) -> Tensor:
-        told = self._exchanged(tells(self._own, *inputs_t))
+    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+        told = self._exchanged(tells(self._own, op, states_N, given))
         reads_R, writes_R, fresh_R = (
             each.index_select(0, self._row_R) for each in (turns.reads_R, turns.writes_R, turns.fresh_R)
         )
@@ -197,7 +197,7 @@ class _LongRows:
                 blocks = turns.marked_R.index_select(0, level.mark)
                 states_N.index_copy_(0, blocks, after.index_select(0, level.marked))
         states_N.index_copy_(0, writes_R, states_R)
-        return op(self._own.going_on, own_N, *inputs_t)
+        return op(given, own_N, self._own.going_on)
 
     def _exchanged(self, own: Transfer) -> Transfer:
         """Return the transfers of all ranks' pieces."""
@@ -228,9 +228,10 @@ class _ShortRows:
         self._start_R1 = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
         self._turns: tuple[Turns, Turns] | None = None
 
-    def run(self, turns: Turns, op: RecurrentOp, _: Tells, states_N: Tensor, *inputs_t: Tensor) -> Tensor:
-        everything = (x.index_select(0, self._order_t) for x in _gathered(self._ring, inputs_t, self._counts))
-        return op(self._of(turns), states_N, *everything).index_select(0, self._own_t)
+    def run(self, turns: Turns, op: RecurrentOp, _: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+        all_t = _gathered(self._ring, list(given.by_token.values()), self._counts)
+        everything = given.replaced(x_t.index_select(0, self._order_t) for x_t in all_t)
+        return op(everything, states_N, self._of(turns)).index_select(0, self._own_t)
 
     def _of(self, turns: Turns) -> Turns:
         """Return the turns of these rows alone. Layers one after another mostly have the same."""

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ridgeline.kernels.turns import Turns
 
+Case = tuple[Any, Tensor, Turns]  # an op's inputs, its states, and the rows
+
 
 class Ran(NamedTuple):
     """The outputs of the rows' tokens, and the states by block id, without the null block."""
@@ -19,17 +21,23 @@ class Ran(NamedTuple):
     states: Tensor
 
 
-def ran(op: Callable[..., Tensor], inputs: tuple[Any, ...], states: int) -> Ran:
-    """Run an op on a copy of its states, which are its argument number `states`. They lie in wider units, and the
-    memory that the op is given for its results holds NaN."""
-    turns = next(x for x in inputs if isinstance(x, Turns))
-    given = inputs[states]
-    units = torch.full((len(given), given[0].numel() + 16), torch.nan, dtype=given.dtype, device=given.device)
-    kept = units[:, : given[0].numel()].view(given.shape)
-    kept.copy_(given)
-    out = op(*inputs[:states], kept, *inputs[states + 1 :])
-    assert bool(units[:, given[0].numel() :].isnan().all())
+def ran(op: Callable[..., Tensor], inputs: Case) -> Ran:
+    """Run an op on a copy of its states. They lie in wider units."""
+    given, before, turns = inputs
+    units = torch.full((len(before), before[0].numel() + 16), torch.nan, dtype=before.dtype, device=before.device)
+    kept = units[:, : before[0].numel()].view(before.shape)
+    kept.copy_(before)
+    out = op(given, kept, turns)
+    assert bool(units[:, before[0].numel() :].isnan().all())
     return Ran(out[: int(turns.start_R1[-1])], kept[1:])
+
+
+def spoiled(given: Any, tokens: slice) -> Any:
+    """Return inputs of which those of some tokens are NaN."""
+    inputs_T = [x_T.clone() for x_T in given.by_token.values()]
+    for x_T in inputs_T:
+        x_T[tokens] = torch.nan
+    return given.replaced(inputs_T)
 
 
 def assert_other_blocks_are_left_alone(before: Tensor, after: Ran, turns: Turns) -> None:
@@ -41,11 +49,11 @@ def assert_other_blocks_are_left_alone(before: Tensor, after: Ran, turns: Turns)
     )
 
 
-def in_steps(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int, size: int) -> tuple[Tensor, Tensor]:
+def in_steps(run: Callable[..., Tensor], inputs: Case, size: int) -> tuple[Tensor, Tensor]:
     """Run the first row in steps of so many tokens, each behind a row of another request."""
-    turns = next(x for x in inputs if isinstance(x, Turns))
+    given, before, turns = inputs
     start, end = (int(x) for x in turns.start_R1[:2])
-    states, outs = inputs[at].clone(), []
+    states, outs = before.clone(), []
     for first in range(start, end, size):
         tokens = torch.tensor([end, *range(first, min(first + size, end))])  # the next row's first token, then these
         now = replace(
@@ -60,10 +68,5 @@ def in_steps(run: Callable[..., Tensor], inputs: tuple[Any, ...], at: int, size:
             tokens_each=1 if len(tokens) == 2 else 0,
             _chunks={},
         )
-        given = [
-            x[tokens] if isinstance(x, Tensor) and i < at and len(x) == turns.num_tokens else x
-            for i, x in enumerate(inputs)
-        ]
-        given[at] = states
-        outs.append(run(*(now if isinstance(x, Turns) else x for x in given))[1:])
+        outs.append(run(given.at(tokens), states, now)[1:])
     return torch.cat(outs), states[turns.writes_R[0]]

@@ -18,16 +18,15 @@ from ridgeline.kernels.causal_conv import cases as conv_cases
 from ridgeline.kernels.causal_conv import op as conv
 from ridgeline.kernels.causal_conv.cases import ConvCase
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
-from ridgeline.kernels.gated_delta import cases as delta_cases
 from ridgeline.kernels.gated_delta import op as delta
-from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
+from ridgeline.kernels.gated_delta.cases import GATED_CASES, DeltaCase
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_norm import cases as norm_cases
 from ridgeline.kernels.gated_norm import op as norm
 from ridgeline.kernels.gated_norm.cases import GatedNormCase
 from ridgeline.kernels.gated_norm.cost import gated_norm_cost
 from ridgeline.kernels.op import Op, Platform
-from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
+from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -62,20 +61,20 @@ def assert_close(ours: Ran, exact: Ran, slack: float, epsilons: float = 2) -> No
 @pytest.mark.parametrize("name", names(conv.CAUSAL_CONV))
 def test_convolution(name: str, case: ConvCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
-    ours = ran(chosen(conv.CAUSAL_CONV, name, device), inputs, 3)
-    assert_close(ours, ran(conv.causal_conv, inputs, 3), slack=2.0**-20)
-    assert_other_blocks_are_left_alone(inputs[3], ours, inputs[4])
+    ours = ran(chosen(conv.CAUSAL_CONV, name, device), inputs)
+    assert_close(ours, ran(conv.causal_conv, inputs), slack=2.0**-20)
+    assert_other_blocks_are_left_alone(inputs[1], ours, inputs[2])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", delta_cases.CASES, ids=str)
+@pytest.mark.parametrize("case", GATED_CASES, ids=str)
 @pytest.mark.parametrize("name", names(delta.GATED_DELTA))
-def test_gated_delta(name: str, case: GatedDeltaCase, dtype: torch.dtype, device: str) -> None:
+def test_gated_delta(name: str, case: DeltaCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
-    ours = ran(chosen(delta.GATED_DELTA, name, device), inputs, 7)
-    assert_close(ours, ran(delta.gated_delta, inputs, 7), slack=rounded(name, dtype))
-    assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
+    ours = ran(chosen(delta.GATED_DELTA, name, device), inputs)
+    assert_close(ours, ran(delta.delta_rule, inputs), slack=rounded(name, dtype))
+    assert_other_blocks_are_left_alone(inputs[1], ours, inputs[2])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -92,14 +91,15 @@ def test_gated_norm(name: str, case: GatedNormCase, dtype: torch.dtype, device: 
 
 def test_references_are_the_models_own_arithmetic() -> None:
     """That of transformers, for a fresh row."""
-    case = replace(delta_cases.CASES[-1], rows=(70,), fresh=(0,), alike=0.3)
-    q, k, v, a, b, log_rate, dt_bias, states, turns, scale = case.inputs(torch.float32, torch.device("cpu"))
-    got, left = ran(delta.gated_delta, (q, k, v, a, b, log_rate, dt_bias, states, turns, scale), 7)
-    decay = -log_rate.exp() * torch.nn.functional.softplus(a + dt_bias)
-    wide_q, wide_k = (x.repeat_interleave(2, dim=1)[None] for x in (q, k))
+    case = replace(GATED_CASES[-1], rows=(70,), fresh=(0,), alike=0.3)
+    inputs = case.inputs(torch.float32, torch.device("cpu"))
+    (given, _, _), (got, left) = inputs, ran(delta.delta_rule, inputs)
+    decay = -given.log_rate_G.exp() * torch.nn.functional.softplus(given.a + given.dt_bias)
+    wide_q, wide_k = (x.repeat_interleave(2, dim=1)[None] for x in (given.q_THK, given.k_THK))
     out, state = theirs.torch_chunk_gated_delta_rule(
-        wide_q, wide_k, v[None], decay[None], b.sigmoid()[None], output_final_state=True, use_qk_l2norm_in_kernel=True
-    )
+        wide_q, wide_k, given.v_TGV[None], decay[None], given.b_TG.sigmoid()[None], output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
     torch.testing.assert_close(got, out[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(left[0], state[0], rtol=1e-5, atol=1e-5)
 
@@ -108,9 +108,10 @@ def test_references_are_the_models_own_arithmetic() -> None:
     x, z = torch.randn(2, 5, 3, 64)
     torch.testing.assert_close(norm.gated_norm(x, z, module.weight, 1e-6, 64, True), module(x, z))
 
-    x, weight, bias, tails, turns, _ = ConvCase((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
-    padded = torch.nn.functional.conv1d(x.T[None], weight[:, None], bias, padding=3, groups=8)[0, :, :9].T
-    got = conv.causal_conv(x, weight, bias, tails, turns, "silu")
+    short, tails, turns = ConvCase((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
+    x, weight = short.x_TX, short.weight_XW[:, None]
+    padded = torch.nn.functional.conv1d(x.T[None], weight, short.bias_X, padding=3, groups=8)[0, :, :9].T
+    got = conv.causal_conv(short, tails, turns)
     torch.testing.assert_close(got, torch.nn.functional.silu(padded))
     torch.testing.assert_close(tails[1], x[-3:])
 
@@ -120,34 +121,31 @@ def test_references_are_the_models_own_arithmetic() -> None:
     ("op", "name", "case"),
     [
         (conv.CAUSAL_CONV, "triton", ConvCase((41, 1), 24, bias=True, fresh=(0,))),
-        (delta.GATED_DELTA, "batch_invariant", GatedDeltaCase((41, 1), value_heads=2, value_width=16, fresh=(0,))),
+        (delta.GATED_DELTA, "batch_invariant", DeltaCase((41, 1), value_heads=2, value_width=16, fresh=(0,))),
     ],
     ids=["conv", "delta"],
 )
 def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], name: str, case: Any, size: int) -> None:
     run, inputs = chosen(op, name, "cpu"), case.inputs(torch.float16, torch.device("cpu"))
-    at, turns = (3, inputs[4]) if op is conv.CAUSAL_CONV else (7, inputs[8])
-    whole = ran(run, inputs, at)
-    out, state = in_steps(run, inputs, at, size)
+    whole = ran(run, inputs)
+    out, state = in_steps(run, inputs, size)
     assert torch.equal(out, whole.out[:41])
-    assert torch.equal(state, whole.states[int(turns.writes_R[0]) - 1])
+    assert torch.equal(state, whole.states[int(inputs[2].writes_R[0]) - 1])
 
 
 @pytest.mark.parametrize("name", ["torch", "triton"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(name: str) -> None:
     """NaN in one request stays there."""
-    inputs = list(GatedDeltaCase((70, 1, 70), key_width=16, value_width=16).inputs(torch.float32, torch.device("cpu")))
-    run, turns = chosen(delta.GATED_DELTA, name, "cpu"), inputs[8]
-    clean = ran(run, tuple(inputs), 7)
-    for i in range(5):
-        inputs[i] = inputs[i].clone()
-        inputs[i][:70] = torch.nan
-    spoiled = ran(run, tuple(inputs), 7)
-    assert spoiled.out[:70].isnan().all()
-    assert torch.equal(spoiled.out[70:], clean.out[70:])
+    given, states, turns = DeltaCase((70, 1, 70), key_width=16, value_width=16).inputs(
+        torch.float32, torch.device("cpu")
+    )
+    run = chosen(delta.GATED_DELTA, name, "cpu")
+    clean, other = ran(run, (given, states, turns)), ran(run, (spoiled(given, slice(70)), states, turns))
+    assert other.out[:70].isnan().all()
+    assert torch.equal(other.out[70:], clean.out[70:])
     for row in (1, 2):
         block = int(turns.writes_R[row]) - 1
-        assert torch.equal(spoiled.states[block], clean.states[block])
+        assert torch.equal(other.states[block], clean.states[block])
 
 
 @pytest.mark.parametrize(

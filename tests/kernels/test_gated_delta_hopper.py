@@ -20,11 +20,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels import aot
 from ridgeline.kernels.gated_delta import hopper_chunks, hopper_states, op, triton
-from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
-from ridgeline.kernels.gated_delta.plan import Plan, choose
+from ridgeline.kernels.gated_delta.cases import DeltaCase
+from ridgeline.kernels.gated_delta.plan import Gpu, Plan, choose
 from ridgeline.kernels.launch import INTERPRETED
 from tests.kernels.blind import launch
-from tests.kernels.recurrent import assert_other_blocks_are_left_alone, ran
+from tests.kernels.recurrent import assert_other_blocks_are_left_alone, ran, spoiled
 
 CPU = torch.device("cpu")
 
@@ -54,9 +54,9 @@ def box_of(x: Any) -> Any:
 
 
 CASES = [
-    GatedDeltaCase((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
+    DeltaCase((5, 1, 0, 300, 2), value_heads=2, heads=1, key_width=64, value_width=64, marks=(2, 1, 0, 64, 0),
             fresh=(0, 3), padding=3),
-    GatedDeltaCase((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
+    DeltaCase((290, 65), value_heads=1, heads=1, key_width=64, value_width=128, marks=(200, 0), alike=0.9),
 ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ CASES = [
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_run_blind(
-    monkeypatch: pytest.MonkeyPatch, case: GatedDeltaCase, columns: int, segment: int, part: int
+    monkeypatch: pytest.MonkeyPatch, case: DeltaCase, columns: int, segment: int, part: int
 ) -> None:
     """Columns 0: as many as there are. In parts every launch but the first begins where another one ended."""
     blind = Blind(hopper_chunks.gated_delta_hopper_chunks)
@@ -75,62 +75,59 @@ def test_kernel_run_blind(
     plan = Plan(columns or 64, 4, 3, hopper=True, segment=segment, part=part, share=case.value_heads)
     if not columns and case.value_width == 128 and not segment:
         plan = plan._replace(columns=128)
-    ours = ran(partial(triton.gated_delta, plan=plan), inputs, 7)
-    parts = plan.parts(inputs[8].num_tokens)
+    ours = ran(partial(triton.gated_delta, plan=plan), inputs)
+    parts = plan.parts(inputs[2].num_tokens)
     assert parts > 1 or not part
     expected = [hopper_states.CARRIES, hopper_states.OUTPUTS] if segment else [hopper_states.ROWS] * parts
     assert blind.runs == expected
-    assert_close(ours, op.gated_delta, inputs)
+    assert_close(ours, op.delta_rule, inputs)
     if part:  # the same bits
-        whole = ran(partial(triton.gated_delta, plan=plan._replace(part=0)), inputs, 7)
+        whole = ran(partial(triton.gated_delta, plan=plan._replace(part=0)), inputs)
         assert all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(ours, whole, strict=True))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 def test_segments_of_two_warpgroups_run_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
-    case = GatedDeltaCase((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
+    case = DeltaCase((270,), heads=1, value_heads=1, key_width=128, value_width=128, marks=(150,))
     inputs = case.inputs(torch.float16, CPU)
     plan = Plan(64, 4, 3, hopper=True, segment=128, carry_columns=128)
-    assert_close(ran(partial(triton.gated_delta, plan=plan), inputs, 7), op.gated_delta, inputs)
+    assert_close(ran(partial(triton.gated_delta, plan=plan), inputs), op.delta_rule, inputs)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 def test_nan_of_another_row_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine copies whole boxes, and the first row ends within one that the second begins in."""
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
-    case = GatedDeltaCase((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
-    inputs = list(case.inputs(torch.float16, CPU))
+    case = DeltaCase((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
+    given, states, turns = case.inputs(torch.float16, CPU)
     run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True))
-    clean = ran(run, tuple(inputs), 7)
-    for i in range(5):
-        inputs[i] = inputs[i].clone()
-        inputs[i][70:] = torch.nan
-    spoiled, block = ran(run, tuple(inputs), 7), int(inputs[8].writes_R[0]) - 1
-    assert torch.equal(spoiled.out[:70], clean.out[:70])
-    assert torch.equal(spoiled.states[block], clean.states[block])
+    clean, other = ran(run, (given, states, turns)), ran(run, (spoiled(given, slice(70, None)), states, turns))
+    block = int(turns.writes_R[0]) - 1
+    assert torch.equal(other.out[:70], clean.out[:70])
+    assert torch.equal(other.states[block], clean.states[block])
 
 
 def assert_close(ours: Any, reference: Any, inputs: Any) -> None:
     epsilon = torch.finfo(torch.float16).eps
-    for got, want in zip(ours, ran(reference, inputs, 7), strict=True):
+    for got, want in zip(ours, ran(reference, inputs), strict=True):
         torch.testing.assert_close(got.double(), want.double(), rtol=2 * epsilon, atol=4 * epsilon, equal_nan=True)
-    assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
+    assert_other_blocks_are_left_alone(inputs[1], ours, inputs[2])
 
 
 def test_long_rows_of_few_heads_are_divided_on_hopper() -> None:
-    shape = (128, 128, torch.bfloat16, (9, 0), 132, 232_448)
+    shape = (128, 128, torch.bfloat16, Gpu((9, 0), 132, 232_448))
     assert choose(1, 65_536, 8, *shape).segment > 0
     assert choose(1, 1024, 8, *shape).segment == 0
     assert choose(1, 65_536, 32, *shape) == choose(1, 8192, 32, *shape)
     assert choose(1, 65_536, 32, *shape).hopper
-    assert not choose(1, 65_536, 32, 128, 128, torch.float32, (9, 0), 132, 232_448).hopper
-    assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, (8, 0), 132, 166_912).hopper
+    assert not choose(1, 65_536, 32, 128, 128, torch.float32, Gpu((9, 0), 132, 232_448)).hopper
+    assert not choose(1, 65_536, 32, 128, 128, torch.bfloat16, Gpu((8, 0), 132, 166_912)).hopper
 
 
 def test_plans_on_hopper() -> None:
     """One prompt of many heads runs in parts, few heads in segments, many prompts by two warpgroups a program."""
-    shape = (128, 128, torch.bfloat16, (9, 0), 132, 232_448)
+    shape = (128, 128, torch.bfloat16, Gpu((9, 0), 132, 232_448))
     one, few, many = choose(1, 8192, 32, *shape), choose(1, 65_536, 8, *shape), choose(16, 8192, 32, *shape)
     assert all(plan.hopper for plan in (one, few, many))
     assert (one.columns, one.parts(8192)) == (64, 2)

@@ -7,15 +7,15 @@ another order loses grows with the length of its sums; states and values are of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.delta_attention import cases as delta_cases
-from ridgeline.kernels.delta_attention import op as delta
-from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
+from ridgeline.kernels.gated_delta import op as delta
+from ridgeline.kernels.gated_delta.cases import CHANNEL_CASES, DeltaCase, channel_case
 from ridgeline.kernels.linear_attention import cases as linear_cases
 from ridgeline.kernels.linear_attention import op as linear
 from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
@@ -25,7 +25,7 @@ from ridgeline.kernels.turns import turns_of
 from ridgeline.kernels.wkv import cases as wkv_cases
 from ridgeline.kernels.wkv import op as wkv
 from ridgeline.kernels.wkv.cases import WkvCase
-from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran
+from tests.kernels.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -61,20 +61,20 @@ def slack(name: str, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("name", names(linear.LINEAR_ATTENTION))
 def test_linear_attention(name: str, case: LinearAttentionCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
-    ours = ran(chosen(linear.LINEAR_ATTENTION, name, device), inputs, 4)
-    assert_close(ours, ran(linear.linear_attention, inputs, 4), slack(name, dtype))
-    assert_other_blocks_are_left_alone(inputs[4], ours, inputs[5])
+    ours = ran(chosen(linear.LINEAR_ATTENTION, name, device), inputs)
+    assert_close(ours, ran(linear.linear_attention, inputs), slack(name, dtype))
+    assert_other_blocks_are_left_alone(inputs[1], ours, inputs[2])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", delta_cases.CASES, ids=str)
+@pytest.mark.parametrize("case", CHANNEL_CASES, ids=str)
 @pytest.mark.parametrize("name", names(delta.DELTA_ATTENTION))
-def test_delta_attention(name: str, case: DeltaAttentionCase, dtype: torch.dtype, device: str) -> None:
+def test_delta_attention(name: str, case: DeltaCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
-    ours = ran(chosen(delta.DELTA_ATTENTION, name, device), inputs, 7)
-    assert_close(ours, ran(delta.delta_attention, inputs, 7), slack(name, dtype))
-    assert_other_blocks_are_left_alone(inputs[7], ours, inputs[8])
+    ours = ran(chosen(delta.DELTA_ATTENTION, name, device), inputs)
+    assert_close(ours, ran(delta.delta_rule, inputs), slack(name, dtype))
+    assert_other_blocks_are_left_alone(inputs[1], ours, inputs[2])
 
 
 def told(keys_TK: Tensor, values_TV: Tensor, asked_K: Tensor, rule: str) -> Tensor:
@@ -84,10 +84,12 @@ def told(keys_TK: Tensor, values_TV: Tensor, asked_K: Tensor, rule: str) -> Tens
     tokens, width = len(k_THK), keys_TK.shape[1]
     states, turns = torch.zeros(5, 1, width, values_TV.shape[1]), turns_of([tokens], CPU, fresh=(0,))
     if rule == "adds":
-        return linear.linear_attention(q_THK, k_THK, v_THV, torch.zeros(1), states, turns, 1.0)[-1, 0]
+        added = linear.LinearInputs(q_THK, k_THK, v_THV, torch.zeros(1), 1.0)
+        return linear.linear_attention(added, states, turns)[-1, 0]
     never, always = torch.full_like(k_THK, -60.0), torch.full((tokens, 1), 60.0)
     none = torch.zeros(1), torch.zeros(1, width)
-    return delta.delta_attention(q_THK, k_THK, v_THV, never, always, *none, states, turns, 1.0)[-1, 0]
+    replaced = delta.DeltaInputs(q_THK, k_THK, v_THV, never, always, *none, 1.0)
+    return delta.delta_rule(replaced, states, turns)[-1, 0]
 
 
 @pytest.mark.parametrize("rule", ["adds", "replaces"])
@@ -112,15 +114,15 @@ def test_the_delta_rule_replaces_the_value_of_a_key_that_comes_again() -> None:
 @pytest.mark.parametrize("name", names(wkv.WKV))
 def test_weighted_means(name: str, case: WkvCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
-    ours = ran(chosen(wkv.WKV, name, device), inputs, 4)
-    theirs = ran(wkv.wkv, inputs, 4)
+    ours = ran(chosen(wkv.WKV, name, device), inputs)
+    theirs = ran(wkv.wkv, inputs)
     exponents = max(1.0, case.large / 10) * 2.0**-16  # the error of an exponent is a factor of its exponential
     torch.testing.assert_close(
         ours.out.double(), theirs.out.double(), rtol=0, atol=exponents + 4 * torch.finfo(dtype).eps
     )
     for got, want in zip(meant(ours.states), meant(theirs.states), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=exponents, equal_nan=True)
-    assert_other_blocks_are_left_alone(inputs[4], ours, inputs[5])
+    assert_other_blocks_are_left_alone(inputs[1], ours, inputs[2])
 
 
 def meant(states_N3X: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,62 +143,57 @@ def test_decays_that_leave_nothing_do_not_overflow() -> None:
     torch.testing.assert_close(met(q, k, decay).tril().double(), products.tril(), rtol=0, atol=2.0**-10)
 
 
-@pytest.mark.parametrize(("op", "case", "states"), [
-    (linear.LINEAR_ATTENTION, LinearAttentionCase((40, 21), fresh=(0, 1), key_width=8, value_width=8), 4),
-    (linear.LINEAR_ATTENTION, LinearAttentionCase((40, 21), 2, 8, 8, "token", fresh=(0, 1)), 4),
-    (delta.DELTA_ATTENTION, DeltaAttentionCase((40, 21), fresh=(0, 1), key_width=8, value_width=8), 7),
-    (wkv.WKV, WkvCase((40, 21), fresh=(0, 1), channels=8), 4),
+@pytest.mark.parametrize(("op", "case"), [
+    (linear.LINEAR_ATTENTION, LinearAttentionCase((40, 21), fresh=(0, 1), key_width=8, value_width=8)),
+    (linear.LINEAR_ATTENTION, LinearAttentionCase((40, 21), 2, 8, 8, "token", fresh=(0, 1))),
+    (delta.DELTA_ATTENTION, channel_case((40, 21), fresh=(0, 1), key_width=8, value_width=8)),
+    (wkv.WKV, WkvCase((40, 21), fresh=(0, 1), channels=8)),
 ], ids=["channel", "token", "delta", "wkv"])  # fmt: skip
-def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any, states: int) -> None:
+def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any) -> None:
     """Of all inputs but the states, through float64 in the recurrence and float32 in the chunks."""
-    inputs = case.inputs(torch.float32, CPU)
+    given, states, turns = case.inputs(torch.float32, CPU)
     found = []
     for name in ("reference", "torch"):
-        mine = [x.detach().clone() for x in inputs[:states]]
-        for x in mine:
+        mine = {name: x.detach().clone() for name, x in vars(given).items() if isinstance(x, Tensor)}
+        for x in mine.values():
             x.requires_grad_(True)
-        y = op.choose(Platform.of(CPU), name)(*mine, inputs[states].clone(), *inputs[states + 1 :])
+        y = op.choose(Platform.of(CPU), name)(replace(given, **mine), states.clone(), turns)
         weights = torch.linspace(-1, 1, y.numel()).view(y.shape)
-        found.append(torch.autograd.grad((y * weights).sum(), mine))
+        found.append(torch.autograd.grad((y * weights).sum(), list(mine.values())))
     for ours, theirs in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 IN_ORDER = [
-    (linear.LINEAR_ATTENTION, LinearAttentionCase((41, 1), fresh=(0,), key_width=16, value_width=16), 4),
-    (delta.DELTA_ATTENTION, DeltaAttentionCase((41, 1), fresh=(0,), key_width=16, value_width=16), 7),
-    (wkv.WKV, WkvCase((41, 1), fresh=(0,), channels=24), 4),
+    (linear.LINEAR_ATTENTION, LinearAttentionCase((41, 1), fresh=(0,), key_width=16, value_width=16)),
+    (delta.DELTA_ATTENTION, channel_case((41, 1), fresh=(0,), key_width=16, value_width=16)),
+    (wkv.WKV, WkvCase((41, 1), fresh=(0,), channels=24)),
 ]
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-@pytest.mark.parametrize(("op", "case", "states"), IN_ORDER, ids=["linear", "delta", "wkv"])
-def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], case: Any, states: int, size: int) -> None:
+@pytest.mark.parametrize(("op", "case"), IN_ORDER, ids=["linear", "delta", "wkv"])
+def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], case: Any, size: int) -> None:
     run, inputs = chosen(op, "batch_invariant"), case.inputs(torch.float16, CPU)
-    whole = ran(run, inputs, states)
-    out, state = in_steps(run, inputs, states, size)
+    whole = ran(run, inputs)
+    out, state = in_steps(run, inputs, size)
     assert torch.equal(out, whole.out[:41])
-    assert torch.equal(state, whole.states[int(inputs[states + 1].writes_R[0]) - 1])
+    assert torch.equal(state, whole.states[int(inputs[2].writes_R[0]) - 1])
 
 
 @pytest.mark.parametrize("name", ["torch", "triton", "batch_invariant"])
-@pytest.mark.parametrize(("op", "make", "states"), [
-    (linear.LINEAR_ATTENTION, lambda rows: LinearAttentionCase(rows, key_width=16, value_width=16), 4),
-    (delta.DELTA_ATTENTION, lambda rows: DeltaAttentionCase(rows, key_width=16, value_width=16), 7),
-    (wkv.WKV, lambda rows: WkvCase(rows, channels=24), 4),
+@pytest.mark.parametrize(("op", "make"), [
+    (linear.LINEAR_ATTENTION, lambda rows: LinearAttentionCase(rows, key_width=16, value_width=16)),
+    (delta.DELTA_ATTENTION, lambda rows: channel_case(rows, key_width=16, value_width=16)),
+    (wkv.WKV, lambda rows: WkvCase(rows, channels=24)),
 ], ids=["linear", "delta", "wkv"])  # fmt: skip
-def test_a_row_does_not_depend_on_the_rows_beside_it(op: Op[Any], make: Any, states: int, name: str) -> None:
+def test_a_row_does_not_depend_on_the_rows_beside_it(op: Op[Any], make: Any, name: str) -> None:
     """NaN in one request stays there."""
-    inputs = list(make((20, 1, 70)).inputs(torch.float32, CPU))
-    run, turns = chosen(op, name), inputs[states + 1]
-    clean = ran(run, tuple(inputs), states)
-    for i, x in enumerate(inputs[:states]):
-        if isinstance(x, Tensor) and len(x) == 91:
-            inputs[i] = x.clone()
-            inputs[i][:20] = torch.nan
-    spoiled = ran(run, tuple(inputs), states)
-    assert spoiled.out[:20].isnan().all()
-    assert torch.equal(spoiled.out[20:], clean.out[20:])
+    given, states, turns = make((20, 1, 70)).inputs(torch.float32, CPU)
+    run = chosen(op, name)
+    clean, other = ran(run, (given, states, turns)), ran(run, (spoiled(given, slice(20)), states, turns))
+    assert other.out[:20].isnan().all()
+    assert torch.equal(other.out[20:], clean.out[20:])
     for row in (1, 2):
         block = int(turns.writes_R[row]) - 1
-        assert torch.equal(spoiled.states[block], clean.states[block])
+        assert torch.equal(other.states[block], clean.states[block])

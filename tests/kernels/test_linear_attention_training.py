@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
-from ridgeline.kernels.linear_attention.op import by_channel
+from ridgeline.kernels.linear_attention.op import LinearInputs, by_channel
 from ridgeline.kernels.turns import Turns
 
 pytest.importorskip("triton")
@@ -34,11 +34,12 @@ NAMES = ("o", "final", "dq", "dk", "dv", "d_decay", "d_initial")
 
 def inputs_of(case: LinearAttentionCase, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Turns, float]:
     """Queries, keys, values, decays and initial states, and rows that read and write their own states."""
-    q, k, v, decay, states, turns, scale = case.inputs(dtype, torch.device(device))
+    given, states, turns = case.inputs(dtype, torch.device(device))
     initial_RHKV = states.nan_to_num(1.0)[: len(case.rows)].clone()
     own = torch.arange(len(case.rows), device=device)
     none = torch.zeros_like(turns.fresh_R)
-    return [q, k, v, decay, initial_RHKV], replace(turns, reads_R=own, writes_R=own, fresh_R=none), scale
+    own_turns = replace(turns, reads_R=own, writes_R=own, fresh_R=none)
+    return [given.q_THK, given.k_THK, given.v_THV, given.decay, initial_RHKV], own_turns, given.scale
 
 
 def recurrence(given: list[Tensor], turns: Turns, scale: float) -> tuple[Tensor, Tensor]:
@@ -51,6 +52,11 @@ def recurrence(given: list[Tensor], turns: Turns, scale: float) -> tuple[Tensor,
             finals[place] = left_THK[t, :, :, None] * finals[place] + k_THK[t, :, :, None] * v_THV[t, :, None]
             outputs.append(torch.einsum("hkv,hk->hv", finals[place], q_THK[t]) * scale)
     return torch.stack(outputs), torch.stack(finals)
+
+
+def chunked(given: list[Tensor], turns: Turns, scale: float) -> tuple[Tensor, Tensor]:
+    *of_tokens, initial_RHKV = given
+    return triton_training.linear_attention_from(LinearInputs(*of_tokens, scale), initial_RHKV, turns)
 
 
 def found(run: Any, given: list[Tensor], turns: Turns, scale: float) -> dict[str, Tensor]:
@@ -76,7 +82,7 @@ def check(case: LinearAttentionCase, dtype: torch.dtype, tolerance: float, devic
     given = [x[: int(turns.start_R1[-1])] if x.dim() and len(x) == turns.num_tokens else x for x in given]
     turns = replace(turns, num_tokens=int(turns.start_R1[-1]))
     theirs = found(recurrence, [x.double() for x in given], turns, scale)
-    ours = found(lambda mine, *rest: triton_training.linear_attention_from(*mine, *rest), given, turns, scale)
+    ours = found(chunked, given, turns, scale)
     errors = {name: largest_error(ours[name], theirs[name]) for name in NAMES}
     sums = functional.pad(by_channel(given[3], given[1]).double().cumsum(0), (0, 0, 0, 0, PART, 0))
     tolerance += PART * 2.0**-24 * float((sums[PART:] - sums[:-PART]).abs().max())
@@ -127,9 +133,9 @@ def test_gradients_hold_for_any_rows_widths_and_decays(
 
 def test_tokens_behind_the_rows_get_no_gradient() -> None:
     """A loss that reads the outputs of padding must not poison weights by what lies in memory."""
-    *given, states, turns, scale = LinearAttentionCase((20, 3), fresh=(0, 1), padding=5).inputs(torch.float32, CPU)
-    mine = [x.detach().nan_to_num(0.0).requires_grad_(True) for x in given]
-    o_THV = triton_training.linear_attention(*mine, states, turns, scale)
+    given, states, turns = LinearAttentionCase((20, 3), fresh=(0, 1), padding=5).inputs(torch.float32, CPU)
+    mine = [x_T.detach().nan_to_num(0.0).requires_grad_(True) for x_T in given.by_token.values()]
+    o_THV = triton_training.linear_attention(given.replaced(mine), states, turns)
     assert torch.equal(o_THV[23:], torch.zeros_like(o_THV[23:]))
     for gradient in torch.autograd.grad(o_THV.sum(), mine):
         assert torch.equal(gradient[23:], torch.zeros_like(gradient[23:]))
@@ -137,24 +143,22 @@ def test_tokens_behind_the_rows_get_no_gradient() -> None:
 
 def test_constant_decays_cost_no_gradient() -> None:
     """Retention: the decays are no parameters, and the kernel leaves their gradients out."""
-    q, k, v, decay, states, turns, scale = LinearAttentionCase((70,), fresh=(0,), decay="head").inputs(
-        torch.float32, CPU
-    )
-    mine = [x.detach().requires_grad_(True) for x in (q, k, v)]
-    triton_training.linear_attention(*mine, decay, states, turns, scale).sum().backward()
-    assert decay.grad is None
+    given, states, turns = LinearAttentionCase((70,), fresh=(0,), decay="head").inputs(torch.float32, CPU)
+    mine = [x_T.detach().requires_grad_(True) for x_T in given.by_token.values()]
+    triton_training.linear_attention(given.replaced(mine), states, turns).sum().backward()
+    assert given.decay.grad is None
     assert all(x.grad is not None for x in mine)
 
 
 def test_compiled_functions_break_around_the_kernels() -> None:
-    *given, states, turns, scale = LinearAttentionCase((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
+    given, states, turns = LinearAttentionCase((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
 
     def loss(*x: Tensor) -> Tensor:
-        return (triton_training.linear_attention(*x, states, turns, scale) * 2).sin().sum()
+        return (triton_training.linear_attention(LinearInputs(*x, given.scale), states, turns) * 2).sin().sum()
 
     found = []
     for run in (loss, torch.compile(loss, backend="aot_eager")):
-        mine = [x.detach().clone().requires_grad_(True) for x in given]
+        mine = [x_T.detach().clone().requires_grad_(True) for x_T in given.by_token.values()]
         found.append(torch.autograd.grad(run(*mine), mine))
     for plain, compiled in zip(*found, strict=True):
         torch.testing.assert_close(compiled, plain)

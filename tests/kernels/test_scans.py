@@ -24,6 +24,7 @@ from ridgeline.kernels.ssd import cases as mamba2_cases
 from ridgeline.kernels.ssd import op as mamba2
 from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.turns import Turns, turns_of
+from tests.kernels.recurrent import Case, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 6e-3}
@@ -37,7 +38,6 @@ IMPLEMENTED = [
     for implementation in op.implementations
     for case in cases
 ]
-Given = tuple[Any, ...]
 
 
 def chosen(name: str, implementation: str) -> Callable[..., Tensor]:
@@ -56,12 +56,12 @@ def small(case: Any, implementation: str, device: str) -> Any:
     return replace(case, heads=case.groups) if implementation == "batch_invariant" else case
 
 
-def copied(given: Given) -> Given:
+def copied(inputs: Case) -> Case:
     """Return the arguments with the states in a tensor of their own, strided by block id as a pool's are."""
-    *others, states, turns = given
+    given, states, turns = inputs
     pool = torch.full((len(states), 3, *states.shape[1:]), 7.0, device=states.device)
     pool[:, 1] = states
-    return *others, pool[:, 1], turns
+    return given, pool[:, 1], turns
 
 
 def assert_same(got: Tensor, want: Tensor, tolerance: float) -> None:
@@ -75,19 +75,17 @@ def test_outputs_and_states_are_those_of_the_recurrence(
     name: str, case: Any, implementation: str, dtype: torch.dtype, device: str
 ) -> None:
     """Fresh rows begin over NaN, inputs behind the last row are NaN, and blocks that no row writes keep their bits."""
-    given = small(case, implementation, device).inputs(dtype, torch.device(device))
-    live = int(given[-1].start_R1[-1])
-    for tensor in given[:-2]:
-        if isinstance(tensor, Tensor) and len(tensor) == given[-1].num_tokens > live:
-            tensor[live:] = torch.nan
-    ours, theirs = copied(given), copied(given)
+    given, states, turns = small(case, implementation, device).inputs(dtype, torch.device(device))
+    live = int(turns.start_R1[-1])
+    inputs = spoiled(given, slice(live, None)), states, turns
+    ours, theirs = copied(inputs), copied(inputs)
     y, wanted = chosen(name, implementation)(*ours), OPS[name][0].reference(*theirs)
     assert y.dtype == dtype
     assert y.is_contiguous()
     exact = 3e-5 if case.fast == 1 else 64 * 60 * 2.0**-23
     assert_same(y[:live], wanted[:live], max(exact, TOLERANCE[dtype]))
-    assert_same(ours[-2][1:], theirs[-2][1:], max(exact, TOLERANCE[dtype]) if implementation == "triton" else exact)
-    assert (ours[-2]._base[:, ::2] == 7).all()
+    assert_same(ours[1][1:], theirs[1][1:], max(exact, TOLERANCE[dtype]) if implementation == "triton" else exact)
+    assert (ours[1]._base[:, ::2] == 7).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -104,7 +102,7 @@ def test_segments_and_chunks_change_nothing(device: str) -> None:
         ours, theirs = copied(given), copied(given)
         y, wanted = run(*ours, cut=cut), mamba2.ssd(*theirs)
         assert_same(y[:-3], wanted[:-3], 3e-5)
-        assert_same(ours[-2][1:], theirs[-2][1:], 3e-5)
+        assert_same(ours[1][1:], theirs[1][1:], 3e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -122,16 +120,14 @@ def test_no_cut_of_the_selective_scan_changes_anything(lanes: int, dtype: torch.
     run: Callable[..., Tensor] = selective_scan
     for channels, width in ((32 // max(1, lanes), 16), (3, 12)):
         case = SelectiveScanCase((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
-        given = case.inputs(dtype, torch.device(device))
-        if width == 12:  # steps and gates far from 0, too
-            given = tuple(10 * x if i in (1, 7) else x for i, x in enumerate(given))
-        for tensor in given[:-2]:
-            if isinstance(tensor, Tensor) and len(tensor) == given[-1].num_tokens:
-                tensor[-2:] = torch.nan
-        ours, theirs = copied(given), copied(given)
+        given, states, turns = case.inputs(dtype, torch.device(device))
+        if width == 12 and given.z_TX is not None:  # steps and gates far from 0, too
+            given = replace(given, dt_TX=10 * given.dt_TX, z_TX=10 * given.z_TX)
+        inputs = spoiled(given, slice(-2, None)), states, turns
+        ours, theirs = copied(inputs), copied(inputs)
         y, wanted = run(*ours, cut=cut), mamba.selective_scan(*theirs)
         assert_same(y[:-2], wanted[:-2], 2.0**-7 if dtype == torch.bfloat16 else TOLERANCE[dtype])
-        assert_same(ours[-2][1:], theirs[-2][1:], 3e-5)
+        assert_same(ours[1][1:], theirs[1][1:], 3e-5)
 
 
 def test_numbers_of_unaligned_rows_are_copied() -> None:
@@ -139,12 +135,10 @@ def test_numbers_of_unaligned_rows_are_copied() -> None:
     from ridgeline.kernels.selective_scan.triton import selective_scan
 
     case = SelectiveScanCase((11,), 3, 8)
-    x, dt, rate, b, c, *others, states, turns = case.inputs(torch.float16, torch.device("cpu"))
-    shifted = torch.cat((b[:, :1], b, c), 1)[:, 1:]
-    given = (x, dt, rate, shifted[:, :8], shifted[:, 8:], *others)
-    assert_same(
-        selective_scan(*given, states.clone(), turns), selective_scan(x, dt, rate, b, c, *others, states, turns), 0
-    )
+    given, states, turns = case.inputs(torch.float16, torch.device("cpu"))
+    moved = torch.cat((given.b_TS[:, :1], given.b_TS, given.c_TS), 1)[:, 1:]
+    shifted = replace(given, b_TS=moved[:, :8], c_TS=moved[:, 8:])
+    assert_same(selective_scan(shifted, states.clone(), turns), selective_scan(given, states, turns), 0)
 
 
 def steps_of(turns: Turns, sizes: list[int]) -> list[tuple[slice, Turns]]:
@@ -164,15 +158,14 @@ def test_no_bit_of_a_batch_invariant_row_depends_on_its_steps_or_its_company(nam
     make = SelectiveScanCase if name == "selective_scan" else SsdCase
     case = small(make((3, 37, 1), fresh=(1,), marks=(0, 20, 0)), "batch_invariant", device)
     given = case.inputs(torch.float16, torch.device(device))
-    *inputs, states, turns = copied(given)
-    together = run(*inputs, states, turns)[3:40]
+    inputs, states, turns = copied(given)
+    together = run(inputs, states, turns)[3:40]
     at_mark, at_end = states[turns.marked_R[1]].clone(), states[turns.writes_R[1]].clone()
-    parts = [x[3:40] if isinstance(x, Tensor) and len(x) == 41 else x for x in inputs]
+    row = inputs.at(slice(3, 40))
     for sizes in ([37], [1] * 37, [20, 17], [19, 1, 16, 1]):
         states.fill_(torch.nan)
         for tokens, step in steps_of(turns, sizes):
-            cut = [x[tokens] if isinstance(x, Tensor) and len(x) == 37 else x for x in parts]
-            assert torch.equal(run(*cut, states, step), together[tokens])
+            assert torch.equal(run(row.at(tokens), states, step), together[tokens])
             if tokens.stop == 20:
                 assert torch.equal(states[1], at_mark)
         assert torch.equal(states[1], at_end)
@@ -186,17 +179,14 @@ def test_a_row_does_not_depend_on_its_company(name: str, implementation: str, de
     run = chosen(name, implementation)
     make = SelectiveScanCase if name == "selective_scan" else SsdCase
     case = small(make((9, 70, 1), marks=(0, 9, 0)), implementation, device)
-    *inputs, states, turns = copied(case.inputs(torch.float32, torch.device(device)))
-    alone = [x[9:79].clone() if isinstance(x, Tensor) and len(x) == 80 else x for x in inputs]
-    for x in inputs:
-        if isinstance(x, Tensor) and len(x) == 80:
-            x[:9], x[79:] = torch.nan, torch.nan
+    inputs, states, turns = copied(case.inputs(torch.float32, torch.device(device)))
+    beside = spoiled(spoiled(inputs, slice(9)), slice(79, None))
     before = states[turns.reads_R[1]].clone()
-    y = run(*inputs, states, turns)[9:79]
+    y = run(beside, states, turns)[9:79]
     at_mark, at_end = states[turns.marked_R[1]].clone(), states[turns.writes_R[1]].clone()
     states[1] = before
     step = turns_of((70,), torch.device(device), marks=(9,))
-    assert_same(run(*alone, states, step), y, 1e-6)
+    assert_same(run(inputs.at(slice(9, 79)), states, step), y, 1e-6)
     assert y.isfinite().all()
     assert_same(states[1], at_end, 1e-6)
     assert_same(states[3], at_mark, 1e-6)
@@ -204,30 +194,29 @@ def test_a_row_does_not_depend_on_its_company(name: str, implementation: str, de
 
 def test_the_recurrence_is_a_product_with_a_lower_triangle() -> None:
     """y[i] = Σ_{j ≤ i} (c_i · b_j) exp(Σ_{j < k ≤ i} Δ_k rate) Δ_j x_j + skip · x_i, written out."""
-    x, dt, rate, b, c, skip, bias, _, _, states, turns = SsdCase((12,), fresh=(0,)).inputs(
-        torch.float64, torch.device("cpu")
-    )
-    step_TH = torch.log1p(torch.exp(dt + bias))
-    wanted = skip.double()[:, None] * x
+    given, states, turns = SsdCase((12,), fresh=(0,)).inputs(torch.float64, torch.device("cpu"))
+    x, b, c = given.x_THP, given.b_TGS, given.c_TGS
+    step_TH = torch.log1p(torch.exp(given.dt_TH + given.dt_bias_H))
+    wanted = given.skip_H.double()[:, None] * x
     for i in range(12):
         for j in range(i + 1):
-            left_H = torch.exp(step_TH[j + 1 : i + 1].sum(0) * rate) * step_TH[j]
+            left_H = torch.exp(step_TH[j + 1 : i + 1].sum(0) * given.rate_H) * step_TH[j]
             wanted[i] += (c[i, 0] @ b[j, 0]) * left_H[:, None] * x[j]
-    got = mamba2.ssd(x, dt, rate, b, c, skip, bias, 0.0, float("inf"), states, turns)
+    got = mamba2.ssd(given, states, turns)
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_mamba_with_one_rate_for_all_numbers_of_a_channel_is_mamba2_with_heads_of_one_channel() -> None:
-    x, dt, rate, b, c, skip, bias, _, states, turns = SelectiveScanCase((17, 2), channels=6, gated=False).inputs(
-        torch.float64, torch.device("cpu")
-    )
-    rate = rate[:, :1].expand_as(rate)
-    assert bias is not None
+    case = SelectiveScanCase((17, 2), channels=6, gated=False)
+    given, states, turns = case.inputs(torch.float64, torch.device("cpu"))
+    rate_XS = given.rate_XS[:, :1].expand_as(given.rate_XS)
+    assert given.dt_bias_X is not None
     ours, theirs = states.clone(), states.clone()
-    got = mamba.selective_scan(x, dt, rate, b, c, skip, bias, None, ours, turns)
-    x_THP, states_NHPS = x[:, :, None], theirs[:, :, None]
-    wanted = mamba2.ssd(
-        x_THP, dt, rate[:, 0], b[:, None], c[:, None], skip, bias, 0.0, float("inf"), states_NHPS, turns
-    )
+    got = mamba.selective_scan(replace(given, rate_XS=rate_XS), ours, turns)
+    of_heads = mamba2.SsdInputs(
+        given.x_TX[:, :, None], given.dt_TX, rate_XS[:, 0], given.b_TS[:, None], given.c_TS[:, None], given.skip_X,
+        given.dt_bias_X, 0.0, float("inf"),
+    )  # fmt: skip
+    wanted = mamba2.ssd(of_heads, theirs[:, :, None], turns)
     torch.testing.assert_close(got, wanted[..., 0])
     torch.testing.assert_close(ours, theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.choose import Cut
 from ridgeline.kernels.ssd.triton import ssd
 from tests.kernels.blind import launch
-from tests.kernels.recurrent import assert_other_blocks_are_left_alone, ran
+from tests.kernels.recurrent import assert_other_blocks_are_left_alone, ran, spoiled
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 CPU = torch.device("cpu")
@@ -45,15 +46,12 @@ class Blind:
 
 def assert_is_the_recurrence(case: SsdCase, cut: Cut) -> None:
     """In float16 what products take in is rounded to 11 bits: c, the states, and twice what weighs a chunk's tokens."""
-    given = case.inputs(torch.float16, CPU)
-    live = int(given[-1].start_R1[-1])
-    for tensor in given[:-2]:
-        if isinstance(tensor, torch.Tensor) and len(tensor) == given[-1].num_tokens > live:
-            tensor[live:] = torch.nan
-    ours, exact = ran(lambda *x: ssd(*x, cut=cut), given, 9), ran(op.ssd, given, 9)
+    given, states, turns = case.inputs(torch.float16, CPU)
+    inputs = spoiled(given, slice(int(turns.start_R1[-1]), None)), states, turns
+    ours, exact = ran(partial(ssd, cut=cut), inputs), ran(op.ssd, inputs)
     for got, want in zip(ours, exact, strict=True):
         torch.testing.assert_close(got.double(), want.double(), rtol=4 * EPSILON, atol=4 * EPSILON, equal_nan=True)
-    assert_other_blocks_are_left_alone(given[9], ours, given[10])
+    assert_other_blocks_are_left_alone(states, ours, turns)
 
 
 @pytest.mark.parametrize("segment", [2048, 128])
@@ -81,5 +79,5 @@ def test_shapes_that_the_hopper_kernel_does_not_run_take_the_other_one(monkeypat
         (4, 2, 64, 256, torch.float16, "shared"),
         (4, 2, 64, 128, torch.float32, "shared"),
     ):
-        x, _, _, b, *_ = SsdCase((3,), heads, groups, width, size).inputs(dtype, CPU)
-        assert prompts.settled(Cut(), x, b).outputs == want
+        given, _, _ = SsdCase((3,), heads, groups, width, size).inputs(dtype, CPU)
+        assert prompts.settled(Cut(), given).outputs == want

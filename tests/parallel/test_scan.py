@@ -4,6 +4,7 @@ on every rank, with rows cut anywhere, marks, fresh rows, and ranks without toke
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,10 +18,8 @@ from ridgeline.core.pieces import Piece, bounds_of, pieces_of
 from ridgeline.kernels.causal_conv import op as conv
 from ridgeline.kernels.causal_conv.cases import ConvCase
 from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
-from ridgeline.kernels.delta_attention import op as delta
-from ridgeline.kernels.delta_attention.cases import DeltaAttentionCase
 from ridgeline.kernels.gated_delta import op as gated
-from ridgeline.kernels.gated_delta.cases import GatedDeltaCase
+from ridgeline.kernels.gated_delta.cases import DeltaCase, channel_case
 from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
 from ridgeline.kernels.linear_attention import op as linear
 from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
@@ -32,7 +31,7 @@ from ridgeline.kernels.selective_scan.transfer import transfer as selected_by
 from ridgeline.kernels.ssd import op as ssd
 from ridgeline.kernels.ssd.cases import SsdCase
 from ridgeline.kernels.ssd.transfer import transfer as stepped_by
-from ridgeline.kernels.turns import Pieces, RecurrentOp, Tells, Turns
+from ridgeline.kernels.turns import RecurrentOp, Tells, Turns
 from ridgeline.kernels.wkv import op as wkv
 from ridgeline.kernels.wkv.cases import WkvCase
 from ridgeline.kernels.wkv.transfer import transfer as weighed_by
@@ -43,143 +42,52 @@ from tests.parallel.threads import ThreadAxis, on_ranks
 CPU = torch.device("cpu")
 
 
-Run = Callable[..., Tensor]
-
-
 class Bound(NamedTuple):
-    """An op with what is its own, what tells its transfers, its states, and its inputs by token."""
+    """An op, what tells its transfers, its inputs and states, and the rows."""
 
     op: RecurrentOp
     tells: Tells
     states_N: Tensor
-    inputs_T: Sequence[Tensor]
+    given: Any
     turns: Turns
 
 
-def sized(reference: Run, run: Run, case: dict[str, Any], **small: Any) -> tuple[torch.dtype, dict[str, Any]]:
-    """Return the dtype and the case for an op: float64 and small for the reference, else as kernels take them."""
-    return (torch.float64, {**case, **small}) if run is reference else (torch.float32, case)
+class Subject(NamedTuple):
+    """An op with its case. small: widths for the reference, which runs in float64."""
+
+    op: Op[Any]
+    tells: Tells
+    case: Callable[..., Any]
+    small: dict[str, Any]
+
+    def __call__(self, rows: Sequence[int], run: RecurrentOp | None = None, **fields: Any) -> Bound:
+        """Bind the reference to small inputs, or `run` to inputs in float32."""
+        wide = torch.float32 if run else torch.float64
+        case = self.case(tuple(rows), **fields, **({} if run else self.small))
+        given, states_N, turns = case.inputs(wide, CPU)
+        own = {name: x.to(wide) for name, x in vars(given).items() if isinstance(x, Tensor)}
+        return Bound(run or self.op.reference, self.tells, states_N.to(wide), replace(given, **own), turns)
 
 
-def bound_ssd(rows: Sequence[int], run: Run = ssd.ssd, **case: Any) -> Bound:
-    wide, case = sized(ssd.ssd, run, case, heads=4, groups=2, head_width=3, state_width=5)
-    made = SsdCase(tuple(rows), dt_max=0.5, **case)
-    x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns = made.inputs(wide, CPU)
-
-    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        x, dt, b, c = inputs_T
-        return run(x, dt, rate_H, b, c, skip_H, bias_H, low, high, states_N, turns)
-
-    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        x, dt, b, _ = inputs_T
-        return stepped_by(pieces, x, dt, rate_H, b, bias_H, low, high)
-
-    return Bound(op, tells, states_N.to(wide), (x, dt, b, c), turns)
-
-
-def bound_selective(rows: Sequence[int], run: Run = selective.selective_scan, **case: Any) -> Bound:
-    wide, case = sized(selective.selective_scan, run, case, channels=6, state_width=4)
-    made = SelectiveScanCase(tuple(rows), **case)
-    x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns = made.inputs(wide, CPU)
-    assert z is not None
-
-    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        x, dt, b, c, z = inputs_T
-        return run(x, dt, rate_XS, b, c, skip_X, bias_X, z, states_N, turns)
-
-    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        added_RXS = pieces.ran(op, states_N.to(wide), *inputs_T)
-        return selected_by(pieces, inputs_T[1], rate_XS, bias_X, added_RXS)
-
-    return Bound(op, tells, states_N.to(wide), (x, dt, b, c, z), turns)
-
-
-def bound_linear(decay: Any, rows: Sequence[int], run: Run = linear.linear_attention, **case: Any) -> Bound:
-    wide, case = sized(linear.linear_attention, run, case, key_width=4, value_width=3)
-    made = LinearAttentionCase(tuple(rows), decay=decay, **case)
-    q, k, v, g, states_N, turns, scale = made.inputs(wide, CPU)
-    g = g.to(wide)
-    by_token = () if decay == "head" else (g,)
-
-    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        q, k, v, *own = inputs_T
-        return run(q, k, v, own[0] if own else g, states_N, turns, scale)
-
-    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        _, k, v, *own = inputs_T
-        return faded_by(pieces, k, v, own[0] if own else g)
-
-    return Bound(op, tells, states_N.to(wide), (q, k, v, *by_token), turns)
-
-
-def bound_gated(rows: Sequence[int], run: Run = gated.gated_delta, **case: Any) -> Bound:
-    wide, case = sized(gated.gated_delta, run, case, key_width=4, value_width=3)
-    made = GatedDeltaCase(tuple(rows), alike=0.7, **case)
-    q, k, v, a, b, rate_G, bias_G, states_N, turns, scale = made.inputs(wide, CPU)
-
-    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        q, k, v, a, b = inputs_T
-        return run(q, k, v, a, b, rate_G, bias_G, states_N, turns, scale)
-
-    return Bound(op, partial(_moved, op, states_N.to(wide)), states_N.to(wide), (q, k, v, a, b), turns)
-
-
-def bound_delta(rows: Sequence[int], run: Run = delta.delta_attention, **case: Any) -> Bound:
-    wide, case = sized(delta.delta_attention, run, case, key_width=4, value_width=3)
-    made = DeltaAttentionCase(tuple(rows), alike=0.7, **case)
-    q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale = made.inputs(wide, CPU)
-
-    def op(turns: Turns, states_N: Tensor, *inputs_T: Tensor) -> Tensor:
-        q, k, v, a, b = inputs_T
-        return run(q, k, v, a, b, rate_H, bias_HK, states_N, turns, scale)
-
-    return Bound(op, partial(_moved, op, states_N.to(wide)), states_N.to(wide), (q, k, v, a, b), turns)
-
-
-def _moved(op: RecurrentOp, states_N: Tensor, pieces: Pieces, *inputs_T: Tensor) -> Any:
-    return moved_by(pieces, op, states_N, *inputs_T)
-
-
-def bound_wkv(rows: Sequence[int], run: Run = wkv.wkv, **case: Any) -> Bound:
-    wide, case = sized(wkv.wkv, run, case, channels=5)
-    made = WkvCase(tuple(rows), large=30.0, **case)
-    k, v, decay_X, bonus_X, states_N, turns = made.inputs(wide, CPU)
-    decay_X = decay_X.to(wide)
-
-    def op(turns: Turns, states_N: Tensor, k_TX: Tensor, v_TX: Tensor) -> Tensor:
-        return run(k_TX, v_TX, decay_X, bonus_X, states_N, turns)
-
-    def tells(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        return weighed_by(pieces, decay_X, pieces.ran(op, states_N.to(wide), *inputs_T))
-
-    return Bound(op, tells, states_N.to(wide), (k, v), turns)
-
-
-def bound_conv(width: int, rows: Sequence[int], run: Run = conv.causal_conv, **case: Any) -> Bound:
-    wide, case = sized(conv.causal_conv, run, {"channels": 32, **case}, channels=5)
-    made = ConvCase(tuple(rows), width=width, bias=True, **case)
-    x, weight_XW, bias_X, tails_N, turns, activation = made.inputs(wide, CPU)
-
-    def op(turns: Turns, states_N: Tensor, x_TX: Tensor) -> Tensor:
-        return run(x_TX, weight_XW, bias_X, states_N, turns, activation)
-
-    def tells(pieces: Pieces, x_TX: Tensor) -> Any:
-        return shifted_by(pieces, x_TX, width - 1)
-
-    return Bound(op, tells, tails_N.to(wide), (x,), turns)
-
-
-OPS: dict[str, Callable[..., Bound]] = {
-    "ssd": bound_ssd,
-    "selective_scan": bound_selective,
-    "linear_attention, channels": partial(bound_linear, "channel"),
-    "linear_attention, tokens": partial(bound_linear, "token"),
-    "linear_attention, heads": partial(bound_linear, "head"),
-    "gated_delta": bound_gated,
-    "delta_attention": bound_delta,
-    "wkv": bound_wkv,
-    "causal_conv": partial(bound_conv, 4),
-    "causal_conv of the last token": partial(bound_conv, 2),
+WIDTHS = {"key_width": 4, "value_width": 3}
+OF_HEADS = {"heads": 4, "groups": 2, "head_width": 3, "state_width": 5}
+convolution = partial(ConvCase, channels=32, bias=True)
+by_token, by_head = (partial(LinearAttentionCase, decay=decay) for decay in ("token", "head"))
+OPS = {
+    "ssd": Subject(ssd.SSD, stepped_by, partial(SsdCase, dt_max=0.5), OF_HEADS),
+    "selective_scan": Subject(
+        selective.SELECTIVE_SCAN, selected_by, SelectiveScanCase, {"channels": 6, "state_width": 4}
+    ),
+    "linear_attention, channels": Subject(linear.LINEAR_ATTENTION, faded_by, LinearAttentionCase, WIDTHS),
+    "linear_attention, tokens": Subject(linear.LINEAR_ATTENTION, faded_by, by_token, WIDTHS),
+    "linear_attention, heads": Subject(linear.LINEAR_ATTENTION, faded_by, by_head, WIDTHS),
+    "gated_delta": Subject(gated.GATED_DELTA, moved_by, partial(DeltaCase, alike=0.7), WIDTHS),
+    "delta_attention": Subject(gated.DELTA_ATTENTION, moved_by, partial(channel_case, alike=0.7), WIDTHS),
+    "wkv": Subject(wkv.WKV, weighed_by, partial(WkvCase, large=30.0), {"channels": 5}),
+    "causal_conv": Subject(conv.CAUSAL_CONV, shifted_by, convolution, {"channels": 5}),
+    "causal_conv of the last token": Subject(
+        conv.CAUSAL_CONV, shifted_by, partial(convolution, width=2), {"channels": 5}
+    ),
 }
 
 
@@ -192,8 +100,7 @@ def divided(
     def work(ring: Ring) -> tuple[Tensor, Tensor]:
         own_T, states_N = (owner_T == ring.rank).nonzero()[:, 0], bound.states_N.clone()
         scan = PieceScan(ring, pieces, CPU, short, told)
-        own = [x_T[: len(owner_T)][own_T] for x_T in bound.inputs_T]
-        return scan.run(bound.turns, bound.op, bound.tells, states_N, *own), states_N
+        return scan.run(bound.turns, bound.op, bound.tells, states_N, bound.given.at(own_T)), states_N
 
     found = on_ranks(ranks, work)
     outputs_T = found[0][0].new_zeros(len(owner_T), *found[0][0].shape[1:])
@@ -204,7 +111,7 @@ def divided(
 
 def check(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0, told: int = TOLD_BYTES) -> None:
     want_N = bound.states_N.clone()
-    want_T = bound.op(bound.turns, want_N, *bound.inputs_T)
+    want_T = bound.op(bound.given, want_N, bound.turns)
     got_T, states = divided(bound, ranks, pieces, short, told)
     torch.testing.assert_close(got_T, want_T[: len(got_T)], rtol=1e-10, atol=1e-10)
     for states_N in states:
@@ -246,9 +153,9 @@ def test_what_ranks_tell_at_once_is_bounded(name: str) -> None:
 
     def work(axis: ThreadAxis) -> list[int]:
         ring = Noting(axis.rank, axis.size, axis._barrier, axis._held)
-        own = [x_T[: sum(rows)].tensor_split(bounds_of(sum(rows), ranks)[1:-1])[axis.rank] for x_T in bound.inputs_T]
+        own = bound.given.at(slice(*bounds_of(sum(rows), ranks)[axis.rank : axis.rank + 2]))
         PieceScan(ring, pieces, CPU, told=10 * each).run(
-            bound.turns, bound.op, bound.tells, bound.states_N.clone(), *own
+            bound.turns, bound.op, bound.tells, bound.states_N.clone(), own
         )
         return ring.received
 
@@ -283,8 +190,8 @@ def test_what_pieces_do_to_states_is_all_that_ranks_tell(name: str) -> None:
     """A transfer that is wrong is seen: the outputs of the first rank alone stay right."""
     bound = OPS[name]([16])
 
-    def wrong(pieces: Pieces, *inputs_T: Tensor) -> Any:
-        told = bound.tells(pieces, *inputs_T)
+    def wrong(*arguments: Any) -> Any:
+        told: Any = bound.tells(*arguments)
         return type(told)(*(1.5 * x if x.is_floating_point() else x for x in vars(told).values()))
 
     pieces = list(pieces_of([16], [0], bounds_of(16, 2)))
@@ -293,15 +200,9 @@ def test_what_pieces_do_to_states_is_all_that_ranks_tell(name: str) -> None:
     assert not torch.allclose(right_T[8:], wrong_T[8:])
 
 
-IMPLEMENTED: dict[str, Op[Any]] = {
-    "ssd": ssd.SSD,
-    "selective_scan": selective.SELECTIVE_SCAN,
-    "linear_attention, channels": linear.LINEAR_ATTENTION,
-    "gated_delta": gated.GATED_DELTA,
-    "delta_attention": delta.DELTA_ATTENTION,
-    "wkv": wkv.WKV,
-    "causal_conv": conv.CAUSAL_CONV,
-}
+IMPLEMENTED = (
+    "ssd", "selective_scan", "linear_attention, channels", "gated_delta", "delta_attention", "wkv", "causal_conv"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", ["torch", "triton"])
@@ -310,11 +211,11 @@ def test_kernels_run_pieces_as_they_run_rows(name: str, kernel: str) -> None:
     """In float32: pieces of one token and of more than a chunk, on a single rank, beside a row that is short."""
     if kernel == "triton":
         pytest.importorskip("triton")
-    run = IMPLEMENTED[name].choose(Platform.of(CPU), kernel)
+    run = OPS[name].op.choose(Platform.of(CPU), kernel)
     bound = OPS[name]([75, 1], run=run, marks=(70, 0), fresh=(1,))
     pieces = [Piece(0, 0, 1), Piece(0, 0, 69, marked=True), Piece(0, 0, 5), Piece(0, 1, 1)]
     want_N, got_N = bound.states_N.clone(), bound.states_N.clone()
-    want_T = bound.op(bound.turns, want_N, *bound.inputs_T)
-    got_T = PieceScan(SOLO, pieces, CPU).run(bound.turns, bound.op, bound.tells, got_N, *bound.inputs_T)
+    want_T = bound.op(bound.given, want_N, bound.turns)
+    got_T = PieceScan(SOLO, pieces, CPU).run(bound.turns, bound.op, bound.tells, got_N, bound.given)
     torch.testing.assert_close(got_T, want_T, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got_N[1:], want_N[1:], rtol=1e-4, atol=1e-4, equal_nan=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.case import Cases
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.causal_conv.op import ConvInputs
 from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
@@ -33,9 +34,7 @@ class ConvCase(RecurrentCase):
     fresh: tuple[int, ...] = ()
     padding: int = 0
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Turns, str | None]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[ConvInputs, Tensor, Turns]:
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -47,7 +46,8 @@ class ConvCase(RecurrentCase):
         tails_NwX[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
         x_TX = normal(turns.num_tokens, self.channels)
         x_TX[sum(self.rows) :] = torch.nan
-        return x_TX, normal(self.channels, self.width), bias_X, tails_NwX, turns, self.activation
+        given = ConvInputs(x_TX, normal(self.channels, self.width), bias_X, self.activation)
+        return given, tails_NwX, turns
 
     @property
     def shape(self) -> str:

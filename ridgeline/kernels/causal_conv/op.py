@@ -15,6 +15,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,20 +23,25 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.recurrence import begun, recurrence
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import Inputs, Turns
 
 
-def causal_conv(
-    x_TX: Tensor, weight_XW: Tensor, bias_X: Tensor | None, tails_NwX: Tensor, turns: Turns, activation: str | None
-) -> Tensor:
+@dataclass(frozen=True)
+class ConvInputs(Inputs):
+    """x_TX: [T, X]; a token's channels must lie side by side. weight_XW: dense; the last column belongs to the newest
+    input. activation: "silu", or None for none."""
+
+    x_TX: Tensor
+    weight_XW: Tensor
+    bias_X: Tensor | None
+    activation: str | None
+    of_tokens = ("x_TX",)
+
+
+def causal_conv(given: ConvInputs, tails_NwX: Tensor, turns: Turns) -> Tensor:
     """Return y_TX, dense and of x's dtype: y[t] = act(bias + Σ_i weight[:, i] · x[t - w + i]). What comes before a
-    row's first token is its tail, or zeros if the row is fresh. The new tails, oldest input first, replace the old.
-
-    x_TX: [T, X]; a token's channels must lie side by side.
-    weight_XW: dense; the last column belongs to the newest input.
-    activation: "silu", or None for none.
-    """
-    act, weight_WX = activation_of(activation), weight_XW.double().T
+    row's first token is its tail, or zeros if the row is fresh. The new tails, oldest input first, replace the old."""
+    act, x_TX, weight_WX, bias_X = activation_of(given.activation), given.x_TX, given.weight_XW.double().T, given.bias_X
 
     def rule(token: int, tail_wX: Tensor) -> tuple[Tensor, Tensor]:
         inputs_WX = torch.cat((tail_wX, x_TX[token : token + 1]))

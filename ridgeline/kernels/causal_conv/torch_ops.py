@@ -9,14 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.causal_conv.op import activation_of
+from ridgeline.kernels.causal_conv.op import ConvInputs, activation_of
 from ridgeline.kernels.turns import Turns
 
 
-def causal_conv(
-    x_TX: Tensor, weight_XW: Tensor, bias_X: Tensor | None, tails_NwX: Tensor, turns: Turns, activation: str | None
-) -> Tensor:
-    act, before = activation_of(activation), tails_NwX.shape[1]
+def causal_conv(given: ConvInputs, tails_NwX: Tensor, turns: Turns) -> Tensor:
+    act, before = activation_of(given.activation), tails_NwX.shape[1]
+    x_TX, weight_XW, bias_X = given.x_TX, given.weight_XW, given.bias_X
     device, rows = x_TX.device, turns.num_rows
     tails_RwX = tails_NwX.index_select(0, turns.reads_R).masked_fill_(turns.fresh_R[:, None, None], 0)
     if turns.tokens_each == 1:

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.causal_conv.op import activation_of
+from ridgeline.kernels.causal_conv.op import ConvInputs, activation_of
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import CHUNK_TYPES, ROW_TYPES, Turns
 
 CHUNK = 32  # tokens; a chunk reads up to W - 1 more
 
@@ -124,30 +124,21 @@ def choose(channels: int, single: bool) -> Cut:
     return Cut(block, 4) if single else Cut(block, 4, CHUNK, 8)
 
 
-def causal_conv(
-    x_TX: Tensor,
-    weight_XW: Tensor,
-    bias_X: Tensor | None,
-    tails_NwX: Tensor,
-    turns: Turns,
-    activation: str | None,
-    cut: Cut | None = None,
-) -> Tensor:
-    activation_of(activation)
-    channels, width = weight_XW.shape
+def causal_conv(given: ConvInputs, tails_NwX: Tensor, turns: Turns, cut: Cut | None = None) -> Tensor:
+    activation_of(given.activation)
+    x_TX, (channels, width) = given.x_TX, given.weight_XW.shape
     single = turns.tokens_each == 1
     cut = cut or choose(channels, single)
     chunks = None if single else turns.chunks(cut.tokens, at_marks=False)  # no state within a row is one of a chunk's
-    first_C, length_C, row_C = (None, None, None) if chunks is None else (chunks.first_C, chunks.length_C, chunks.row_C)
-    number = turns.num_rows if first_C is None else len(first_C)
+    table = (None, None, None) if chunks is None else chunks.of_chunks
+    number = turns.num_rows if chunks is None else len(chunks.first_C)
     y_TX = torch.empty(x_TX.shape, dtype=x_TX.dtype, device=x_TX.device)
     _causal_conv[(number, triton.cdiv(channels, cut.block))](
-        x_TX, weight_XW, bias_X, tails_NwX, y_TX, turns.start_R1, turns.reads_R, turns.writes_R,
-        turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, first_C, length_C, row_C,
+        x_TX, given.weight_XW, given.bias_X, tails_NwX, y_TX, *turns.of_rows, *table,
         x_TX.stride(0), tails_NwX.stride(0),
         X=channels, W=width, BLOCK=cut.block, AHEAD=cut.ahead, WIDTH=triton.next_power_of_2(width),
         TAIL=triton.next_power_of_2(width - 1),
-        SINGLE=single, BIAS=bias_X is not None, SILU=activation == "silu", num_warps=cut.warps,
+        SINGLE=single, BIAS=given.bias_X is not None, SILU=given.activation == "silu", num_warps=cut.warps,
         **launch_options(x_TX.device),
     )  # fmt: skip
     return y_TX
@@ -155,13 +146,11 @@ def causal_conv(
 
 def _aot(single: bool) -> AotKernel:
     types = dict.fromkeys(("x_ptr", "weight_ptr", "tails_ptr", "y_ptr"), "*bf16")
-    types |= dict.fromkeys(("start_ptr", "marks_ptr"), "*i32")
-    types |= dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64") | {"fresh_ptr": "*u8"}
-    types |= {} if single else dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
+    types |= ROW_TYPES | ({} if single else CHUNK_TYPES)
     types |= {"x_token": "i32:16", "tails_block": "i32:16"}
     cut = choose(8192, single)
     constants: dict[str, Any] = {"X": 8192, "W": 4, "BLOCK": cut.block, "AHEAD": cut.ahead, "WIDTH": 4, "TAIL": 4}
-    absent = ("bias_ptr", *(("first_ptr", "length_ptr", "row_ptr") if single else ()))
+    absent = ("bias_ptr", *(CHUNK_TYPES if single else ()))
     constants |= {"SINGLE": single, "BIAS": False, "SILU": True} | dict.fromkeys(absent)
     return AotKernel(_causal_conv, types, constants, num_warps=cut.warps, hot=True, archs=ONE_OF_EACH)
 

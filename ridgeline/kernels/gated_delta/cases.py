@@ -1,8 +1,9 @@
-"""Cases of the gated delta rule, for tests and benchmarks."""
+"""Cases of delta rules, for tests and benchmarks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +11,14 @@ from torch import Tensor
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.case import Cases
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.gated_delta.op import DeltaInputs
+from ridgeline.kernels.linear_attention.cost import linear_attention_cost
 from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
-class GatedDeltaCase(RecurrentCase):
+class DeltaCase(RecurrentCase):
     """A case for tests and benchmarks.
 
     rows: the tokens of each row.
@@ -24,6 +27,8 @@ class GatedDeltaCase(RecurrentCase):
     fresh: the rows that begin with zeros.
     padding: tokens behind the last row's.
     alike: how much the keys of a row have in common: 0: nothing, 1: they are all the same.
+    slow: this is added to the logarithms of the rates.
+    channels: every key channel has a decay of its own, as in delta attention.
     """
 
     rows: tuple[int, ...]
@@ -35,10 +40,10 @@ class GatedDeltaCase(RecurrentCase):
     fresh: tuple[int, ...] = ()
     padding: int = 0
     alike: float = 0.0
+    slow: float = -1.0
+    channels: bool = False
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Turns, float]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[DeltaInputs, Tensor, Turns]:
         """Queries, keys and values are views of one tensor, as a convolution leaves them."""
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -50,38 +55,57 @@ class GatedDeltaCase(RecurrentCase):
         x_TX = normal(turns.num_tokens, 2 * keys + values)
         x_TX[:, keys : 2 * keys].mul_((1 - self.alike**2) ** 0.5).add_(self.alike * normal(keys))
         x_TX[sum(self.rows) :] = torch.nan
-        q, k, v = x_TX.to(dtype).split((keys, keys, values), dim=1)
-        a_TG, b_TG = (normal(turns.num_tokens, self.value_heads).to(dtype) for _ in range(2))
-        log_rate_G, dt_bias_G = normal(self.value_heads) - 1, normal(self.value_heads)
+        q_TX, k_TX, v_TX = x_TX.to(dtype).split((keys, keys, values), dim=1)
+        decays = (self.value_heads, self.key_width) if self.channels else (self.value_heads,)
+        a, b_TG = normal(turns.num_tokens, *decays).to(dtype), normal(turns.num_tokens, self.value_heads).to(dtype)
+        log_rate_G, dt_bias = normal(self.value_heads) + self.slow, normal(*decays)
         states_NGKV = normal(3 * len(self.rows) + 2, self.value_heads, self.key_width, self.value_width)
         states_NGKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        return (
-            q.unflatten(1, (self.heads, -1)), k.unflatten(1, (self.heads, -1)), v.unflatten(1, (self.value_heads, -1)),
-            a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, turns, self.key_width**-0.5,
+        given = DeltaInputs(
+            q_TX.unflatten(1, (self.heads, -1)), k_TX.unflatten(1, (self.heads, -1)),
+            v_TX.unflatten(1, (self.value_heads, -1)), a, b_TG, log_rate_G, dt_bias, self.key_width**-0.5,
         )  # fmt: skip
+        return given, states_NGKV, turns
 
     @property
     def shape(self) -> str:
-        return f"heads {self.heads}/{self.value_heads} {self.key_width}x{self.value_width}"
+        heads = f"{self.heads}" if self.channels else f"{self.heads}/{self.value_heads}"
+        return f"heads {heads} {self.key_width}x{self.value_width}"
 
     def cost(self, itemsize: int) -> Cost:
-        return gated_delta_cost(
-            self.rows, heads=self.heads, value_heads=self.value_heads, key_width=self.key_width,
-            value_width=self.value_width, itemsize=itemsize,
-        )  # fmt: skip
+        widths: dict[str, Any] = {"key_width": self.key_width, "value_width": self.value_width, "itemsize": itemsize}
+        if not self.channels:
+            return gated_delta_cost(self.rows, heads=self.heads, value_heads=self.value_heads, **widths)
+        decays = itemsize * self.heads * (self.key_width + 1)  # and what decides how much a token changes
+        return linear_attention_cost(self.rows, heads=self.heads, **widths, delta=True, decay_bytes=decays)
 
 
-CASES = (
-    GatedDeltaCase((1,)),
-    GatedDeltaCase((1, 1, 1), heads=1, value_heads=3, key_width=16, fresh=(1,)),
-    GatedDeltaCase((5, 1, 0, 130, 2), marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
-    GatedDeltaCase((70, 3, 1, 65), heads=1, value_heads=1, marks=(70, 1, 0, 30), fresh=(1,), alike=0.9),
-    GatedDeltaCase((150,), heads=1, value_heads=2, key_width=64, value_width=16, alike=1.0),
+def channel_case(rows: tuple[int, ...], heads: int = 2, **fields: Any) -> DeltaCase:
+    """Return a case of delta attention."""
+    return DeltaCase(rows, heads, heads, **fields, channels=True)
+
+
+GATED_CASES = (
+    DeltaCase((1,)),
+    DeltaCase((1, 1, 1), heads=1, value_heads=3, key_width=16, fresh=(1,)),
+    DeltaCase((5, 1, 0, 130, 2), marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
+    DeltaCase((70, 3, 1, 65), heads=1, value_heads=1, marks=(70, 1, 0, 30), fresh=(1,), alike=0.9),
+    DeltaCase((150,), heads=1, value_heads=2, key_width=64, value_width=16, alike=1.0),
+)
+CHANNEL_CASES = (
+    channel_case((1,)),
+    channel_case((1, 1, 1), heads=1, key_width=16, fresh=(1,)),
+    channel_case((5, 1, 0, 130, 2), marks=(2, 1, 0, 64, 0), fresh=(0, 3), padding=3),
+    channel_case((70, 3, 1, 65), heads=1, marks=(70, 1, 0, 30), fresh=(1,), alike=0.9),
+    channel_case((90,), heads=1, key_width=64, value_width=16, alike=1.0, slow=2.0),
 )
 
 OP_CASES = {
     "gated_delta": Cases(
-        unpadded(CASES),
-        [GatedDeltaCase(rows, heads=16, value_heads=32, key_width=128, value_width=128) for rows in REAL_ROWS],
-    )
+        unpadded(GATED_CASES),
+        [DeltaCase(rows, heads=16, value_heads=32, key_width=128, value_width=128) for rows in REAL_ROWS],
+    ),
+    "delta_attention": Cases(
+        unpadded(CHANNEL_CASES), [channel_case(rows, heads=32, key_width=128, value_width=128) for rows in REAL_ROWS]
+    ),
 }

@@ -36,8 +36,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.gated_delta.hopper_states import CARRIES, OUTPUTS, ROWS, leave, piece_of, span_of, state_before
 from ridgeline.kernels.gated_delta.triton_prepare import CHUNK
-from ridgeline.kernels.gated_delta.triton_step import aot_types
 from ridgeline.kernels.gluon_names import barrier, barriers, load_tile
+from ridgeline.kernels.turns import CHUNK_TYPES, ROW_TYPES
 
 COLUMNS = 64  # of a state, that a warpgroup has
 REGISTERS = 160  # of a thread on average, with one warpgroup: so there is room for a program that prepares chunks
@@ -315,12 +315,11 @@ def _aot(run: int, wide: int) -> AotKernel:
     box = f"tensordesc<bf16[{CHUNK}, {{}}],{_layout()!r}>"
     types = dict.fromkeys(("q_desc", "k_desc"), box.format(128))
     types |= dict.fromkeys(("v_desc", "solve_desc", "within_desc"), box.format(64))
-    names = ("states_ptr", "o_ptr", "start_ptr", "reads_ptr", "writes_ptr", "fresh_ptr", "marks_ptr", "marked_ptr")
-    types |= {"factors_ptr": "*fp32"} | {name: kind for name, kind in aot_types().items() if name in names}
+    types |= {"factors_ptr": "*fp32", "states_ptr": "*fp32", "o_ptr": "*bf16"} | ROW_TYPES
     types |= {"states_block": "i32:16"} | dict.fromkeys(("num_tokens", "part", "part_chunks"), "i32")
     constants: dict[str, int | None] = {"H": 16, "G": 32, "K": 128, "V": 128, "L": CHUNK, "SHORT": 1}
     constants |= {"WIDE": wide, "STAGES": 3, "RUN": run}
-    types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr", "of_ptr"), "*i32") | {"carried_ptr": "*fp32"}
+    types |= CHUNK_TYPES | {"of_ptr": "*i32", "carried_ptr": "*fp32"}
     return AotKernel(
         gated_delta_hopper_chunks, types, constants, num_warps=4, registers=REGISTERS if wide == 1 else None,
         tensor_cores="HGMMA", archs=("sm_90",),

@@ -44,18 +44,16 @@ class Plan(NamedTuple):
         return max(1, tokens // self.part) if self.part and self.hopper and not self.segment else 1
 
 
-def choose(
-    rows: int,
-    tokens: int,
-    value_heads: int,
-    keys: int,
-    values: int,
-    dtype: torch.dtype,
-    capability: tuple[int, int],
-    multiprocessors: int,
-    shared: int,
-) -> Plan:
-    """Return the plan for so many rows and tokens, on a GPU with so many bytes of shared memory for a program.
+class Gpu(NamedTuple):
+    """A GPU: its compute capability, its multiprocessors, and the bytes of shared memory that a program may have."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared: int
+
+
+def choose(rows: int, tokens: int, value_heads: int, keys: int, values: int, dtype: torch.dtype, gpu: Gpu) -> Plan:
+    """Return the plan for so many rows and tokens, on a GPU.
 
     On Hopper a row is divided if whole rows leave three of four multiprocessors without work. Where multiprocessors are
     what is short, a program has two warpgroups, and prepares two heads at once; but not where most rows are single
@@ -63,6 +61,7 @@ def choose(
     in front. On an H200 (2026-11-24) that is within 4 % of the best plan that
     was tried, for seven kinds of rows of 1,024 to 65,536 tokens and with 8 and 32 value heads.
     """
+    capability, multiprocessors, shared = gpu
     stages = 3 if shared > 200_000 else 2 if shared > 140_000 else 1  # a stage of a cut has 56 or 64 KiB
     tiles = -(-values // 64)
     if capability == (9, 0) and keys == 128 and values % 64 == 0 and dtype != torch.float32 and stages == 3:

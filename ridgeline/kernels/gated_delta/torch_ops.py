@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gated_delta.op import log_decay, unit
+from ridgeline.kernels.gated_delta.op import DeltaInputs, unit
+from ridgeline.kernels.linear_attention.torch_ops import Tokens, in_chunks
 from ridgeline.kernels.turns import Turns
 
 CHUNK = 64
@@ -33,29 +34,26 @@ class _Tokens(NamedTuple):
     g_TG: Tensor
     beta_TG: Tensor
 
+    @staticmethod
+    def of(given: DeltaInputs) -> _Tokens:
+        q_THK, k_THK = unit(given.q_THK.float()) * given.scale, unit(given.k_THK.float())
+        g = given.log_decay_TGJ(torch.float32)
+        g = g if given.a.dim() == 3 else g.squeeze(-1)
+        return _Tokens(q_THK, k_THK, given.v_TGV.float(), g, given.b_TG.float().sigmoid())
+
     def taken(self, index: Tensor) -> _Tokens:
         return _Tokens(*(x[index] for x in self))
 
 
-def gated_delta(
-    q_THK: Tensor,
-    k_THK: Tensor,
-    v_TGV: Tensor,
-    a_TG: Tensor,
-    b_TG: Tensor,
-    log_rate_G: Tensor,
-    dt_bias_G: Tensor,
-    states_NGKV: Tensor,
-    turns: Turns,
-    scale: float,
-) -> Tensor:
-    tokens = _Tokens(
-        unit(q_THK.float()) * scale,
-        unit(k_THK.float()),
-        v_TGV.float(),
-        log_decay(a_TG.float(), log_rate_G.float(), dt_bias_G.float()),
-        b_TG.float().sigmoid(),
-    )
+def delta_attention(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+    """Linear attention's chunks, with the delta rule."""
+    q_THK, k_THK, v_THV, g_THK, beta_TH = _Tokens.of(given)
+    each = q_THK, k_THK, v_THV, g_THK, beta_TH[..., None]
+    return in_chunks(Tokens(*(x.transpose(0, 1) for x in each)), states_NGKV, turns).to(given.v_TGV.dtype)
+
+
+def gated_delta(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+    tokens, v_TGV = _Tokens.of(given), given.v_TGV
     o_TGV = torch.zeros_like(v_TGV, memory_format=torch.contiguous_format)
     lengths_R = turns.start_R1.diff()
     rows_D = (lengths_R == 1).nonzero()[:, 0]

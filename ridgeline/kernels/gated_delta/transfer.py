@@ -10,21 +10,22 @@ Legend: that of op.py, and
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.gated_delta.op import DeltaInputs
 from ridgeline.kernels.transfer import Affine
 from ridgeline.kernels.turns import Pieces, RecurrentOp
 
 
-def transfer(
-    pieces: Pieces, op: RecurrentOp, states_NGKV: Tensor, q_THK: Tensor, k_THK: Tensor, v_TGV: Tensor, *others_T: Tensor
-) -> Affine:
-    """Return what the op does to states like these. op: takes q, k and v, and then the others."""
+def transfer(pieces: Pieces, op: RecurrentOp, states_NGKV: Tensor, given: DeltaInputs) -> Affine:
+    """Return the effect of each piece on a state."""
     heads, width, values = states_NGKV.shape[1:]
     begun_NGKX = states_NGKV.new_zeros(1 + len(pieces.lengths), heads, width, values + width)
     begun_NGKX[..., values:] = torch.eye(width, dtype=states_NGKV.dtype, device=states_NGKV.device)
-    op(pieces.going_on, begun_NGKX, q_THK, k_THK, F.pad(v_TGV, (0, width)), *others_T)
+    op(replace(given, v_TGV=F.pad(given.v_TGV, (0, width))), begun_NGKX, pieces.going_on)
     added_RGKV, matrix_RGKK = begun_NGKX[1:].split((values, width), -1)
     return Affine(matrix_RGKK, added_RGKV)

@@ -23,7 +23,9 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.gated_delta.triton_step import aot_types, log_decay
+from ridgeline.kernels.gated_delta.triton_step import aot_types
+from ridgeline.kernels.linear_attention.triton_delta import inverse, log_decay
+from ridgeline.kernels.turns import CHUNK_TYPES
 
 CHUNK = 64
 PART = 16  # tokens of the blocks on the diagonal that are inverted as a batch
@@ -103,7 +105,7 @@ def _gated_delta_prepare(
         system = keys_keys * tl.exp2((log_k + total + log_beta)[:, None] + (log_k - total)[None, :])
         system = tl.where(lower, -system, 0)
         beta = tl.where(live, tl.exp2(log_beta), 0)
-        solve = _inverse(system, i, L, PART, k.dtype) * beta[None, :]
+        solve = inverse(system, i, L, PART, k.dtype) * beta[None, :]
         at = (head.to(tl.int64) * num_tokens + first) * L
         tl.store(solve_ptr + at + square, solve.to(solve_ptr.dtype.element_ty), mask=live[:, None])
 
@@ -122,50 +124,6 @@ def _gates(gates, head, live, L: tl.constexpr):
     return tl.cumsum(fades, 0), tl.sum(fades, 0), log_beta
 
 
-@triton.jit
-def _inverse(system, i, L: tl.constexpr, PART: tl.constexpr, dtype: tl.constexpr):
-    """Return (I - system)⁻¹, system being strictly lower triangular. In a block of two tokens on the diagonal that is
-    I + system. Then neighbours become one block of twice the size, until there is one. Up to PART tokens the blocks are
-    a batch of small products; from there on products are of the whole, with zeros beside the blocks.
-
-    Entries of both matrices are at most one in size, so float16 has three digits of them: more than the result keeps.
-    """
-    operand: tl.constexpr = tl.float32 if dtype == tl.float32 else tl.float16
-    if PART == 2:
-        pair = (i // 2)[:, None] == (i // 2)[None, :]
-        result = (i[:, None] == i[None, :]).to(tl.float32) + tl.where(pair, system, 0)
-    else:
-        block, place = tl.arange(0, L // PART), tl.arange(0, PART)
-        same = block[:, None, None, None] == block[None, None, :, None]
-        parts = tl.sum(tl.where(same, tl.reshape(system, (L // PART, PART, L // PART, PART)), 0), 2)
-        one = place[:, None] == place[None, :]
-        pair = (place // 2)[:, None] == (place // 2)[None, :]
-        small = tl.where(one[None, :, :], 1.0, 0.0) + tl.where(pair[None, :, :], parts, 0)
-        for doubling in tl.static_range(1, 5):
-            if 2**doubling < PART:
-                small = _doubled(small, parts, _beside(place, 2**doubling)[None, :, :], operand)
-        result = tl.reshape(tl.where(same, small[:, :, None, :], 0), (L, L))
-    for doubling in tl.static_range(1, 6):
-        if 2**doubling >= PART and 2**doubling < L:
-            result = _doubled(result, system, _beside(i, 2**doubling), operand)
-    return result
-
-
-@triton.jit
-def _beside(i, SIZE: tl.constexpr):
-    """Return true for the block below the diagonal of every two neighbours of SIZE."""
-    one, two = i // SIZE, i // (2 * SIZE)
-    return (two[:, None] == two[None, :]) & (one[:, None] > one[None, :])
-
-
-@triton.jit
-def _doubled(inverse, system, beside, operand: tl.constexpr):
-    """Return the inverse whose blocks are twice as large."""
-    half = inverse.to(operand)
-    step = tl.dot(half, tl.where(beside, system, 0).to(operand), input_precision="ieee")
-    return tl.dot(step.to(operand), half, inverse, input_precision="ieee")
-
-
 def _aot(dtype: str, share: int = 1, ahead: bool = False) -> AotKernel:
     names = ("q_ptr", "k_ptr", "a_ptr", "b_ptr", "log_rate_ptr", "dt_bias_ptr", "start_ptr", "q_token", "k_token")
     types = {
@@ -178,7 +136,7 @@ def _aot(dtype: str, share: int = 1, ahead: bool = False) -> AotKernel:
         | {"factors_ptr": "*fp32"}
         | dict.fromkeys(("num_tokens", "begin"), "i32")
     )
-    types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
+    types |= CHUNK_TYPES
     constants = {"H": 16, "G": 32, "K": 128, "BK": 128, "L": CHUNK, "PART": PART, "SHORT": 1}
     constants |= {"SHARE": share, "AHEAD": ahead}
     return AotKernel(

@@ -11,23 +11,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.gated_delta.op import NORM_EPS
+from ridgeline.kernels.gated_delta.op import NORM_EPS, DeltaInputs
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.triton_math import softplus
-from ridgeline.kernels.turns import Turns
-
-
-@triton.jit
-def log_decay(a, log_rate, dt_bias):
-    """Compute `op.log_decay`."""
-    x = a.to(tl.float32) + dt_bias.to(tl.float32)
-    return -tl.exp(log_rate.to(tl.float32)) * softplus(x)
+from ridgeline.kernels.linear_attention.triton_delta import log_decay
+from ridgeline.kernels.turns import ROW_TYPES, Turns
 
 
 @triton.jit
@@ -121,16 +113,9 @@ CUT = Cut(64, 4)
 
 
 def step(
-    q_THK: Tensor,
-    k_THK: Tensor,
-    v_TGV: Tensor,
-    a_TG: Tensor,
-    b_TG: Tensor,
-    log_rate_G: Tensor,
-    dt_bias_G: Tensor,
+    given: DeltaInputs,
     states_NGKV: Tensor,
     turns: Turns,
-    scale: float,
     o_TGV: Tensor,
     longest: int = 0,
     cut: Cut = CUT,
@@ -138,14 +123,13 @@ def step(
 ) -> None:
     """Run the rows of at most `longest` tokens, or all of them if it is 0, and fill their outputs in. `single`: every
     row has one token."""
-    (heads, keys), (value_heads, values) = k_THK.shape[1:], v_TGV.shape[1:]
+    (heads, keys), (value_heads, values) = given.k_THK.shape[1:], given.v_TGV.shape[1:]
     columns = min(cut.columns, triton.next_power_of_2(values))
     _gated_delta_step[(triton.cdiv(values, columns), value_heads, turns.num_rows)](
-        q_THK, k_THK, v_TGV, a_TG, b_TG, log_rate_G, dt_bias_G, states_NGKV, o_TGV,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
-        q_THK.stride(0), k_THK.stride(0), v_TGV.stride(0), a_TG.stride(0), b_TG.stride(0), states_NGKV.stride(0),
-        scale, NORM_EPS, H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=columns,
-        EVERY=single, LONGEST=longest, num_warps=cut.warps, **launch_options(q_THK.device),
+        *given.by_token.values(), given.log_rate_G, given.dt_bias, states_NGKV, o_TGV, *turns.of_rows,
+        *(x_T.stride(0) for x_T in given.by_token.values()), states_NGKV.stride(0), given.scale, NORM_EPS,
+        H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=columns,
+        EVERY=single, LONGEST=longest, num_warps=cut.warps, **launch_options(o_TGV.device),
     )  # fmt: skip
 
 
@@ -153,8 +137,7 @@ def aot_types(dtype: str = "*bf16") -> dict[str, str]:
     """Return the types of the arguments that all kernels of the rule have."""
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "a_ptr", "b_ptr", "o_ptr"), dtype)
     types |= dict.fromkeys(("log_rate_ptr", "dt_bias_ptr", "states_ptr"), "*fp32")
-    types |= dict.fromkeys(("start_ptr", "marks_ptr"), "*i32") | {"fresh_ptr": "*u8"}
-    types |= dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
+    types |= ROW_TYPES
     types |= dict.fromkeys(("q_token", "k_token", "v_token", "states_block"), "i32:16")
     return types | {"a_token": "i32", "b_token": "i32", "scale": "fp32", "norm_eps": "fp32"}
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ridgeline.core.cost import Cost
 from ridgeline.kernels.case import Cases
 from ridgeline.kernels.linear_attention.cost import linear_attention_cost
+from ridgeline.kernels.linear_attention.op import LinearInputs
 from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 
@@ -37,9 +38,7 @@ class LinearAttentionCase(RecurrentCase):
     padding: int = 0
     fast: float = 0.1
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Turns, float]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[LinearInputs, Tensor, Turns]:
         """Queries, keys and values are views of one tensor, as a projection leaves them."""
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -55,7 +54,7 @@ class LinearAttentionCase(RecurrentCase):
         decay = -self.fast * normal(*{"channel": shape, "token": shape[:2], "head": shape[1:2]}[self.decay]).exp()
         states_NHKV = normal(3 * len(self.rows) + 2, *shape[1:], self.value_width)
         states_NHKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        return q, k, v, decay, states_NHKV, turns, self.key_width**-0.5
+        return LinearInputs(q, k, v, decay, self.key_width**-0.5), states_NHKV, turns
 
     @property
     def shape(self) -> str:

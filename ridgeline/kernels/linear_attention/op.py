@@ -17,27 +17,43 @@ Legend:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.recurrence import decaying, recurrence
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import Inputs, Turns
 
 
-def linear_attention(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
-) -> Tensor:
+@dataclass(frozen=True)
+class LinearInputs(Inputs):
+    """q_THK, k_THK, v_THV: the numbers of a head, and the heads of a token, must lie side by side. decay: the logarithm
+    of what is left of the state, finite and at most 0: [T, H, K], [T, H] or [H]."""
+
+    q_THK: Tensor
+    k_THK: Tensor
+    v_THV: Tensor
+    decay: Tensor
+    scale: float
+    of_tokens = ("q_THK", "k_THK", "v_THV", "decay")
+
+    @property
+    def by_token(self) -> dict[str, Tensor]:
+        """Decays of heads alone are no token's."""
+        return {name: x_T for name, x_T in super().by_token.items() if x_T.dim() > 1}
+
+
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
     """Return o_THV, dense and of v's dtype, and replace the rows' states. Each token does
 
         S ← exp(decay) · S + k ⊗ v;    o = Sᵀ q · scale
 
-    q_THK, k_THK, v_THV: the numbers of a head, and the heads of a token, must lie side by side.
-    decay: the logarithm of what is left of the state, finite and at most 0: [T, H, K], [T, H] or [H].
     states_NHKV: float32. It may be strided by block id.
     """
-    left_THK = by_channel(decay, k_THK).double().exp()
-    rule = decaying(q_THK.double(), k_THK.double(), v_THV.double(), left_THK, scale)
-    return recurrence(rule, states_NHKV, turns, v_THV)
+    left_THK = by_channel(given.decay, given.k_THK).double().exp()
+    rule = decaying(given.q_THK.double(), given.k_THK.double(), given.v_THV.double(), left_THK, given.scale)
+    return recurrence(rule, states_NHKV, turns, given.v_THV)
 
 
 def by_channel(decay: Tensor, k_THK: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.linear_attention.op import LinearInputs
 from ridgeline.kernels.turns import Row, Turns
 
 CHUNK = 64
@@ -55,12 +56,11 @@ class Piece(NamedTuple):
     marks: bool
 
 
-def linear_attention(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
-) -> Tensor:
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
+    q_THK, k_THK, v_THV, decay = given.q_THK * given.scale, given.k_THK, given.v_THV, given.decay
     decay = decay.expand(len(k_THK), -1) if decay.dim() == 1 else decay
     decay_THJ = decay if decay.dim() == 3 else decay[:, :, None]
-    tokens = Tokens(*(x.float().transpose(0, 1) for x in (q_THK * scale, k_THK, v_THV, decay_THJ)))
+    tokens = Tokens(*(x.float().transpose(0, 1) for x in (q_THK, k_THK, v_THV, decay_THJ)))
     return in_chunks(tokens, states_NHKV, turns).to(v_THV.dtype)
 
 

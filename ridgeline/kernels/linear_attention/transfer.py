@@ -8,12 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.linear_attention.op import LinearInputs
 from ridgeline.kernels.transfer import Decayed, decayed, wide
-from ridgeline.kernels.turns import Pieces
+from ridgeline.kernels.turns import Pieces, RecurrentOp
 
 
-def transfer(pieces: Pieces, k_THK: Tensor, v_THV: Tensor, decay: Tensor) -> Decayed:
-    """Return what the op does to states; arguments as there."""
+def transfer(pieces: Pieces, op: RecurrentOp, states_NHKV: Tensor, given: LinearInputs) -> Decayed:
+    """Return the effect of each piece on a state."""
+    k_THK, v_THV, decay = given.k_THK, given.v_THV, given.decay
     decay = wide(decay.expand(len(k_THK), -1) if decay.dim() == 1 else decay)
 
     def sums(tokens: slice, left_THJ: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.gated_delta.op import NORM_EPS
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 from ridgeline.kernels.linear_attention import triton_step
-from ridgeline.kernels.linear_attention.op import by_channel
+from ridgeline.kernels.linear_attention.op import LinearInputs, by_channel
 from ridgeline.kernels.linear_attention.triton_chunks import Cut, _linear_attention_chunks, choose
 from ridgeline.kernels.linear_attention.triton_prepare import (
     CHUNK,
@@ -27,17 +26,17 @@ SHORT = 1  # rows of so many tokens go token by token, whatever else is in the s
 STAGES = 2  # chunks that are asked for at once
 
 
-def linear_attention(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
-) -> Tensor:
-    return run(Rule(q_THK, k_THK, v_THV, by_channel(decay, k_THK), scale), states_NHKV, turns)
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
+    return run(rule_of(given), states_NHKV, turns)
 
 
-def linear_attention_in_order(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
-) -> Tensor:
+def linear_attention_in_order(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
     """Run all rows token by token, always in the same kernel: a row's bits do not depend on its chunks."""
-    return run_in_order(Rule(q_THK, k_THK, v_THV, by_channel(decay, k_THK), scale), states_NHKV, turns)
+    return run_in_order(rule_of(given), states_NHKV, turns)
+
+
+def rule_of(given: LinearInputs) -> Rule:
+    return Rule(given.q_THK, given.k_THK, given.v_THV, by_channel(given.decay, given.k_THK), given.scale)
 
 
 def run(
@@ -81,19 +80,18 @@ def _in_chunks(rule: Rule, states_NHKV: Tensor, turns: Turns, o_THV: Tensor, cut
     _linear_attention_prepare[(number, heads, CHUNK // PART)](
         q_THK, k_THK, rule.fade_THK, rule.beta_TH, rule.log_rate_H, rule.dt_bias_HK,
         within_CHLL, system_CHLL, asked_THK, told_THK, known_THK, leaves_CHK,
-        turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
-        of_q, of_k, *of_rule, rule.scale, NORM_EPS, **shape, L=CHUNK, PART=PART, SHORT=SHORT, num_warps=8, **options,
+        turns.start_R1, *chunks.of_chunks, of_q, of_k, *of_rule, rule.scale, rule.norm_eps,
+        **shape, L=CHUNK, PART=PART, SHORT=SHORT, num_warps=8, **options,
     )  # fmt: skip
     if delta:
         _delta_attention_solve[(number, heads)](
-            system_CHLL, solve_CHLL, rule.beta_TH, turns.start_R1, chunks.first_C, chunks.length_C, chunks.row_C,
+            system_CHLL, solve_CHLL, rule.beta_TH, turns.start_R1, *chunks.of_chunks,
             of_rule[-1], H=heads, L=CHUNK, PART=PART, SHORT=SHORT, num_warps=8, **options,
         )  # fmt: skip
     cut = cut or choose(turns.num_rows, heads, values, num_multiprocessors(device))
     _linear_attention_chunks[(triton.cdiv(values, cut.columns), heads, turns.num_rows)](
         asked_THK, told_THK, known_THK, v_THV, within_CHLL, solve_CHLL, leaves_CHK, states_NHKV, o_THV,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8),
-        turns.marks_R, turns.marked_R, chunks.of_R1, v_THV.stride(0), states_NHKV.stride(0),
+        *turns.of_rows, chunks.of_R1, v_THV.stride(0), states_NHKV.stride(0),
         H=heads, K=keys, V=values, BK=shape["BK"], BV=cut.columns, L=CHUNK, DELTA=delta, SHORT=SHORT,
         STAGES=STAGES, num_warps=cut.warps, **options,
     )  # fmt: skip

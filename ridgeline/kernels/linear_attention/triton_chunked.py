@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.turns import ROW_TYPES
 
 CHUNK = 64
 PART = 16  # tokens that are compared one by one
@@ -239,8 +240,7 @@ def half(*names: str) -> dict[str, str]:
 
 def _aot_states(backward: bool) -> AotKernel:
     types = half("told", "v", "before") | dict.fromkeys(("leaves_ptr", "states_ptr"), "*fp32")
-    types |= dict.fromkeys(("start_ptr", "marks_ptr", "of_ptr"), "*i32") | {"fresh_ptr": "*u8"}
-    types |= dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
+    types |= ROW_TYPES | {"of_ptr": "*i32"}
     types |= dict.fromkeys(("v_token", "do_token", "states_block"), "i32:16") | {"rows": "i32"}
     constants: dict[str, int | None] = {**SHAPE, "V": 512, "BK": WIDE, "BV": WIDE, "STAGES": 3, "BACK": backward}
     if backward:

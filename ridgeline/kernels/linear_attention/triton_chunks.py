@@ -16,6 +16,7 @@ import triton.language as tl
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.linear_attention.triton_prepare import CHUNK
 from ridgeline.kernels.linear_attention.triton_step import aot_constants, aot_types
+from ridgeline.kernels.turns import ROW_TYPES
 
 
 @triton.jit
@@ -97,8 +98,7 @@ def _aot(delta: bool, columns: int, warps: int) -> AotKernel:
     common = aot_types(delta)
     for name in ("EACH", "beta_ptr", "log_rate_ptr", "dt_bias_ptr"):
         constants.pop(name, None)
-    wanted = ("v_ptr", "o_ptr", "states_ptr", "start_ptr", "reads_ptr", "writes_ptr", "fresh_ptr", "marks_ptr")
-    types = {name: common[name] for name in (*wanted, "marked_ptr", "v_token", "states_block")}
+    types = ROW_TYPES | {name: common[name] for name in ("v_ptr", "o_ptr", "states_ptr", "v_token", "states_block")}
     types |= dict.fromkeys(("asked_ptr", "told_ptr", "within_ptr"), "*bf16")
     types |= {"leaves_ptr": "*fp32", "of_ptr": "*i32"}
     if delta:

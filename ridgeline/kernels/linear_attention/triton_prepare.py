@@ -25,8 +25,9 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.gated_delta.triton_prepare import _inverse
+from ridgeline.kernels.linear_attention.triton_delta import inverse
 from ridgeline.kernels.linear_attention.triton_step import aot_constants, aot_types, fades
+from ridgeline.kernels.turns import CHUNK_TYPES, ROW_TYPES
 
 CHUNK = 64
 PART = 16  # tokens of a program
@@ -160,18 +161,17 @@ def _delta_attention_solve(
     token = tl.load(first_ptr + chunk).to(tl.int64) + i
     beta = tl.load(beta_ptr + token * beta_token + head, mask=live, other=0).to(tl.float32)
     beta = tl.where(live, 1 / (1 + tl.exp(-beta)), 0)
-    solve = _inverse(-system, i, L, PART, solve_ptr.dtype.element_ty) * beta[None, :]
+    solve = inverse(-system, i, L, PART, solve_ptr.dtype.element_ty) * beta[None, :]
     tl.store(solve_ptr + square, solve.to(solve_ptr.dtype.element_ty))
 
 
 def _aot(delta: bool) -> AotKernel:
     types, constants = aot_types(delta), aot_constants(delta) | {"L": CHUNK, "PART": PART, "SHORT": 1}
     del constants["V"]
-    left_out = ("v_ptr", "o_ptr", "states_ptr", "marks_ptr", "fresh_ptr", "reads_ptr", "writes_ptr", "marked_ptr")
-    for name in (*left_out, "v_token", "states_block"):
+    for name in ("v_ptr", "o_ptr", "states_ptr", "v_token", "states_block", *(ROW_TYPES.keys() - {"start_ptr"})):
         del types[name]
     types |= dict.fromkeys(("within_ptr", "asked_ptr", "told_ptr"), "*bf16") | {"leaves_ptr": "*fp32"}
-    types |= dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
+    types |= CHUNK_TYPES
     if delta:
         types |= {"system_ptr": "*fp32", "known_ptr": "*bf16"}
     else:
@@ -183,7 +183,7 @@ def _aot(delta: bool) -> AotKernel:
 
 def _aot_solve() -> AotKernel:
     types = {"system_ptr": "*fp32", "solve_ptr": "*bf16", "beta_ptr": "*bf16", "beta_token": "i32"}
-    types |= dict.fromkeys(("start_ptr", "first_ptr", "length_ptr", "row_ptr"), "*i32")
+    types |= {"start_ptr": "*i32"} | CHUNK_TYPES
     constants = {"H": 32, "L": CHUNK, "PART": PART, "SHORT": 1}
     return AotKernel(
         _delta_attention_solve, types, constants, num_warps=4, hot=True, tensor_cores="MMA", archs=ONE_OF_EACH

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.gated_delta.op import NORM_EPS
-from ridgeline.kernels.gated_delta.triton_step import log_decay
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.linear_attention.triton_delta import log_decay
+from ridgeline.kernels.turns import ROW_TYPES, Turns
 
 
 class Rule(NamedTuple):
@@ -30,6 +28,7 @@ class Rule(NamedTuple):
     fade_THK: the logarithms of the decays, or the numbers that these are made of if there is a delta rule. Widths that
         share a number have stride 0.
     beta_TH, log_rate_H, dt_bias_HK: those of a delta rule; None without one.
+    norm_eps: is added to the sum of a query's or key's squares, with a delta rule.
     """
 
     q_THK: Tensor
@@ -40,6 +39,7 @@ class Rule(NamedTuple):
     beta_TH: Tensor | None = None
     log_rate_H: Tensor | None = None
     dt_bias_HK: Tensor | None = None
+    norm_eps: float = 0.0
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -147,8 +147,8 @@ def step(
     _linear_attention_step[(triton.cdiv(shape["V"], columns), shape["H"], turns.num_rows)](
         rule.q_THK, rule.k_THK, rule.v_THV, rule.fade_THK, rule.beta_TH, rule.log_rate_H, rule.dt_bias_HK,
         states_NHKV, o_THV,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
-        *rule.strides, states_NHKV.stride(0), rule.scale, NORM_EPS, **shape, BV=columns,
+        *turns.of_rows,
+        *rule.strides, states_NHKV.stride(0), rule.scale, rule.norm_eps, **shape, BV=columns,
         SINGLE=single, LONGEST=longest, num_warps=cut.warps, **launch_options(o_THV.device),
     )  # fmt: skip
 
@@ -157,8 +157,7 @@ def aot_types(delta: bool, dtype: str = "*bf16") -> dict[str, str]:
     """Return the types of the arguments that the kernels have in common."""
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), dtype)
     types |= {"states_ptr": "*fp32", "fade_ptr": dtype if delta else "*fp32"}
-    types |= dict.fromkeys(("start_ptr", "marks_ptr"), "*i32") | {"fresh_ptr": "*u8"}
-    types |= dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
+    types |= ROW_TYPES
     types |= dict.fromkeys(("q_token", "k_token", "v_token", "fade_token", "fade_head", "states_block"), "i32:16")
     types |= {"beta_token": "i32", "scale": "fp32", "norm_eps": "fp32"}
     if delta:

@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.linear_attention.op import by_channel
+from ridgeline.kernels.linear_attention.op import LinearInputs, by_channel
 from ridgeline.kernels.linear_attention.triton_chunked import (
     CHUNK,
     NARROW,
@@ -43,31 +43,37 @@ STAGES = 3  # chunks that a walk asks for at once
 
 
 @torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
-def linear_attention(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, states_NHKV: Tensor, turns: Turns, scale: float
-) -> Tensor:
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
     """Compute the op, with gradients of all inputs but the states."""
-    q_THK, k_THK = q_THK.to(v_THV.dtype), k_THK.to(v_THV.dtype)
-    decay_THK = by_channel(decay, k_THK)
-    o_THV, _ = _Chunked.apply(q_THK, k_THK, v_THV, decay_THK, None, states_NHKV, turns, scale)
+    o_THV, _ = _Chunked.apply(*_differentiated(given), None, states_NHKV, _Fixed(turns, given.scale))
     return o_THV
 
 
-def linear_attention_from(
-    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, decay: Tensor, initial_RHKV: Tensor, turns: Turns, scale: float
-) -> tuple[Tensor, Tensor]:
+def linear_attention_from(given: LinearInputs, initial_RHKV: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
     """Return (o_THV, the states after the rows, float32 [R, H, K, V]), both with gradients, those of the initial states
     included. Of `turns` only the rows' tokens count."""
-    q_THK, k_THK = q_THK.to(v_THV.dtype), k_THK.to(v_THV.dtype)
-    every = torch.arange(turns.num_rows, device=v_THV.device)
+    every = torch.arange(turns.num_rows, device=given.v_THV.device)
     own = replace(
         turns, reads_R=every, writes_R=every, fresh_R=torch.zeros_like(turns.fresh_R),
         marks_R=torch.zeros_like(turns.marks_R), _chunks={},
     )  # fmt: skip
     final_RHKV = initial_RHKV.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    decay_THK = by_channel(decay, k_THK)
-    o_THV, final_RHKV = _Chunked.apply(q_THK, k_THK, v_THV, decay_THK, initial_RHKV.float(), final_RHKV, own, scale)
+    fixed = _Fixed(own, given.scale)
+    o_THV, final_RHKV = _Chunked.apply(*_differentiated(given), initial_RHKV.float(), final_RHKV, fixed)
     return o_THV, final_RHKV
+
+
+def _differentiated(given: LinearInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and the decays [T, H, K]."""
+    dtype, k_THK = given.v_THV.dtype, given.k_THK
+    return given.q_THK.to(dtype), k_THK.to(dtype), given.v_THV, by_channel(given.decay, k_THK)
+
+
+class _Fixed(NamedTuple):
+    """Arguments that have no gradient."""
+
+    turns: Turns
+    scale: float
 
 
 class _Faded(NamedTuple):
@@ -92,9 +98,9 @@ class _Chunked(torch.autograd.Function):
         decay_THK: Tensor,
         initial_RHKV: Tensor | None,
         states_NHKV: Tensor,
-        turns: Turns,
-        scale: float,
+        fixed: _Fixed,
     ) -> tuple[Tensor, Tensor | None]:
+        turns, scale = fixed
         rule = Rule(q_THK, k_THK, v_THV, decay_THK, scale)
         if any(ctx.needs_input_grad):
             begun_RHKV = states_NHKV[turns.reads_R] if initial_RHKV is None else initial_RHKV
@@ -123,7 +129,7 @@ class _Chunked(torch.autograd.Function):
         *found, d_initial_RHKV = _gradients(
             rule, do_THV.contiguous(), begun_RHKV, d_final_RHKV, ctx.turns, bool(of_decays)
         )
-        return *found, d_initial_RHKV if of_initial else None, None, None, None
+        return *found, d_initial_RHKV if of_initial else None, None, None
 
 
 def _faded(rule: Rule, chunks: Chunks) -> _Faded:
@@ -156,6 +162,16 @@ def _states_like(rule: Rule, chunks: Chunks) -> Tensor:
     return torch.empty(shape, dtype=rule.k_THK.dtype, device=rule.k_THK.device)
 
 
+class _Back(NamedTuple):
+    """The gradients of a walk back: those of the outputs and of the states behind the rows, and room for those of the
+    states after the chunks and before the rows."""
+
+    do_THV: Tensor
+    after_CHKV: Tensor
+    d_final_RHKV: Tensor | None
+    d_initial_RHKV: Tensor
+
+
 def _walk(
     rule: Rule,
     faded: _Faded,
@@ -163,22 +179,19 @@ def _walk(
     states_NHKV: Tensor,
     turns: Turns,
     chunks: Chunks,
-    do_THV: Tensor | None = None,
-    d_final_RHKV: Tensor | None = None,
-    after_CHKV: Tensor | None = None,
-    d_initial_RHKV: Tensor | None = None,
+    back: _Back | None = None,
 ) -> None:
-    """Fill in the states before the chunks. With do_THV also fill in the gradients of the states after the chunks and
+    """Fill in the states before the chunks. With `back` also fill in the gradients of the states after the chunks and
     before the rows, and leave the rows' states as they are."""
     heads, keys, values = before_CHKV.shape[1:]
-    rows, back = turns.num_rows, do_THV is not None
+    rows, (do_THV, *gradients) = turns.num_rows, back or (None,) * 4
     tiles = triton.cdiv(keys, WIDE) * triton.cdiv(values, WIDE)
     _linear_attention_states[(tiles, heads, rows * (2 if back else 1))](
         faded.told_THK, rule.v_THV, faded.leaves_CHK, before_CHKV, states_NHKV,
-        faded.asked_THK if back else None, do_THV, after_CHKV, d_final_RHKV, d_initial_RHKV,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
+        faded.asked_THK if back else None, do_THV, *gradients,
+        *turns.of_rows,
         chunks.of_R1, rule.v_THV.stride(0), 0 if do_THV is None else do_THV.stride(0), states_NHKV.stride(0), rows,
-        H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK, STAGES=STAGES, BACK=back,
+        H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK, STAGES=STAGES, BACK=back is not None,
     )  # fmt: skip
 
 
@@ -194,7 +207,8 @@ def _gradients(
     d_initial_RHKV = torch.empty(initial_RHKV.shape, dtype=torch.float32, device=device)
     d_final_RHKV = None if d_final_RHKV is None else d_final_RHKV.contiguous()
     own = replace(turns, reads_R=torch.arange(turns.num_rows, device=device))
-    _walk(rule, faded, before_CHKV, initial_RHKV, own, chunks, do_THV, d_final_RHKV, after_CHKV, d_initial_RHKV)
+    back = _Back(do_THV, after_CHKV, d_final_RHKV, d_initial_RHKV)
+    _walk(rule, faded, before_CHKV, initial_RHKV, own, chunks, back)
     shape = {"H": heads, "K": keys, "L": CHUNK}
     wide = shape | {"V": values, "BK": WIDE, "BV": WIDE}
     dv_THV = _room(v_THV, v_THV.dtype, turns)

@@ -11,6 +11,7 @@ from ridgeline.core.cost import Cost
 from ridgeline.kernels.case import Cases
 from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.selective_scan.cost import selective_scan_cost
+from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -37,11 +38,7 @@ class SelectiveScanCase(RecurrentCase):
     padding: int = 0
     fast: float = 1.0
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[
-        Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Turns
-    ]:  # fmt: skip
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[ScanInputs, Tensor, Turns]:
         """b and c are views of one tensor, and so are x and z, as projections leave them."""
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -55,10 +52,11 @@ class SelectiveScanCase(RecurrentCase):
         rate_XS = -self.fast * torch.arange(1, width + 1, device=device).float().repeat(channels, 1)
         states_NXS = normal(3 * turns.num_rows + 2, channels, width)
         states_NXS[turns.reads_R[turns.fresh_R]] = torch.nan
-        return (
+        given = ScanInputs(
             x_TX, normal(tokens, channels).to(dtype), rate_XS, b_TS, c_TS, normal(channels),
-            normal(channels) - 3 if self.bias else None, z_TX if self.gated else None, states_NXS, turns,
+            normal(channels) - 3 if self.bias else None, z_TX if self.gated else None,
         )  # fmt: skip
+        return given, states_NXS, turns
 
     @property
     def shape(self) -> str:

@@ -11,45 +11,44 @@ Legend: that of op.py, and
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.turns import Row, Turns
 
 AT_ONCE = 1 << 20  # numbers of a block, 4 MiB: a few such tensors stay in a processor's cache
 
 
-def selective_scan(
-    x_TX: Tensor,
-    dt_TX: Tensor,
-    rate_XS: Tensor,
-    b_TS: Tensor,
-    c_TS: Tensor,
-    skip_X: Tensor,
-    dt_bias_X: Tensor | None,
-    z_TX: Tensor | None,
-    states_NXS: Tensor,
-    turns: Turns,
-) -> Tensor:
-    x, b_TS, c_TS, rate_XS = x_TX.float(), b_TS.float(), c_TS.float(), rate_XS.float()
-    step_TX = F.softplus(dt_TX.float() if dt_bias_X is None else dt_TX.float() + dt_bias_X.float())
-    added_TX = step_TX * x
-    y_TX = x * skip_X.float()
+class _Numbers(NamedTuple):
+    """The inputs in float32. added_TX: the sizes of steps times x."""
+
+    step_TX: Tensor
+    added_TX: Tensor
+    rate_XS: Tensor
+    b_TS: Tensor
+    c_TS: Tensor
+
+
+def selective_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Tensor:
+    x, step_TX = given.x_TX.float(), given.step_TX(torch.float32)
+    numbers = _Numbers(step_TX, step_TX * x, given.rate_XS.float(), given.b_TS.float(), given.c_TS.float())
+    y_TX = x * given.skip_X.float()
     rows = list(turns.rows())
     if single := [row for row in rows if row.end - row.start == 1]:
-        _steps(step_TX, added_TX, rate_XS, b_TS, c_TS, states_NXS, single, y_TX)
+        _steps(numbers, states_NXS, single, y_TX)
     for row in rows:
         if row.end - row.start > 1:
-            _row(step_TX, added_TX, rate_XS, b_TS, c_TS, states_NXS, row, y_TX)
-    return (y_TX if z_TX is None else y_TX * F.silu(z_TX.float())).to(x_TX.dtype)
+            _row(numbers, states_NXS, row, y_TX)
+    return (y_TX if given.z_TX is None else y_TX * F.silu(given.z_TX.float())).to(given.x_TX.dtype)
 
 
-def _steps(
-    step_TX: Tensor, added_TX: Tensor, rate_XS: Tensor, b_TS: Tensor, c_TS: Tensor,
-    states_NXS: Tensor, rows: list[Row], y_TX: Tensor,
-) -> None:  # fmt: skip
+def _steps(numbers: _Numbers, states_NXS: Tensor, rows: list[Row], y_TX: Tensor) -> None:
     """Run rows of one token each."""
+    step_TX, added_TX, rate_XS, b_TS, c_TS = numbers
     device = y_TX.device
     token_I, reads_I, writes_I = torch.tensor([(r.start, r.reads, r.writes) for r in rows], device=device).T
     fresh_I = torch.tensor([row.fresh for row in rows], device=device)
@@ -63,10 +62,8 @@ def _steps(
             states_NXS[row.marked] = state_IXS[index].to(states_NXS.dtype)
 
 
-def _row(
-    step_TX: Tensor, added_TX: Tensor, rate_XS: Tensor, b_TS: Tensor, c_TS: Tensor,
-    states_NXS: Tensor, row: Row, y_TX: Tensor,
-) -> None:  # fmt: skip
+def _row(numbers: _Numbers, states_NXS: Tensor, row: Row, y_TX: Tensor) -> None:
+    step_TX, added_TX, rate_XS, b_TS, c_TS = numbers
     size = max(1, AT_ONCE // rate_XS.numel())
     state_XS = torch.zeros_like(rate_XS) if row.fresh else states_NXS[row.reads].float()
     for begin in range(row.start, row.end, size):

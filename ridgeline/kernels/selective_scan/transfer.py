@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.transfer import Decayed, wide
-from ridgeline.kernels.turns import Pieces
+from ridgeline.kernels.turns import Pieces, RecurrentOp
 
 
-def transfer(pieces: Pieces, dt_TX: Tensor, rate_XS: Tensor, dt_bias_X: Tensor | None, added_RXS: Tensor) -> Decayed:
-    """Return what the op does to states; arguments as there. added_RXS: the states behind pieces that begin with
-    zeros."""
-    step_TX = F.softplus(wide(dt_TX) if dt_bias_X is None else wide(dt_TX) + dt_bias_X)
+def transfer(pieces: Pieces, op: RecurrentOp, states_NXS: Tensor, given: ScanInputs) -> Decayed:
+    """Return the effect of each piece on a state."""
+    step_TX = given.step_TX(wide(given.dt_TX).dtype)
     total_RX = torch.stack([step_TX[start:end].sum(0) for start, end in pieces.spans])
-    return Decayed((total_RX[..., None] * rate_XS).exp(), added_RXS)
+    return Decayed((total_RX[..., None] * given.rate_XS).exp(), pieces.ran(op, states_NXS, given))

@@ -17,7 +17,7 @@ Legend: that of op.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.selective_scan.triton_walk import signature
+from ridgeline.kernels.selective_scan.op import ScanInputs
+from ridgeline.kernels.selective_scan.triton_walk import arguments, signature, strides
 from ridgeline.kernels.triton_math import quick_silu, smooth_step
 from ridgeline.kernels.turns import Turns
 
@@ -254,30 +255,15 @@ def _tiles(
         tl.store(states_ptr + new + place + (part // EACH * LANES * EACH + part % EACH), states[part], mask=inside)
 
 
-def tiles(
-    x_TX: Tensor,
-    dt_TX: Tensor,
-    rate_XS: Tensor,
-    b_TS: Tensor,
-    c_TS: Tensor,
-    skip_X: Tensor,
-    dt_bias_X: Tensor | None,
-    z_TX: Tensor | None,
-    states_NXS: Tensor,
-    turns: Turns,
-    y_TX: Tensor,
-    cut: Tiles,
-) -> None:
+def tiles(given: ScanInputs, states_NXS: Tensor, turns: Turns, y_TX: Tensor, cut: Tiles) -> None:
     """Write the outputs of all rows of more than one token to `y_TX`, and replace their states."""
-    channels, size = rate_XS.shape
-    b_TS, c_TS = (aligned(x) for x in (b_TS, c_TS))
-    strides = [0 if x is None else x.stride(0) for x in (x_TX, dt_TX, b_TS, c_TS, z_TX)]
+    channels, size = given.rate_XS.shape
+    given = replace(given, b_TS=aligned(given.b_TS), c_TS=aligned(given.c_TS))
     threads = 32 if torch.version.hip is None else 64  # of a warp
-    constants = shape_constants(channels, size, b_TS.itemsize, strides, cut, threads)
+    constants = shape_constants(channels, size, given.b_TS.itemsize, strides(given), cut, threads)
     _tiles[(triton.cdiv(channels, threads // cut.lanes), turns.num_rows)](
-        x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, y_TX, states_NXS,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
-        states_NXS.stride(0), **constants, num_warps=1, **launch_options(x_TX.device),
+        *arguments(given, y_TX, states_NXS, turns), states_NXS.stride(0),
+        **constants, num_warps=1, **launch_options(y_TX.device),
     )  # fmt: skip
 
 
@@ -293,12 +279,12 @@ def aligned(x_TS: Tensor) -> Tensor:
 
 
 def shape_constants(
-    channels: int, size: int, itemsize: int, strides: list[int], cut: Tiles, threads: int = 32
+    channels: int, size: int, itemsize: int, of_tokens: list[int], cut: Tiles, threads: int = 32
 ) -> dict[str, Any]:
-    """Return the kernel's constants; `strides` are those of x, dt, b, c and z, and `itemsize` is that of b and c."""
+    """Return the kernel's constants. of_tokens: the strides of x, dt, b, c and z. itemsize: that of b and c."""
     each = WORD // itemsize
     names = ("X_TOKEN", "DT_TOKEN", "B_TOKEN", "C_TOKEN", "Z_TOKEN")
-    return dict(zip(names, strides, strict=True)) | {
+    return dict(zip(names, of_tokens, strict=True)) | {
         "X": channels, "S": size, "THREADS": threads,
         "ROUNDS": triton.cdiv(size // each, cut.lanes), "EACH": each,
         "LANES": cut.lanes, "TILES": cut.tokens // cut.lanes, "LOG2_E": LOG2_E,

@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal  # noqa: F401 (Any stands in comments)
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.triton_math import silu, softplus
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import ROW_TYPES, Turns
 
 Rows = Literal["each", "single", "all"]  # all rows, which have one token each; those of one token; all
 
@@ -153,31 +153,28 @@ def _walk(
         tl.store(states_ptr + new + place + part * PART_S, states[part], mask=inside)
 
 
-def walk(
-    x_TX: Tensor,
-    dt_TX: Tensor,
-    rate_XS: Tensor,
-    b_TS: Tensor,
-    c_TS: Tensor,
-    skip_X: Tensor,
-    dt_bias_X: Tensor | None,
-    z_TX: Tensor | None,
-    states_NXS: Tensor,
-    turns: Turns,
-    y_TX: Tensor,
-    rows: Rows,
-    cut: Walk = SHORT,
-) -> None:
+def walk(given: ScanInputs, states_NXS: Tensor, turns: Turns, y_TX: Tensor, rows: Rows, cut: Walk = SHORT) -> None:
     """Write the outputs of these rows to `y_TX`, and replace their states."""
-    channels, size = rate_XS.shape
+    channels, size = given.rate_XS.shape
     block_x, part_s, parts = blocks(channels, size, cut)
     _walk[(triton.cdiv(channels, block_x), turns.num_rows)](
-        x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, y_TX, states_NXS,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
-        x_TX.stride(0), dt_TX.stride(0), b_TS.stride(0), c_TS.stride(0), 0 if z_TX is None else z_TX.stride(0),
-        states_NXS.stride(0), X=channels, S=size, BLOCK_X=block_x, PART_S=part_s, PARTS=parts,
-        AHEAD=cut.ahead, ROWS=rows, num_warps=cut.warps, **launch_options(x_TX.device),
+        *arguments(given, y_TX, states_NXS, turns), *strides(given), states_NXS.stride(0),
+        X=channels, S=size, BLOCK_X=block_x, PART_S=part_s, PARTS=parts,
+        AHEAD=cut.ahead, ROWS=rows, num_warps=cut.warps, **launch_options(y_TX.device),
     )  # fmt: skip
+
+
+def arguments(given: ScanInputs, y_TX: Tensor, states_NXS: Tensor, turns: Turns) -> tuple[Tensor | None, ...]:
+    """Return the tensors that both kernels take."""
+    return (
+        given.x_TX, given.dt_TX, given.rate_XS, given.b_TS, given.c_TS, given.skip_X, given.dt_bias_X, given.z_TX,
+        y_TX, states_NXS, *turns.of_rows,
+    )  # fmt: skip
+
+
+def strides(given: ScanInputs) -> list[int]:
+    """Return the strides by token of x, dt, b, c and z; 0 for z if there is none."""
+    return [0 if x is None else x.stride(0) for x in (given.x_TX, given.dt_TX, given.b_TS, given.c_TS, given.z_TX)]
 
 
 def blocks(channels: int, size: int, cut: Walk) -> tuple[int, int, int]:
@@ -192,8 +189,7 @@ def signature(kernel: triton.JITFunction, constants: dict[str, object]) -> dict[
     types = dict.fromkeys(kernel.arg_names, "i32:16")
     types |= dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "y_ptr"), "*bf16")
     types |= dict.fromkeys(("rate_ptr", "skip_ptr", "bias_ptr", "states_ptr"), "*fp32")
-    types |= dict.fromkeys(("start_ptr", "marks_ptr"), "*i32") | {"fresh_ptr": "*u8"}
-    types |= dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
+    types |= ROW_TYPES
     return {name: kind for name, kind in types.items() if name not in (*constants, "PDL")}
 
 

@@ -11,6 +11,7 @@ from ridgeline.core.cost import Cost
 from ridgeline.kernels.case import Cases
 from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.ssd.cost import ssd_cost
+from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -39,9 +40,7 @@ class SsdCase(RecurrentCase):
     dt_max: float = float("inf")
     fast: float = 1.0
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, float, Tensor, Turns]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[SsdInputs, Tensor, Turns]:
         """x, b and c are views of one tensor, as a convolution leaves them."""
         generator = torch.Generator(device).manual_seed(seed)
 
@@ -56,11 +55,12 @@ class SsdCase(RecurrentCase):
         states_NHPS = normal(3 * turns.num_rows + 2, heads, self.head_width, self.state_width)
         states_NHPS[turns.reads_R[turns.fresh_R]] = torch.nan
         rate_H = -self.fast * torch.linspace(1, 16, heads, device=device)
-        return (
+        given = SsdInputs(
             x.unflatten(1, (heads, -1)), normal(tokens, heads).to(dtype), rate_H,
             b.unflatten(1, (self.groups, -1)), c.unflatten(1, (self.groups, -1)),
-            normal(heads), normal(heads) - 3, self.dt_min, self.dt_max, states_NHPS, turns,
+            normal(heads), normal(heads) - 3, self.dt_min, self.dt_max,
         )  # fmt: skip
+        return given, states_NHPS, turns
 
     @property
     def shape(self) -> str:

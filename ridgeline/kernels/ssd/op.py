@@ -17,53 +17,62 @@ Legend:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.recurrence import decaying, recurrence
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import Inputs, Turns
 
 
-def ssd(
-    x_THP: Tensor,
-    dt_TH: Tensor,
-    rate_H: Tensor,
-    b_TGS: Tensor,
-    c_TGS: Tensor,
-    skip_H: Tensor,
-    dt_bias_H: Tensor,
-    dt_min: float,
-    dt_max: float,
-    states_NHPS: Tensor,
-    turns: Turns,
-) -> Tensor:
+@dataclass(frozen=True)
+class SsdInputs(Inputs):
+    """x_THP, dt_TH, b_TGS, c_TGS: a token's numbers must lie side by side. rate_H: negative; -exp(A_log) of
+    checkpoints. dt_min, dt_max: bounds of a token's step."""
+
+    x_THP: Tensor
+    dt_TH: Tensor
+    rate_H: Tensor
+    b_TGS: Tensor
+    c_TGS: Tensor
+    skip_H: Tensor
+    dt_bias_H: Tensor
+    dt_min: float
+    dt_max: float
+    of_tokens = ("x_THP", "dt_TH", "b_TGS", "c_TGS")
+
+    @property
+    def share(self) -> int:
+        """The number of heads of a group."""
+        return self.x_THP.shape[1] // self.b_TGS.shape[1]
+
+    def step_TH(self, dtype: torch.dtype) -> Tensor:
+        """Return the size of each token's step."""
+        return F.softplus(self.dt_TH.to(dtype) + self.dt_bias_H.to(dtype)).clamp(self.dt_min, self.dt_max)
+
+
+def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
     """Return y_THP, dense and of x's dtype, and replace the rows' states.
 
     With Δ = softplus(dt + dt_bias), but at least dt_min and at most dt_max, each token does in each head
 
         S ← exp(Δ · rate) · S + Δ · x ⊗ b;    y = S c + skip · x
 
-    x_THP, b_TGS, c_TGS, dt_TH: a token's numbers must lie side by side.
-    rate_H: negative; -exp(A_log) of checkpoints.
     states_NHPS: float32. It may be strided by block id.
     """
-    share = x_THP.shape[1] // b_TGS.shape[1]
-    b_THS, c_THS = (v.double().repeat_interleave(share, dim=1) for v in (b_TGS, c_TGS))
-    x, step_TH = x_THP.double(), step_of(dt_TH.double(), dt_bias_H.double(), dt_min, dt_max)
-    left_TH1, skip_H1 = (step_TH * rate_H.double()).exp()[..., None], skip_H.double()[:, None]
+    b_THS, c_THS = (v.double().repeat_interleave(given.share, dim=1) for v in (given.b_TGS, given.c_TGS))
+    x, step_TH = given.x_THP.double(), given.step_TH(torch.float64)
+    left_TH1, skip_H1 = (step_TH * given.rate_H.double()).exp()[..., None], given.skip_H.double()[:, None]
     transposed = decaying(c_THS, b_THS, step_TH[..., None] * x, left_TH1, 1.0)
 
     def rule(token: int, state_HPS: Tensor) -> tuple[Tensor, Tensor]:
         y_HP, state_HSP = transposed(token, state_HPS.mT)
         return y_HP + skip_H1 * x[token], state_HSP.mT
 
-    return recurrence(rule, states_NHPS, turns, x_THP)
-
-
-def step_of(dt_TH: Tensor, dt_bias_H: Tensor, dt_min: float, dt_max: float) -> Tensor:
-    """Return the size of each token's step."""
-    return F.softplus(dt_TH + dt_bias_H).clamp(dt_min, dt_max)
+    return recurrence(rule, states_NHPS, turns, given.x_THP)
 
 
 SSD = Op(
@@ -71,7 +80,7 @@ SSD = Op(
     ssd,
     (
         Implementation("triton", "ridgeline.kernels.ssd.triton:ssd", on_gpu),
-        Implementation("batch_invariant", "ridgeline.kernels.ssd.batch_invariant:ssd", on_gpu),
+        Implementation("batch_invariant", "ridgeline.kernels.ssd.triton:ssd_in_order", on_gpu),
         Implementation("torch", "ridgeline.kernels.ssd.torch_ops:ssd"),
     ),
     matrix=True,

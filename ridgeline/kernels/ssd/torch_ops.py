@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.ssd.op import step_of
+from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.turns import Row, Turns
 
 CHUNK = 64
@@ -40,32 +40,21 @@ class _Piece(NamedTuple):
     leaves: tuple[int, ...]
 
 
-def ssd(
-    x_THP: Tensor,
-    dt_TH: Tensor,
-    rate_H: Tensor,
-    b_TGS: Tensor,
-    c_TGS: Tensor,
-    skip_H: Tensor,
-    dt_bias_H: Tensor,
-    dt_min: float,
-    dt_max: float,
-    states_NHPS: Tensor,
-    turns: Turns,
-) -> Tensor:
-    x_float = x_THP.float()
-    step_TH = step_of(dt_TH.float(), dt_bias_H.float(), dt_min, dt_max)
-    given = _Given(x_float, step_TH, rate_H.float(), b_TGS.float(), c_TGS.float())
-    y_THP = x_float * skip_H.float()[:, None]
+def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
+    x_THP, x_float, size = given.x_THP, given.x_THP.float(), given.b_TGS.shape[2]
+    y_THP = x_float * given.skip_H.float()[:, None]
+    numbers = _Given(
+        x_float, given.step_TH(torch.float32), given.rate_H.float(), given.b_TGS.float(), given.c_TGS.float()
+    )
     rows = list(turns.rows())
     if single := [row for row in rows if row.end - row.start == 1]:
-        _steps(given, states_NHPS, single, y_THP)
+        _steps(numbers, states_NHPS, single, y_THP)
     pieces = [piece for row in rows if row.end - row.start > 1 for piece in _pieces(row)]
     _, heads, width = x_THP.shape
-    many = max(1, AT_ONCE // (heads * (2 * CHUNK * CHUNK + 2 * width * b_TGS.shape[2] + 3 * CHUNK * width)))
+    many = max(1, AT_ONCE // (heads * (2 * CHUNK * CHUNK + 2 * width * size + 3 * CHUNK * width)))
     state_HPS = torch.empty(0)
     for begin in range(0, len(pieces), many):
-        state_HPS = _chunks(given, states_NHPS, pieces[begin : begin + many], state_HPS, y_THP)
+        state_HPS = _chunks(numbers, states_NHPS, pieces[begin : begin + many], state_HPS, y_THP)
     return y_THP.to(x_THP.dtype)
 
 

@@ -9,27 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.ssd.op import step_of
+from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.transfer import Decayed, decayed, wide
-from ridgeline.kernels.turns import Pieces
+from ridgeline.kernels.turns import Pieces, RecurrentOp
 
 
-def transfer(
-    pieces: Pieces,
-    x_THP: Tensor,
-    dt_TH: Tensor,
-    rate_H: Tensor,
-    b_TGS: Tensor,
-    dt_bias_H: Tensor,
-    dt_min: float,
-    dt_max: float,
-) -> Decayed:
-    """Return what the op does to states; arguments as there."""
-    step_TH = step_of(wide(dt_TH), dt_bias_H, dt_min, dt_max)
-    groups, shape = b_TGS.shape[1], x_THP.shape[1:]
+def transfer(pieces: Pieces, op: RecurrentOp, states_NHPS: Tensor, given: SsdInputs) -> Decayed:
+    """Return the effect of each piece on a state."""
+    step_TH, groups, shape = given.step_TH(wide(given.dt_TH).dtype), given.b_TGS.shape[1], given.x_THP.shape[1:]
 
     def sums(tokens: slice, left_TH1: Tensor) -> Tensor:
-        x_TGX = (wide(x_THP[tokens]) * step_TH[tokens, :, None] * left_TH1).flatten(1).unflatten(1, (groups, -1))
-        return torch.einsum("tgx,tgs->gxs", x_TGX, wide(b_TGS[tokens])).flatten(0, 1).unflatten(0, shape)
+        x_THP = wide(given.x_THP[tokens]) * step_TH[tokens, :, None] * left_TH1
+        x_TGX = x_THP.flatten(1).unflatten(1, (groups, -1))
+        return torch.einsum("tgx,tgs->gxs", x_TGX, wide(given.b_TGS[tokens])).flatten(0, 1).unflatten(0, shape)
 
-    return decayed(pieces.spans, (step_TH * rate_H)[..., None], sums)
+    return decayed(pieces.spans, (step_TH * given.rate_H)[..., None], sums)

@@ -8,33 +8,28 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.ssd.choose import Cut, choose
+from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.ssd.prompts import scan
 from ridgeline.kernels.ssd.triton_walk import Walk, walk
 from ridgeline.kernels.turns import Turns
 
 
-def ssd(
-    x_THP: Tensor,
-    dt_TH: Tensor,
-    rate_H: Tensor,
-    b_TGS: Tensor,
-    c_TGS: Tensor,
-    skip_H: Tensor,
-    dt_bias_H: Tensor,
-    dt_min: float,
-    dt_max: float,
-    states_NHPS: Tensor,
-    turns: Turns,
-    cut: Cut | Walk | None = None,
-) -> Tensor:
-    y_THP = torch.empty(x_THP.shape, dtype=x_THP.dtype, device=x_THP.device)
-    given = (x_THP, dt_TH, rate_H, b_TGS, c_TGS, skip_H, dt_bias_H, dt_min, dt_max, states_NHPS, turns, y_THP)
-    one = cut if isinstance(cut, Walk) else None
+def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns, cut: Cut | Walk | None = None) -> Tensor:
+    y_THP = torch.empty(given.x_THP.shape, dtype=given.x_THP.dtype, device=given.x_THP.device)
+    one = cut if isinstance(cut, Walk) else Walk()
     if turns.tokens_each == 1:
-        walk(*given, "each", one)
+        walk(given, states_NHPS, turns, y_THP, "each", one)
         return y_THP
-    _, heads, width = x_THP.shape
-    many = cut if isinstance(cut, Cut) else choose(heads, width, b_TGS.shape[2])
-    walk(*given, "single", one)
-    scan(*given, many)
+    _, heads, width = given.x_THP.shape
+    many = cut if isinstance(cut, Cut) else choose(heads, width, given.b_TGS.shape[2])
+    walk(given, states_NHPS, turns, y_THP, "single", one)
+    scan(given, states_NHPS, turns, y_THP, many)
+    return y_THP
+
+
+def ssd_in_order(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
+    """Run all rows token by token, always in the same kernel: a row's bits do not depend on its steps. The state is
+    kept between steps as it is between tokens, in float32."""
+    y_THP = torch.empty(given.x_THP.shape, dtype=given.x_THP.dtype, device=given.x_THP.device)
+    walk(given, states_NHPS, turns, y_THP, "all")
     return y_THP

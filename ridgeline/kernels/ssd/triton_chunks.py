@@ -31,6 +31,7 @@ import triton.language as tl
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.ssd.choose import Cut
 from ridgeline.kernels.triton_math import softplus
+from ridgeline.kernels.turns import CHUNK_TYPES, ROW_TYPES
 
 LOG2_E = 1.4426950408889634
 # A token that leaves 2**-60 of a state or less leaves nothing. A larger logarithm would only cost the chunk's other
@@ -268,12 +269,10 @@ def shape_constants(heads: int, width: int, size: int, dtype: torch.dtype, cut: 
 
 def aot_types(kernel: Any) -> dict[str, str]:
     """Return the types of a kernel's arguments in a model whose activations are bf16."""
-    chunk_parts = {"first_ptr", "length_ptr", "row_ptr", "chunk_ptr", "start_ptr", "marks_ptr"}
     types = dict.fromkeys(kernel.arg_names, "i32:16") | {"share": "i32"}
     types |= {name: "*fp32" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= dict.fromkeys(("x_ptr", "b_ptr", "c_ptr", "y_ptr", "dt_ptr"), "*bf16")
-    types |= dict.fromkeys(chunk_parts, "*i32") | dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
-    return types | {"fresh_ptr": "*u8", "dt_min": "fp32", "dt_max": "fp32"}
+    return types | ROW_TYPES | CHUNK_TYPES | {"chunk_ptr": "*i32", "dt_min": "fp32", "dt_max": "fp32"}
 
 
 def _aot(kernel: Any, cut: Cut, *, dot: bool = True, hot: bool = True) -> AotKernel:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.triton_math import softplus
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import ROW_TYPES, Turns
 
 Rows = Literal["each", "single", "all"]  # all rows, which have one token each; those of one token; all
 
@@ -84,31 +84,16 @@ def _walk(
 
 
 def walk(
-    x_THP: Tensor,
-    dt_TH: Tensor,
-    rate_H: Tensor,
-    b_TGS: Tensor,
-    c_TGS: Tensor,
-    skip_H: Tensor,
-    dt_bias_H: Tensor,
-    dt_min: float,
-    dt_max: float,
-    states_NHPS: Tensor,
-    turns: Turns,
-    y_THP: Tensor,
-    rows: Rows,
-    cut: Walk | None = None,
+    given: SsdInputs, states_NHPS: Tensor, turns: Turns, y_THP: Tensor, rows: Rows, cut: Walk | None = None
 ) -> None:
     """Write the outputs of these rows to `y_THP`, and replace their states."""
-    _, heads, width = x_THP.shape
-    groups, size = b_TGS.shape[1:]
+    (_, heads, width), size = given.x_THP.shape, given.b_TGS.shape[2]
     block_p, block_s, warps = blocks(width, size, cut or Walk())
     _walk[(heads * triton.cdiv(width, block_p), turns.num_rows)](
-        x_THP, dt_TH, rate_H, b_TGS, c_TGS, skip_H, dt_bias_H, y_THP, states_NHPS,
-        turns.start_R1, turns.reads_R, turns.writes_R, turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R,
-        x_THP.stride(0), dt_TH.stride(0), b_TGS.stride(0), c_TGS.stride(0), states_NHPS.stride(0), heads // groups,
-        dt_min, dt_max, H=heads, P=width, S=size, BLOCK_P=block_p, BLOCK_S=block_s, ROWS=rows,
-        num_warps=warps, **launch_options(x_THP.device),
+        given.x_THP, given.dt_TH, given.rate_H, given.b_TGS, given.c_TGS, given.skip_H, given.dt_bias_H,
+        y_THP, states_NHPS, *turns.of_rows, *(x_T.stride(0) for x_T in given.by_token.values()), states_NHPS.stride(0),
+        given.share, given.dt_min, given.dt_max, H=heads, P=width, S=size, BLOCK_P=block_p, BLOCK_S=block_s, ROWS=rows,
+        num_warps=warps, **launch_options(y_THP.device),
     )  # fmt: skip
 
 
@@ -122,9 +107,7 @@ def _aot(rows: Rows) -> AotKernel:
     names = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "y_ptr")
     signature = dict.fromkeys(_walk.arg_names, "i32:16") | dict.fromkeys(names, "*bf16")
     signature |= dict.fromkeys(("rate_ptr", "skip_ptr", "bias_ptr", "states_ptr"), "*fp32")
-    signature |= dict.fromkeys(("start_ptr", "marks_ptr"), "*i32") | {"fresh_ptr": "*u8", "share": "i32"}
-    signature |= dict.fromkeys(("reads_ptr", "writes_ptr", "marked_ptr"), "*i64")
-    signature |= dict.fromkeys(("dt_min", "dt_max"), "fp32")
+    signature |= ROW_TYPES | {"share": "i32"} | dict.fromkeys(("dt_min", "dt_max"), "fp32")
     block_p, block_s, warps = blocks(64, 128, Walk())
     constants = {"H": 128, "P": 64, "S": 128, "BLOCK_P": block_p, "BLOCK_S": block_s, "ROWS": rows}
     types = {name: kind for name, kind in signature.items() if name not in (*constants, "PDL")}

@@ -12,6 +12,7 @@ from ridgeline.kernels.case import Cases
 from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
 from ridgeline.kernels.turns import Turns, turns_of
 from ridgeline.kernels.wkv.cost import wkv_cost
+from ridgeline.kernels.wkv.op import WkvInputs
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,7 @@ class WkvCase(RecurrentCase):
     padding: int = 0
     large: float = 1.0
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Turns]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[WkvInputs, Tensor, Turns]:
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -47,7 +46,7 @@ class WkvCase(RecurrentCase):
         states_N3X = normal(3 * len(self.rows) + 2, 3, self.channels)
         states_N3X[:, 1] = states_N3X[:, 1].abs() + 1
         states_N3X[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        return k_TX.to(dtype), v_TX.to(dtype), decay_X, bonus_X, states_N3X, turns
+        return WkvInputs(k_TX.to(dtype), v_TX.to(dtype), decay_X, bonus_X), states_N3X, turns
 
     @property
     def shape(self) -> str:

@@ -14,17 +14,30 @@ Legend:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.op import Implementation, Op, on_gpu
 from ridgeline.kernels.recurrence import recurrence
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.turns import Inputs, Turns
 
 NOTHING = -1e38  # the exponent of a state in which no token is
 
 
-def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X: Tensor, turns: Turns) -> Tensor:
+@dataclass(frozen=True)
+class WkvInputs(Inputs):
+    """decay_X: the logarithm of what is left of a weight after a token, below 0. bonus_X: both float32."""
+
+    k_TX: Tensor
+    v_TX: Tensor
+    decay_X: Tensor
+    bonus_X: Tensor
+    of_tokens = ("k_TX", "v_TX")
+
+
+def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
     """Return o_TX, dense and of v's dtype, and replace the rows' states.
 
     A state is three numbers a channel: a sum of weighted values a, the sum of the weights b, and the exponent p of a
@@ -33,10 +46,9 @@ def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X
         o = (exp(p) · a + exp(bonus + k) · v) / (exp(p) · b + exp(bonus + k))
         exp(p) · (a, b) ← exp(p + decay) · (a, b) + exp(k) · (v, 1)
 
-    decay_X: the logarithm of what is left of a weight after a token, below 0. bonus_X: both float32.
     states_N3X: float32. It may be strided by block id. A state that begins has the exponent NOTHING, and zeros.
     """
-    k_TX, v, decay, bonus = (x.double() for x in (k_TX, v_TX, decay_X, bonus_X))
+    k_TX, v, decay, bonus = (x.double() for x in (given.k_TX, given.v_TX, given.decay_X, given.bonus_X))
 
     def rule(token: int, state_3X: Tensor) -> tuple[Tensor, Tensor]:
         (a, b, p), k = state_3X, k_TX[token]
@@ -47,7 +59,7 @@ def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X
         old, new = (p + decay - top).exp(), (k - top).exp()
         return mean_X, torch.stack((old * a + new * v[token], old * b + new, top))
 
-    return recurrence(rule, states_N3X, turns, v_TX, lambda state_3X, fresh: begun(state_3X, fresh).double())
+    return recurrence(rule, states_N3X, turns, given.v_TX, lambda state_3X, fresh: begun(state_3X, fresh).double())
 
 
 def begun(state_3X: Tensor, fresh: bool) -> Tensor:

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.turns import Turns
-from ridgeline.kernels.wkv.op import begun
+from ridgeline.kernels.wkv.op import WkvInputs, begun
 
 CHUNK = 128
 
 State = tuple[Tensor, Tensor, Tensor]  # the sum of values, that of weights, and their exponent
 
 
-def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X: Tensor, turns: Turns) -> Tensor:
-    k_TX, v, o_TX = k_TX.float(), v_TX.float(), torch.zeros_like(v_TX, dtype=torch.float32)
+def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
+    k_TX, v, decay_X, bonus_X = given.k_TX.float(), given.v_TX.float(), given.decay_X, given.bonus_X
+    o_TX = torch.zeros_like(given.v_TX, dtype=torch.float32)
     lengths_R = turns.start_R1.diff()
     row_D = (lengths_R == 1).nonzero()[:, 0]
     outputs, places = [], []
@@ -47,7 +48,7 @@ def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X
             if end == row.start + row.mark:
                 states_N3X[row.marked] = state_3X.detach()
         states_N3X[row.writes] = state_3X.detach()
-    return (o_TX.index_copy(0, torch.cat(places), torch.cat(outputs)) if places else o_TX).to(v_TX.dtype)
+    return (o_TX.index_copy(0, torch.cat(places), torch.cat(outputs)) if places else o_TX).to(given.v_TX.dtype)
 
 
 def _chunk(k_LX: Tensor, v_LX: Tensor, decay_X: Tensor, bonus_X: Tensor, state_3X: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Pieces
-from ridgeline.kernels.wkv.op import NOTHING
+from ridgeline.kernels.turns import Pieces, RecurrentOp
+from ridgeline.kernels.wkv.op import NOTHING, WkvInputs
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,8 @@ class Weighed(Transfer):
         return states_R
 
 
-def transfer(pieces: Pieces, decay_X: Tensor, added_R3X: Tensor) -> Weighed:
-    """Return what the op does to states; arguments as there. added_R3X: the states behind pieces that begin with
-    nothing."""
+def transfer(pieces: Pieces, op: RecurrentOp, states_N3X: Tensor, given: WkvInputs) -> Weighed:
+    """Return the effect of each piece on a state."""
     lengths_R = pieces.going_on.start_R1.diff()
-    nothing_R3X = Weighed.begun(added_R3X, lengths_R == 0)
-    return Weighed(nothing_R3X, lengths_R[:, None] * decay_X)
+    nothing_R3X = Weighed.begun(pieces.ran(op, states_N3X, given), lengths_R == 0)
+    return Weighed(nothing_R3X, lengths_R[:, None] * given.decay_X)

@@ -14,66 +14,51 @@ from torch import Tensor
 
 from ridgeline.kernels.launch import launch_options
 from ridgeline.kernels.turns import Turns
-from ridgeline.kernels.wkv.op import NOTHING
+from ridgeline.kernels.wkv.op import NOTHING, WkvInputs
 from ridgeline.kernels.wkv.triton_tokens import CHANNELS, WARPS, _wkv_carry, _wkv_chunks, _wkv_rows
 
 CHUNK = 32
 SHORT = 32  # rows of so many tokens run as a whole
 
 
-def wkv(k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X: Tensor, turns: Turns) -> Tensor:
-    o_TX = torch.empty(v_TX.shape, dtype=v_TX.dtype, device=v_TX.device)
+def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
+    o_TX = torch.empty(given.v_TX.shape, dtype=given.v_TX.dtype, device=given.v_TX.device)
     if turns.tokens_each <= SHORT:
-        _rows(k_TX, v_TX, decay_X, bonus_X, states_N3X, turns, o_TX, SHORT)
+        _rows(given, states_N3X, turns, o_TX, SHORT)
     if turns.tokens_each == 0 or turns.tokens_each > SHORT:
-        _long(k_TX, v_TX, decay_X, bonus_X, states_N3X, turns, o_TX)
+        _long(given, states_N3X, turns, o_TX)
     return o_TX
 
 
-def wkv_in_order(
-    k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X: Tensor, turns: Turns
-) -> Tensor:
+def wkv_in_order(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
     """Run all rows token by token, always in the same kernel: a row's bits do not depend on its chunks."""
-    o_TX = torch.empty(v_TX.shape, dtype=v_TX.dtype, device=v_TX.device)
-    _rows(k_TX, v_TX, decay_X, bonus_X, states_N3X, turns, o_TX, 0)
+    o_TX = torch.empty(given.v_TX.shape, dtype=given.v_TX.dtype, device=given.v_TX.device)
+    _rows(given, states_N3X, turns, o_TX, 0)
     return o_TX
 
 
-def _rows(
-    k_TX: Tensor,
-    v_TX: Tensor,
-    decay_X: Tensor,
-    bonus_X: Tensor,
-    states_N3X: Tensor,
-    turns: Turns,
-    o_TX: Tensor,
-    longest: int,
-) -> None:
-    channels = k_TX.shape[1]
+def _rows(given: WkvInputs, states_N3X: Tensor, turns: Turns, o_TX: Tensor, longest: int) -> None:
+    k_TX, v_TX, channels = given.k_TX, given.v_TX, given.k_TX.shape[1]
     _wkv_rows[(triton.cdiv(channels, CHANNELS), turns.num_rows)](
-        k_TX, v_TX, decay_X, bonus_X, states_N3X, o_TX, turns.start_R1, turns.reads_R, turns.writes_R,
-        turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, k_TX.stride(0), v_TX.stride(0),
+        k_TX, v_TX, given.decay_X, given.bonus_X, states_N3X, o_TX, *turns.of_rows, k_TX.stride(0), v_TX.stride(0),
         states_N3X.stride(0), NOTHING, X=channels, BX=CHANNELS, LONGEST=longest,
         num_warps=WARPS, **launch_options(k_TX.device),
     )  # fmt: skip
 
 
-def _long(
-    k_TX: Tensor, v_TX: Tensor, decay_X: Tensor, bonus_X: Tensor, states_N3X: Tensor, turns: Turns, o_TX: Tensor
-) -> None:
-    channels, chunks = k_TX.shape[1], turns.chunks(CHUNK)
+def _long(given: WkvInputs, states_N3X: Tensor, turns: Turns, o_TX: Tensor) -> None:
+    k_TX, v_TX, channels, chunks = given.k_TX, given.v_TX, given.k_TX.shape[1], turns.chunks(CHUNK)
     number = len(chunks.first_C)
     of_chunks_C3X = torch.empty((number, 3, channels), dtype=torch.float32, device=k_TX.device)
     shape = {"X": channels, "BX": CHANNELS, "LONGEST": SHORT, "num_warps": WARPS, **launch_options(k_TX.device)}
     tiles = triton.cdiv(channels, CHANNELS)
     for says in (False, True):
         _wkv_chunks[(tiles, number)](
-            k_TX, v_TX, decay_X, bonus_X, of_chunks_C3X, o_TX, turns.start_R1, chunks.first_C, chunks.length_C,
-            chunks.row_C, k_TX.stride(0), v_TX.stride(0), NOTHING, SAYS=says, **shape,
+            k_TX, v_TX, given.decay_X, given.bonus_X, of_chunks_C3X, o_TX, turns.start_R1, *chunks.of_chunks,
+            k_TX.stride(0), v_TX.stride(0), NOTHING, SAYS=says, **shape,
         )  # fmt: skip
         if not says:
             _wkv_carry[(tiles, turns.num_rows)](
-                of_chunks_C3X, decay_X, states_N3X, turns.start_R1, turns.reads_R, turns.writes_R,
-                turns.fresh_R.view(torch.uint8), turns.marks_R, turns.marked_R, chunks.length_C, chunks.of_R1,
+                of_chunks_C3X, given.decay_X, states_N3X, *turns.of_rows, chunks.length_C, chunks.of_R1,
                 states_N3X.stride(0), NOTHING, **shape,
             )  # fmt: skip
