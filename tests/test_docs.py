@@ -134,7 +134,7 @@ def paths(page: Path) -> set[str]:
     """Return the files and folders of ours that a page names, not routes, repositories or what a run writes."""
     words = {word for span in spans(page) for word in span.split()}
     files = {word for word in words if re.fullmatch(r"[\w<>*./-]*[\w>*]\.py", word)}
-    inside = re.compile(rf"([\w<>*-]+)(?:/[\w<>*-]+)*(?:/|/[\w<>*.-]+\.(?:{'|'.join(ENDINGS)}))")
+    inside = re.compile(rf"([\w<>*-]+)(?:/[\w<>*-]+)*(?:/[\w<>*-]*|/[\w<>*.-]+\.(?:{'|'.join(ENDINGS)}))")
     return files | {word for word in words if (found := inside.fullmatch(word)) and found[1] in rooms()}
 
 
