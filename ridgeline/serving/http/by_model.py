@@ -6,7 +6,7 @@ none, or one in its body that there is not, goes to the first, whose routes say 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -31,9 +31,8 @@ class _Named(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Named)
 
 
-def by_model(create: Callable[[ApiServer], ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
-    """Return the application of all these models. Bodies must come in one piece."""
-    apps = [create(api) for api in models]
+def by_model(apps: Sequence[ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
+    """Return the application of all these models, each of which has one. Bodies must come in one piece."""
     if len(apps) == 1:
         return apps[0]
     known = {name: app for api, app in zip(models, apps, strict=True) for name in api.names}
