@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -200,6 +201,36 @@ def kernels(
     if wrong := sum(bool(t.error) for t in timings):
         Console(stderr=True).print(f"{wrong} of {len(timings)} failed; they have no speed.")
         raise typer.Exit(1)
+
+
+@app.command(cls=ListCommand)
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="OP", help="An op, or a family of ops and formats.")],
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases.")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Of a family, only these ops.")] = None,
+    form: Annotated[list[str] | None, typer.Option(help="Of a family, only these formats.")] = None,
+    tokens: Annotated[list[int] | None, typer.Option(help="Only cases of so many tokens.")] = None,
+    chosen: Annotated[bool, typer.Option("--chosen", help="Only cuts that would be chosen.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="Stop by then, compiling included; 0: what is usual.")] = 0,
+    bandwidth: Annotated[float, typer.Option(min=0, help="TB/s of the memory; 0: an H200's.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Result lines are appended to this file.")] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Walk all jobs with small shapes on a CPU.")] = False,
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile all kernels without a GPU.")] = False,
+    processes: Annotated[int, typer.Option(min=0, help="That compile; 0: one a core, at most 16.")] = 0,
+    commit: Commit = "",
+) -> None:
+    """Check every implementation and every cut of an op's kernels on a GPU, then time it."""
+    if dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    from ridgeline.bench.sweep.options import SweepOptions, kind_of, loaded
+    from ridgeline.bench.sweep.runs import run
+
+    options = SweepOptions(
+        name=name, case=tuple(case or ()), op=tuple(op or ()), form=tuple(form or ()), tokens=tuple(tokens or ()),
+        chosen=chosen, seconds=seconds, bandwidth=1e12 * bandwidth, dry=dry, compile_only=compile_only,
+        processes=processes or min(16, os.cpu_count() or 1),
+    )  # fmt: skip
+    run(loaded(kind_of(name)), options, json, commit)
 
 
 @app.command()

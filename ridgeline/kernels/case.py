@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -47,16 +48,42 @@ class OpCase(ABC):
         """Return arguments such that every call with them finds the same."""
         return self.inputs(dtype, device)
 
+    def reduced(self) -> OpCase:
+        """Return a case whose launches are compiled alike, and that needs less memory."""
+        return self
+
+    def written(self, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Return what a call leaves in its arguments that has a meaning."""
+        return (arguments[0],) if self.stores else ()
+
     @abstractmethod
     def cost(self, itemsize: int) -> Cost:
         """Return the least work, of elements of so many bytes."""
 
 
 class Cases(NamedTuple):
-    """The cases of an op. small: those of tests. real: shapes of real models, for machines with enough memory."""
+    """The cases of an op.
+
+    small: those of tests. real: shapes of real models, for machines with enough memory.
+    swept: more of these, which only a sweep of cuts times.
+    """
 
     small: Sequence[OpCase] = ()
     real: Sequence[OpCase] = ()
+    swept: Sequence[OpCase] = ()
+
+
+class Cuts(NamedTuple):
+    """Ways to cut an op's kernel into programs.
+
+    candidates: the cuts to try on a case, by the reasons that stand beside them.
+    with_cut: returns the implementation with a cut, which takes the op's arguments.
+    interpreted: the types of cuts whose kernel Triton's interpreter can run.
+    """
+
+    candidates: Callable[[Any], Sequence[Any]]
+    with_cut: Callable[[Any], Callable[..., Any]]
+    interpreted: tuple[type, ...] = ()
 
 
 def as_cases(kind: type[C], cases: Iterable[Any]) -> tuple[C, ...]:
@@ -66,7 +93,7 @@ def as_cases(kind: type[C], cases: Iterable[Any]) -> tuple[C, ...]:
 
 def rows_label(rows: Sequence[Any]) -> str:
     """Return the rows of a step in few words. A row is its tokens, or (new tokens, all tokens)."""
-    if len(set(rows)) > 1:
+    runs = [(len(list(same)), row if isinstance(row, tuple) else (row,)) for row, same in groupby(rows)]
+    if len(runs) > 1 and len(rows) <= 8:
         return str(tuple(rows)).replace(" ", "")
-    first = rows[0]
-    return f"{len(rows)}x {first[0]}/{first[1]}" if isinstance(first, tuple) else f"{len(rows)}x {first}"
+    return " + ".join(f"{number}x {'/'.join(map(str, row))}" for number, row in runs)

@@ -8,6 +8,7 @@ implementation is chosen once, from the platform, when the model is built.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast, overload
@@ -15,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.case import Cases
+from ridgeline.kernels.case import Cases, Cuts
 
 F = TypeVar("F", bound=Callable[..., Any])
 Overrides = Mapping[str, str]  # op → the implementation wanted
@@ -121,9 +122,18 @@ class Op(Generic[F]):
 
         Only tests and benchmarks call this: an engine never imports cases.
         """
-        module = importlib.import_module(self.reference.__module__.rpartition(".")[0] + ".cases")
-        found: Mapping[str, Cases] = getattr(module, "OP_CASES", {})
+        found: Mapping[str, Cases] = self._beside("cases", "OP_CASES")
         return found.get(self.name, Cases())
+
+    def cuts(self) -> Cuts | None:
+        """Return the cuts of the op's kernels, which `OP_CUTS` in a `cuts.py` beside its reference holds, if any."""
+        found: Mapping[str, Cuts] = self._beside("cuts", "OP_CUTS")
+        return found.get(self.name)
+
+    def _beside(self, file: str, name: str) -> Mapping[str, Any]:
+        """Return a table of a module in the folder of the reference, {} if there is none."""
+        module = f"{self.reference.__module__.rpartition('.')[0]}.{file}"
+        return getattr(importlib.import_module(module), name, {}) if importlib.util.find_spec(module) else {}
 
     @overload
     def __get__(self, instance: None, owner: type) -> Op[F]: ...

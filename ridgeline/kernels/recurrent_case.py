@@ -7,13 +7,18 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
-from ridgeline.kernels.case import OpCase, rows_label
+from ridgeline.kernels.case import Cases, OpCase, rows_label
 from ridgeline.kernels.turns import Turns
 
 C = TypeVar("C", bound="RecurrentCase")
 
 REAL_ROWS = ((2048,), (1,) * 64)  # a prompt, and a step of 64 requests
+# Prompts of any length, rows side by side, a prompt beside rows of all kinds, and steps
+SWEPT_ROWS = (
+    (8192,), (65_536,), (1024,), (512,) * 16, (1984, *(512,) * 4, *(1,) * 64), (1,) * 256, (1,) * 8, (1,)
+)  # fmt: skip
 
 
 class RecurrentCase(OpCase):
@@ -50,7 +55,26 @@ class RecurrentCase(OpCase):
         given = self.inputs(dtype, device)
         return tuple(replace(x, writes_R=x.reads_R + 1) if isinstance(x, Turns) else x for x in given)
 
+    def reduced(self) -> RecurrentCase:
+        return replace(self, rows=tuple(min(length, 5000) for length in self.rows[:3]))  # type: ignore[type-var]
 
-def unpadded(cases: Iterable[C]) -> tuple[C, ...]:
-    """Return the cases without padding, whose outputs nobody defines."""
-    return tuple(replace(case, padding=0) for case in cases)  # type: ignore[type-var]
+    def written(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Return the states of the rows, and behind them those at marks. States stand before the turns."""
+        place = next(place for place, x in enumerate(arguments) if isinstance(x, Turns))
+        states, turns = arguments[place - 1], arguments[place]
+        marked_R = turns.marked_R[turns.marks_R > 0]
+        return (states[torch.cat((turns.writes_R[turns.writes_R > 0], marked_R))],)
+
+
+def cases_of_layers(small: Iterable[C], *layers: C) -> Cases:
+    """Return the small cases without padding, whose outputs nobody defines, and steps of layers of real models. The
+    benchmark of kernels times the first layer, and a sweep all of them."""
+
+    def steps(layer: C, rows: Iterable[tuple[int, ...]]) -> list[C]:
+        return [replace(layer, rows=each) for each in rows]  # type: ignore[type-var]
+
+    return Cases(
+        [replace(case, padding=0) for case in small],  # type: ignore[type-var]
+        steps(layers[0], REAL_ROWS),
+        [case for layer in layers for case in steps(layer, SWEPT_ROWS)],
+    )

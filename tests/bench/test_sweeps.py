@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.sweep_coded import CodedSweep
-from benchmarks.sweep_experts import Experts
-from benchmarks.sweep_fp8 import Fp8
-from benchmarks.sweep_grouped import Grouped
-from benchmarks.sweep_grouped_quantized import GroupedQuantized
-from benchmarks.sweep_kv import KV
-from benchmarks.sweep_latent import Latents
-from benchmarks.sweep_linear import Linear
-from benchmarks.sweep_scans import Scans
-from benchmarks.sweeping import Job, Sweep, short
-from benchmarks.sweeping_runs import run, show, work
+from ridgeline.bench.sweep.options import FAMILIES, SweepOptions, kind_of, loaded
+from ridgeline.bench.sweep.runs import run, show, work
+from ridgeline.bench.sweep.sweep import Job, short
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.launch import INTERPRETED
 from tests.bench.toy_sweep import Toy
 
-TOY = Path(__file__).parent / "toy_sweep.py"
+SLOW = ("latent", "linear_attention", "delta_attention", "gated_delta", "wkv", "selective_scan", "paged_attention")
 
 
 @pytest.mark.parametrize(
-    ("kind", "flags"),
-    [(Fp8, ""), (Grouped, ""), (GroupedQuantized, ""), (CodedSweep, ""), (CodedSweep, "--cuts W4 Q4_K"),
-     (Experts, ""), (KV, "--cuts"),
-     *(pytest.param(kind, "", marks=pytest.mark.thorough) for kind in (Linear, Scans, Latents))],
-    ids=lambda x: getattr(x, "__name__", x),
+    "name",
+    [*(name for name in FAMILIES if name not in SLOW), "causal_conv", "ssd", "rms_norm",
+     *(pytest.param(name, marks=pytest.mark.thorough) for name in SLOW)],
 )  # fmt: skip
 def test_a_dry_run_walks_every_job(
-    kind: type[Sweep], flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], interpreted: None
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], interpreted: None
 ) -> None:
-    run(kind, ["--dry", "--json", str(tmp_path / "lines"), *flags.split()])
+    run(loaded(kind_of(name)), SweepOptions(name=name, dry=True), tmp_path / "lines")
     shown = capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert len(lines) > 30
+    assert len(lines) > (30 if name in FAMILIES else 5)
     assert all(line["value"] > line["limit"] > 0 and line["dry"] for line in lines)
-    assert {line["workload"] for line in lines} == {kind.workload}
+    assert len({line["workload"] for line in lines}) == 1
     assert "FAILED" not in shown
     assert all(f"{line['model']:14s} {line['metric']:11s}" in shown for line in lines)
 
@@ -55,13 +44,13 @@ def interpreted() -> None:
 
 
 def toy() -> tuple[Any, list[Job]]:
-    sweep = Toy(argparse.Namespace(dry=False), "cuda")
+    sweep = Toy(SweepOptions(), "cuda")
     return sweep, sweep.jobs()
 
 
 def test_a_cut_that_dies_or_hangs_loses_nothing_but_itself_and_its_like() -> None:
     sweep, jobs = toy()
-    answers = dict(work(sweep, jobs, [sys.executable, str(TOY)], time.monotonic() + 300))
+    answers = dict(work(sweep, jobs, time.monotonic() + 300))
     said = {f"{job.case} {job.tokens} {short(job.cut)}": answer.get("failed", "") for job, answer in answers.items()}
     assert said == {
         "first 0 cut0/1": "",
@@ -77,7 +66,7 @@ def test_a_cut_that_dies_or_hangs_loses_nothing_but_itself_and_its_like() -> Non
 
 def test_nothing_is_begun_after_the_deadline() -> None:
     sweep, jobs = toy()
-    assert list(work(sweep, jobs, ["false"], time.monotonic() - 1)) == []
+    assert list(work(sweep, jobs, time.monotonic() - 1)) == []
 
 
 def test_the_table_shows_the_fastest_cut_first_and_marks_the_chosen_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,3 +78,10 @@ def test_the_table_shows_the_fastest_cut_first_and_marks_the_chosen_one(capsys: 
     assert "2 of 3 right" in table
     assert "10.00 µs of     5.00 (50.0 %)    100 TFLOP/s" in table
     assert table.index(short(fast.cut)) < table.index(short(slow.cut) + "* 20.00")
+
+
+def test_a_sweep_that_does_not_exist_is_named() -> None:
+    with pytest.raises(InvalidConfig, match=r"no sweep 'norms'; known: fp8, .*rms_norm"):
+        kind_of("norms")
+    with pytest.raises(InvalidConfig, match="no sweep 'step_inputs'"):  # an op without cases
+        kind_of("step_inputs")

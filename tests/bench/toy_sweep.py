@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.sweeping import Job, Limit, Sweep
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
 
 RIGHT, WRONG, DEADLY, SLOW, RAISES = range(5)
 
@@ -55,7 +51,3 @@ class Toy(Sweep):
 
     def limit(self, job: Job, calls: list[Any]) -> Limit:
         raise NotImplementedError
-
-
-if __name__ == "__main__":
-    run(Toy)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases
 from ridgeline.kernels.causal_conv.cost import causal_conv_cost
 from ridgeline.kernels.causal_conv.op import ConvInputs
-from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.recurrent_case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -65,4 +64,6 @@ CASES = (
     ConvCase((2, 9), 8, width=2, marks=(1, 0)),
 )
 
-OP_CASES = {"causal_conv": Cases(unpadded(CASES), [ConvCase(rows, 8192) for rows in REAL_ROWS])}
+LAYERS = (ConvCase((1,), 8192),)  # Qwen3.5-9B
+
+OP_CASES = {"causal_conv": cases_of_layers(CASES, *LAYERS)}

@@ -98,7 +98,7 @@ def choose_wide(
     """Return the cut of wide.py with the least cycles by the model below, or None if the outputs are not whole tiles.
     units: of `unit` inputs, of a row.
 
-    Of what benchmarks/sweep_coded.py tried on an H200 it took the fastest, or one 11 % slower at most.
+    Of what `ridgeline bench sweep coded` tried on an H200 it took the fastest, or one 11 % slower at most.
     """
     found = wide_cuts(tokens, outputs, units, unit=unit, bits=bits, gated=gated, processors=processors)
     return min(found, key=lambda cut: _cycles(cut, tokens, outputs, units, unit, gated, processors), default=None)

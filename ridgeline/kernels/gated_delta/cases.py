@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases
 from ridgeline.kernels.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.gated_delta.op import DeltaInputs
 from ridgeline.kernels.linear_attention.cost import linear_attention_cost
-from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.recurrent_case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -100,12 +99,13 @@ CHANNEL_CASES = (
     channel_case((90,), heads=1, key_width=64, value_width=16, alike=1.0, slow=2.0),
 )
 
+GATED_LAYERS = (  # Qwen3.5-9B, an eighth of a larger model's layer
+    DeltaCase((1,), heads=16, value_heads=32, key_width=128, value_width=128),
+    DeltaCase((1,), heads=2, value_heads=8, key_width=128, value_width=128),
+)
+CHANNEL_LAYERS = (channel_case((1,), heads=32, key_width=128, value_width=128),)  # Kimi Linear
+
 OP_CASES = {
-    "gated_delta": Cases(
-        unpadded(GATED_CASES),
-        [DeltaCase(rows, heads=16, value_heads=32, key_width=128, value_width=128) for rows in REAL_ROWS],
-    ),
-    "delta_attention": Cases(
-        unpadded(CHANNEL_CASES), [channel_case(rows, heads=32, key_width=128, value_width=128) for rows in REAL_ROWS]
-    ),
+    "gated_delta": cases_of_layers(GATED_CASES, *GATED_LAYERS),
+    "delta_attention": cases_of_layers(CHANNEL_CASES, *CHANNEL_LAYERS),
 }

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases
 from ridgeline.kernels.linear_attention.cost import linear_attention_cost
 from ridgeline.kernels.linear_attention.op import LinearInputs
-from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.recurrent_case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.turns import Turns, turns_of
 
 
@@ -77,8 +76,9 @@ CASES = (
     LinearAttentionCase((90,), heads=1, key_width=64, value_width=48, fast=3.0),
 )
 
-OP_CASES = {
-    "linear_attention": Cases(
-        unpadded(CASES), [LinearAttentionCase(rows, heads=4, key_width=256, value_width=512) for rows in REAL_ROWS]
-    )
-}
+LAYERS = (  # GLA-1.3B, RetNet
+    LinearAttentionCase((1,), heads=4, key_width=256, value_width=512),
+    LinearAttentionCase((1,), heads=16, key_width=128, value_width=256, decay="head"),
+)
+
+OP_CASES = {"linear_attention": cases_of_layers(CASES, *LAYERS)}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases
-from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.recurrent_case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.selective_scan.cost import selective_scan_cost
 from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.turns import Turns, turns_of
@@ -76,4 +75,8 @@ CASES = (
     SelectiveScanCase((150,), channels=24, state_width=8),
 )
 
-OP_CASES = {"selective_scan": Cases(unpadded(CASES), [SelectiveScanCase(rows, channels=8192) for rows in REAL_ROWS])}
+LAYERS = (  # Falcon-Mamba-7B
+    SelectiveScanCase((1,), channels=8192),
+)
+
+OP_CASES = {"selective_scan": cases_of_layers(CASES, *LAYERS)}

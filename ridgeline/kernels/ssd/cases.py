@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases
-from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.recurrent_case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.ssd.cost import ssd_cost
 from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.turns import Turns, turns_of
@@ -81,8 +80,10 @@ CASES = (
     SsdCase((300,), heads=2, state_width=64, dt_min=0.01),
 )
 
-OP_CASES = {
-    "ssd": Cases(
-        unpadded(CASES), [SsdCase(rows, heads=128, groups=8, head_width=64, state_width=128) for rows in REAL_ROWS]
-    )
-}
+LAYERS = (  # Codestral-Mamba-7B, Mamba-2 of one group, Falcon-H1
+    SsdCase((1,), heads=128, groups=8, head_width=64, state_width=128),
+    SsdCase((1,), heads=128, groups=1, head_width=64, state_width=128),
+    SsdCase((1,), heads=32, groups=2, head_width=64, state_width=256),
+)
+
+OP_CASES = {"ssd": cases_of_layers(CASES, *LAYERS)}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases
-from ridgeline.kernels.recurrent_case import REAL_ROWS, RecurrentCase, unpadded
+from ridgeline.kernels.recurrent_case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.turns import Turns, turns_of
 from ridgeline.kernels.wkv.cost import wkv_cost
 from ridgeline.kernels.wkv.op import WkvInputs
@@ -68,4 +67,8 @@ CASES = (
     WkvCase((70, 3, 1, 65), channels=40, marks=(70, 1, 0, 30), fresh=(1,), large=50.0),
 )
 
-OP_CASES = {"wkv": Cases(unpadded(CASES), [WkvCase(rows, channels=4096) for rows in REAL_ROWS])}
+LAYERS = (  # RWKV-4-7B
+    WkvCase((1,), channels=4096),
+)
+
+OP_CASES = {"wkv": cases_of_layers(CASES, *LAYERS)}

@@ -1,27 +1,23 @@
 """Experts' products on a Hopper GPU: check every cut of the kernels against float32, then time them.
 
-    python benchmarks/sweep_grouped.py --json results.jsonl [--model gpt-oss-20b]
+    ridgeline bench sweep grouped --json results.jsonl [--case gpt-oss-20b]
 
 Every cut is first checked at a few uneven numbers of tokens, some of which go nowhere. "layer" is gate_up and down
 together, as they are chosen; "dense" is torch's product of the same size. A limit is the larger of (bytes of touched
-experts, rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s. sweeping_runs.py says how it is done.
+experts, rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s. runs.py says how it is done.
 
 Legend: see kernels/grouped_gemm/op.py
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import Tensor
 
-from benchmarks.sweeping import Job, Limit, Sweep
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
 from ridgeline.kernels.grouped_gemm import hopper, op
 from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, stream
@@ -192,7 +188,3 @@ class Grouped(Sweep):
         if job.op == "dense":
             return self.least(0.0, 2 * flops)
         return replace(up if job.op == "gate_up" else down, note=note)
-
-
-if __name__ == "__main__":
-    run(Grouped)

@@ -1,31 +1,27 @@
 """Products with 8-bit weights on a Hopper GPU: check every cut of the kernels against float32, then time them.
 
-    python benchmarks/sweep_fp8.py --json results.jsonl [--tokens 1 64] [--form token block int8 bf16]
+    ridgeline bench sweep fp8 --json results.jsonl [--tokens 1 64] [--form token block int8 bf16]
 
 "op" is all that an op launches: rounding the activations (with norm and residual for qkv and gate_up) and the product.
 "product" is the product alone, "round" the rounding alone, "library" torch's own product of the same numbers. Weights
 of the form "group" are those of "token"; o and down get activations that the op before has rounded, with a scale for
 each 128 (so the op is the product alone), and gate_up rounds its results in the same way. A limit
 is the larger of bytes / 4.42 TB/s and FLOPs / 1,979 TFLOP/s (half of them for bf16). Errors are in standard deviations
-of the result. sweeping_runs.py says how it is done.
+of the result. runs.py says how it is done.
 
 Legend: see kernels/fp8_gemm/op.py
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import Tensor
 
-from benchmarks.sweeping import Job, Limit, Sweep
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.activation.triton import gated_activation as gated
 from ridgeline.kernels.fp8_gemm import choose, library
@@ -251,7 +247,3 @@ class Fp8(Sweep):
 
     def alike(self, a: Job, b: Job) -> bool:
         return super().alike(a, b) and MATRICES[a.case].gate == MATRICES[b.case].gate
-
-
-if __name__ == "__main__":
-    run(Fp8)

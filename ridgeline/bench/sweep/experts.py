@@ -1,29 +1,25 @@
 """Every sensible cut of the Triton kernels for mixtures of experts on a GPU: check it, then time it.
 
-    python benchmarks/sweep_experts.py --op route gate_up down layer --shape qwen3 --tokens 1 2 4 8
+    ridgeline bench sweep experts --op route gate_up down layer --case qwen3 --tokens 1 2 4 8
 
 "layer" is route, gate_up and down, one behind the other, as they are chosen. Launches that take turns have copies of
 the router, or routes of other tokens. A limit is the larger of bytes / 4.42 TB/s, with as many experts as uniform
 routing reaches, and FLOPs / 750 TFLOP/s. "by itself" is what the op takes (on Hopper perhaps hopper.py); a star marks
-what choose.py takes. sweeping_runs.py says how it is done.
+what choose.py takes. runs.py says how it is done.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import Tensor
 
-from benchmarks.sweep_grouped import routes_of
-from benchmarks.sweeping import Job, Limit, Sweep, moved
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.grouped import routes_of
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved
 from ridgeline.core.cost import Cost
 from ridgeline.core.expert_spec import RoutingSpec
 from ridgeline.kernels.grouped_gemm import op as grouped
@@ -188,7 +184,3 @@ class Experts(Sweep):
         costs = {what: self._cost(what, tokens, shape) for what in (FUNCTIONS if job.op == "layer" else (job.op,))}
         parts = [self.least(cost.bytes, 0.0 if what == "route" else cost.flops) for what, cost in costs.items()]
         return Limit(sum(part.seconds for part in parts), sum(part.flops for part in parts))
-
-
-if __name__ == "__main__":
-    run(Experts)

@@ -1,35 +1,30 @@
 """KV caches of 16 and of 8 bits on a GPU: check attention in every format, then time decode and prefill in one run.
 
-    python benchmarks/sweep_kv.py --json results.jsonl [--cuts]
+    ridgeline bench sweep kv --json results.jsonl [--chosen]
 
 Shapes are those of Llama-3.1-8B (32 heads, 8 key heads of 128, blocks of 64). Several layers' caches take turns. Decode
 includes the rotation and the write of the newest token; its schedule was made before, as a step makes it once for all
 layers. Prefill includes its schedule and, if the cache is of 8 bits, widening. The limit is the cache's bytes, scales
-included, over 4.42 TB/s, or FLOPs over 750 TFLOP/s if that is longer. `--cuts` also times decode with other stages and
-columns for levels, in one launch and in two. Every format and cut is first checked on short rows; errors are in units
-of what roundings allow. sweeping_runs.py says how it is done.
+included, over 4.42 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Decode with other stages and columns for levels
+is timed too, in one launch and in two. Every format and cut is first checked on short rows; errors are in units of what
+roundings allow. runs.py says how it is done.
 
 Legend: see kernels/attention/op.py
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.sweeping import Job, Limit, Sweep, moved
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved
 from ridgeline.kernels import kv_cache
 from ridgeline.kernels.attention import triton as attention
 from ridgeline.kernels.attention.cases import AttentionCase
@@ -103,14 +98,10 @@ class KV(Sweep):
     workload = "attention over cached levels"
     tolerance = 1.0
 
-    @classmethod
-    def flags(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--cuts", action="store_true", help="time other cuts of decode too")
-
     def jobs(self) -> list[Job]:
         found = []
         for form in FORMATS:
-            cuts = (PLAIN_CUTS if form == "bf16" else CUTS) if self.options.cuts else ()
+            cuts = PLAIN_CUTS if form == "bf16" else CUTS
             if form != "bf16":
                 found += [Job(CHECKED, "decode", 3, form, cut, timed=False) for cut in (None, *cuts)]
                 found += [Job(case, "prefill", 361, form, timed=False) for case in ("as they are", "widened")]
@@ -129,7 +120,7 @@ class KV(Sweep):
         lengths = (self.small(700, 70), 90, 1)
         case = DecodeCase(lengths=lengths, num_heads=8, num_kv_heads=2, head_dim=DIM, rotary_dim=DIM, block_size=BLOCK)
         arguments = list(case.inputs(self.dtype, torch.device("cpu")))
-        arguments[6:8], scales = self._quantized(*arguments[6:8], FORMATS[form])
+        arguments[6:8], scales = self._quantized(arguments[6], arguments[7], FORMATS[form])
         options = {**case.options(self.dtype, torch.device("cpu")), "scales": scales}
         return moved((arguments, options), self.device)
 
@@ -269,7 +260,3 @@ class KV(Sweep):
             return self.least(moved, 4.0 * DIM * HEADS * new * length)
         pairs = new * length - (new * new - new) / 2
         return self.least(length * self._held(job).token_bytes, 4.0 * DIM * HEADS * pairs)
-
-
-if __name__ == "__main__":
-    run(KV)

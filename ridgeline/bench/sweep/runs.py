@@ -13,8 +13,6 @@ makes inputs and references, launches in Triton's interpreter what that can run,
 
 from __future__ import annotations
 
-import argparse
-import inspect
 import json
 import os
 import selectors
@@ -22,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -32,8 +30,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.sweeping import Job, Sweep, short
 from ridgeline.bench.results import host_with
+from ridgeline.bench.sweep.options import SweepOptions
+from ridgeline.bench.sweep.sweep import Job, Sweep, chosen_jobs, fields_of, short
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.aot import compiling_for
 from ridgeline.kernels.launch import settle_cache_keys
 
@@ -47,7 +47,7 @@ def target() -> tuple[str, int]:
     return arch, facts.multi_processor_count
 
 
-def compile_one(task: tuple[type[Sweep], argparse.Namespace, str, int, Job]) -> str:
+def compile_one(task: tuple[type[Sweep], SweepOptions, str, int, Job]) -> str:
     """Compile what a job launches, and return what went wrong."""
     kind, options, arch, multiprocessors, job = task
     settle_cache_keys()
@@ -59,13 +59,14 @@ def compile_one(task: tuple[type[Sweep], argparse.Namespace, str, int, Job]) -> 
     return ""
 
 
-def compile_all(kind: type[Sweep], options: argparse.Namespace, jobs: list[Job], until: float) -> None:
+def compile_all(sweep: Sweep, jobs: list[Job], until: float) -> None:
     """Compile what can be compiled until then; the child compiles the rest."""
     started, unlike = time.monotonic(), dict[Any, Job]()
     for job in jobs:
-        if not isinstance(job.cut, str):
+        if sweep.compiles(job):
             unlike.setdefault((job.case, job.op, job.form, job.cut, job.tokens if job.cut is None else 0), job)
-    tasks = [(kind, options, *target(), job) for job in unlike.values()]
+    options = sweep.options
+    tasks = [(type(sweep), options, *target(), job) for job in unlike.values()]
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         futures = [pool.submit(compile_one, task) for task in tasks]
         done, rest = wait(futures, timeout=None if options.compile_only else max(0.0, until - time.monotonic()))
@@ -77,37 +78,20 @@ def compile_all(kind: type[Sweep], options: argparse.Namespace, jobs: list[Job],
     print(f"{len(done)} of {len(done) + len(rest)} launches compiled in {took:.0f} s", flush=True)
 
 
-# The child, and the parent that watches it
+# The parent that watches its children
 
 
-def child(sweep: Sweep, path: Path) -> None:
-    """Do the jobs whose numbers a file holds, and print a line for each. Cuts that were wrong are not done again."""
-    settle_cache_keys()
-    torch.manual_seed(0)
-    jobs, wrong = chosen_jobs(sweep), list[Job]()
-    for number in json.loads(path.read_text()):
-        job, broken = jobs[number], False
-        try:
-            answer = {"left": True} if any(job.is_again(one) for one in wrong) else sweep.answer(job)
-        except AssertionError as error:
-            answer = {"failed": str(error)}
-            wrong.append(job)
-        except Exception as error:
-            answer, broken = {"failed": f"{type(error).__name__}: {error}"[:600], "broken": True}, True
-        print("\n" + json.dumps({"number": number, **answer}), flush=True)
-        if broken:
-            sys.exit(1)  # after an error on the device nothing works
-
-
-def work(sweep: Sweep, jobs: list[Job], command: list[str], until: float) -> Iterator[tuple[Job, dict[str, Any]]]:
+def work(sweep: Sweep, jobs: list[Job], until: float) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Have all jobs done by children, one after the other, and yield their answers. Cuts that were wrong in a case are
     not timed there, and cuts like one that broke are not launched at all."""
-    pending = dict(enumerate(jobs))
+    pending, kind = dict(enumerate(jobs)), type(sweep)
+    asked = {"kind": f"{kind.__module__}:{kind.__qualname__}", "options": asdict(sweep.options)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pending.json"
         while pending and time.monotonic() < until:
-            path.write_text(json.dumps(list(pending)))
-            for answer in one_child([*command, "--child", str(path)], len(pending), until, sweep.start, sweep.silence):
+            path.write_text(json.dumps(asked | {"jobs": list(pending)}))
+            command = [sys.executable, "-W", "ignore", "-m", "ridgeline.bench.sweep.child", str(path)]
+            for answer in one_child(command, len(pending), until, sweep.start, sweep.silence):
                 number = answer.pop("number", next(iter(pending), None))
                 if number not in pending:
                     continue  # left out as below
@@ -194,65 +178,35 @@ def line(sweep: Sweep, job: Job, answer: dict[str, Any], base: dict[str, Any]) -
     return {
         "engine": "ridgeline", "workload": sweep.workload, "model": job.case, "metric": job.op, "format": job.form,
         "tokens": job.tokens, "kernel": type(job.cut).__name__.lower() if job.ours else "",
-        "plan": asdict(job.cut) if job.ours else job.cut, "chosen": job.chosen, **figure,
+        "plan": fields_of(job.cut) if job.ours else job.cut, "chosen": job.chosen, **figure,
         "unit": "us", "better": "lower", **facts, **base,
     }  # fmt: skip
 
 
-def chosen_jobs(sweep: Sweep) -> list[Job]:
-    """Return the jobs that the flags ask for."""
-    options = sweep.options
-    wanted = [(getattr(options, name), name) for name in ("case", "op", "tokens", "form")]
-    every = dict[Any, Job]()
-    for job in sweep.jobs():
-        every.setdefault((*job.setting, job.cut), job)
-    found = [job for job in every.values() if all(not some or getattr(job, name) in some for some, name in wanted)]
-    return [job for job in found if not options.chosen or job.chosen or not job.ours]
+def run(kind: type[Sweep], options: SweepOptions, results: Path | None = None, commit: str = "") -> None:
+    """Do what the options ask for, print the table, and add result lines to a file.
 
-
-def run(kind: type[Sweep], argv: Sequence[str] | None = None) -> None:
-    """Do what the command line asks for."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    script = Path(inspect.getfile(kind))
-    about = inspect.getdoc(inspect.getmodule(kind)) or ""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file to add result lines to")
-    parser.add_argument("--seconds", type=float, default=kind.seconds, help="stop by then, compiling included")
-    parser.add_argument("--case", "--model", "--shape", nargs="+", action="extend", help="default: all")
-    parser.add_argument("--op", nargs="+", action="extend", help="default: all")
-    parser.add_argument("--tokens", type=int, nargs="+", action="extend", help="default: all")
-    parser.add_argument("--form", nargs="+", action="extend", help="formats; default: all")
-    parser.add_argument("--chosen", action="store_true", help="only cuts that would be chosen, and others' kernels")
-    parser.add_argument("--compile-only", action="store_true", help="compile all kernels, which needs no GPU, and end")
-    parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1), help="that compile")
-    parser.add_argument("--commit", default="", help="of this code, if there is no checkout to ask")
-    parser.add_argument("--dry", action="store_true", help="walk all jobs with small shapes on a CPU")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    kind.flags(parser)
-    options = parser.parse_args(given)
-    if not (options.child or options.dry or options.compile_only or torch.cuda.is_available()):
-        parser.error("there is no GPU here; --compile-only and --dry do without one.")
+    Raises InvalidConfig if that takes a GPU and there is none.
+    """
+    if not (options.dry or options.compile_only or torch.cuda.is_available()):
+        raise InvalidConfig("there is no GPU here; use --compile-only or --dry, which need none.")
     sweep = kind(options, "cpu" if options.dry else "cuda")
-    if options.child:
-        child(sweep, options.child)
-        return
-    started = time.monotonic()
-    machine = asdict(host_with(torch.device("cuda" if torch.cuda.is_available() else "cpu"), options.commit))
-    base = {"machine": machine, "date": datetime.now(UTC).date().isoformat(), "command": f"benchmarks/{script.name}"}
-    base |= {"dry": True} if options.dry else {}
+    started, seconds = time.monotonic(), options.seconds or kind.seconds
+    machine = asdict(host_with(torch.device("cuda" if torch.cuda.is_available() else "cpu"), commit))
+    base: dict[str, Any] = {"machine": machine, "date": datetime.now(UTC).date().isoformat()}
+    base |= {"command": f"ridgeline bench sweep {options.name}", **({"dry": True} if options.dry else {})}
     print(" · ".join(f"{name} {value}" for name, value in (machine | {"date": base["date"]}).items() if value))
-    jobs, answers, until = chosen_jobs(sweep), dict[Job, dict[str, Any]](), started + options.seconds
+    jobs, answers, until = chosen_jobs(sweep), dict[Job, dict[str, Any]](), started + seconds
     if not options.dry:
-        compile_all(kind, options, jobs, started + 0.6 * options.seconds)
+        compile_all(sweep, jobs, started + 0.6 * seconds)
     if options.compile_only:
         return
-    command = [sys.executable, "-W", "ignore", str(script), *given]
-    for job, answer in ((j, sweep.answer(j)) for j in jobs) if options.dry else work(sweep, jobs, command, until):
+    for job, answer in ((j, sweep.answer(j)) for j in jobs) if options.dry else work(sweep, jobs, until):
         answers[job] = answer
         if "failed" in answer:
             print(f"FAILED {job}: {answer['failed']}", flush=True)
-        if options.json and (job.timed or "failed" in answer):
-            with options.json.open("a") as file:
+        if results and (job.timed or "failed" in answer):
+            with results.open("a") as file:
                 file.write(json.dumps(line(sweep, job, answer, base), ensure_ascii=False) + "\n")
     show(answers)
     print(f"{len(answers)} of {len(jobs)} jobs in {time.monotonic() - started:.0f} s")

@@ -1,6 +1,6 @@
 """Multi-head latent attention on a GPU: check every cut of the kernel, then time it.
 
-    python benchmarks/sweep_latent.py --json results.jsonl [--case 128-heads] [--op decode] [--form 8k]
+    ridgeline bench sweep latent --json results.jsonl [--case 128-heads] [--op decode] [--form 8k]
 
 "check" are the op's cases. "decode" is one layer of a step of one token for so many requests, all with the context that
 the format column names, "prompt" a row of so many tokens, "expanded" such a row whose keys and values were made of the
@@ -10,28 +10,22 @@ eight GPUs, or all 128. Schedules are made before, since layers share them. What
 reference, of a prompt its first and its last 64 tokens.
 
 A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s, by the ops' cost.py; of an H100 say
-`--bandwidth 3.35`. Errors are relative to |result| + the root mean square of all results. sweeping_runs.py says how it
-is done.
+`--bandwidth 3.35`. Errors are relative to |result| + the root mean square of all results. runs.py says how it is done.
 
 Legend: see kernels/latent_attention/op.py, and for "expanded" kernels/expanded_attention/op.py
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.sweeping import UNCACHED, Job, Limit, Sweep, moved
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.sweep import UNCACHED, Job, Limit, Sweep, moved
 from ridgeline.kernels.attention.op import RaggedBatch
 from ridgeline.kernels.attention.schedule import make_schedule
 from ridgeline.kernels.attention.triton_common import Cut
@@ -76,10 +70,6 @@ class Latents(Sweep):
     workload = "latent attention"
     seconds, tolerance = 150.0, 0.03
     silence = 60.0
-
-    @classmethod
-    def flags(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--bandwidth", type=float, default=cls.bandwidth / 1e12, help="TB/s of the memory")
 
     def jobs(self) -> list[Job]:
         found = []
@@ -252,9 +242,5 @@ class Latents(Sweep):
             cost = latent_attention_cost(*each, num_heads=heads, **widths)
         else:
             cost = latent_attention_cost([job.tokens], [job.tokens], num_heads=heads, **widths)
-        seconds = max(cost.bytes / (1e12 * self.options.bandwidth), cost.flops / self.peak)
+        seconds = max(cost.bytes / self.bandwidth, cost.flops / self.peak)
         return Limit(seconds, cost.flops, f"{cost.bytes / 1e6:.0f} MB")
-
-
-if __name__ == "__main__":
-    run(Latents)

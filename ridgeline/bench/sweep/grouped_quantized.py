@@ -1,30 +1,26 @@
 """Products of quantized experts on a GPU: check every cut against float32, then time them in captured graphs.
 
-    python benchmarks/sweep_grouped_quantized.py --json results.jsonl [--model "gpt-oss-20b mxfp4"]
+    ridgeline bench sweep grouped_quantized --json results.jsonl [--case "gpt-oss-20b mxfp4"]
 
-sweep_grouped.py is the same for plain matrices. A limit is the larger of (bytes of touched experts with their scales,
+grouped.py is the same for plain matrices. A limit is the larger of (bytes of touched experts with their scales,
 rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8). Errors are relative to the outputs' norm.
 Cuts of the portable kernels leave activations beside FP8 unrounded, those for Hopper round them, and each is compared
-with the reference that does likewise. Times of FP8 include the rounding. sweeping_runs.py says how it is done.
+with the reference that does likewise. Times of FP8 include the rounding. runs.py says how it is done.
 
 Legend: see kernels/grouped_gemm/op.py
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import Tensor
 
-from benchmarks.sweep_grouped import routes_of, touched
-from benchmarks.sweeping import Job, Limit, Sweep
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.grouped import routes_of, touched
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
 from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.coded_gemm.op import MXFP4
 from ridgeline.kernels.fp8_gemm.op import Fp8
@@ -178,10 +174,11 @@ class GroupedQuantized(Sweep):
     def launch(self, job: Job, arguments: Any) -> Tensor:
         """Call the op. The matrices are in two orders, and a cut takes its own."""
         x, weights, *rest = arguments
-        given = (x, weights[on_hopper(job.cut)], *rest)
+        given: Any = (x, weights[on_hopper(job.cut)], *rest)
         if job.cut is not None and on_hopper(job.cut):
-            return (hopper.grouped_gate_up if job.op == "gate_up" else hopper.grouped_down)(*given, job.cut)
-        anywhere = triton.grouped_gate_up if job.op == "gate_up" else triton.grouped_down
+            here: Callable[..., Tensor] = hopper.grouped_gate_up if job.op == "gate_up" else hopper.grouped_down
+            return here(*given, job.cut)
+        anywhere: Callable[..., Tensor] = triton.grouped_gate_up if job.op == "gate_up" else triton.grouped_down
         return anywhere(*given, plan=job.cut)
 
     def interpreted(self, job: Job) -> Any:
@@ -217,7 +214,3 @@ def copied(weight: Any) -> Any:
     if isinstance(weight, Tensor):
         return weight.clone()
     return type(weight)(*(field.clone() if isinstance(field, Tensor) else field for field in weight))
-
-
-if __name__ == "__main__":
-    run(GroupedQuantized)

@@ -1,6 +1,7 @@
-"""Sweeps over cuts of GPU kernels: cases and cuts as data, and how one of them is checked and timed.
+"""Sweeps over cuts of GPU kernels: what there is to do, and how one cut is checked and timed.
 
-A sweep is a script with a subclass of `Sweep` and `run(ItsSweep)`; sweeping_runs.py does the rest, and says what.
+A sweep is a subclass of `Sweep`; runs.py runs it, and says how. That of an op is made from the op (of_op.py).
+
 A cut is checked with memory that shows what a kernel leaves unwritten, and two launches must agree. One that is right
 is timed in a captured graph whose launches take several weights in turn, so that none is found in the second-level
 cache.
@@ -8,9 +9,7 @@ cache.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-if "--dry" in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+from ridgeline.bench.sweep.options import SweepOptions
 
 UNCACHED = 200e6  # bytes of the weights that take turns, several times the second-level cache
 
@@ -33,8 +31,8 @@ class Job:
     """One cut of one case.
 
     case: the name of a shape. op: what is launched. form: the format of weights or caches.
-    cut: the plan of a kernel of ours, a frozen dataclass; a word for what is not ours; None for what is chosen by
-        itself.
+    cut: the plan of a kernel of ours, a frozen dataclass or named tuple; a word for what has no cut; None for what is
+        chosen by itself.
     chosen: this cut is the one that would be chosen.
     timed: False if it is only checked.
     """
@@ -59,7 +57,7 @@ class Job:
 
     @property
     def ours(self) -> bool:
-        return is_dataclass(self.cut)
+        return is_dataclass(self.cut) or hasattr(self.cut, "_asdict")
 
     def __str__(self) -> str:
         return f"{self.case} {self.op} {self.form} T {self.tokens} {short(self.cut)}"
@@ -89,17 +87,12 @@ class Sweep(ABC):
     bandwidth, peak = 4.42e12, 750e12  # what an H200 attains
     start, silence = 60.0, 20.0
 
-    def __init__(self, options: argparse.Namespace, device: str) -> None:
-        self.options, self.device = options, torch.device(device)
-        self.dry = bool(options.dry)
+    def __init__(self, options: SweepOptions, device: str) -> None:
+        self.options, self.device, self.dry = options, torch.device(device), options.dry
+        self.bandwidth = options.bandwidth or self.bandwidth
         self.dtype = torch.float16 if self.dry else torch.bfloat16  # the interpreter cannot multiply bfloat16
         self._kept: dict[str, tuple[Any, Any]] = {}
         self._interpreted: set[Any] = set()
-
-    @classmethod
-    def flags(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the script's own flags, if it has some."""
-        return None
 
     @abstractmethod
     def jobs(self) -> list[Job]:
@@ -141,6 +134,10 @@ class Sweep(ABC):
     def interpreted(self, job: Job) -> Any:
         """Return the kind of a job that Triton's interpreter can run, or None. A dry run launches one of each kind."""
         return None
+
+    def compiles(self, job: Job) -> bool:
+        """Return True if a job's kernels are compiled ahead of its launch."""
+        return not isinstance(job.cut, str)
 
     def alike(self, a: Job, b: Job) -> bool:
         """Return True if two jobs launch nearly the same kernel, so that both break if one does."""
@@ -255,6 +252,8 @@ def tensors(result: Any) -> list[Tensor]:
     """Return the tensors of a result, however nested."""
     if isinstance(result, tuple):
         return [x for part in result for x in tensors(part)]
+    if is_dataclass(result) and not isinstance(result, type):
+        return tensors(tuple(getattr(result, each.name) for each in fields(result)))
     return [result] if isinstance(result, Tensor) else []
 
 
@@ -272,14 +271,31 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
+def fields_of(cut: Any) -> dict[str, Any]:
+    return asdict(cut) if is_dataclass(cut) and not isinstance(cut, type) else dict(cut._asdict())
+
+
 def unstaged(cut: Any) -> Any:
     """Return a cut whose number of stages does not count."""
-    return replace(cut, stages=0) if hasattr(cut, "stages") else cut
+    if not hasattr(cut, "stages"):
+        return cut
+    return replace(cut, stages=0) if is_dataclass(cut) and not isinstance(cut, type) else cut._replace(stages=0)
 
 
 def short(cut: Any) -> str:
     if cut is None or isinstance(cut, str):
         return cut or "by itself"
     return type(cut).__name__.lower() + "/".join(
-        str(int(v) if isinstance(v, bool) else v) for v in asdict(cut).values()
+        str(int(v) if isinstance(v, bool) else v) for v in fields_of(cut).values()
     )
+
+
+def chosen_jobs(sweep: Sweep) -> list[Job]:
+    """Return the jobs that the options ask for."""
+    options = sweep.options
+    wanted = [(getattr(options, name), name) for name in ("case", "op", "tokens", "form")]
+    every = dict[Any, Job]()
+    for job in sweep.jobs():
+        every.setdefault((*job.setting, job.cut), job)
+    found = [job for job in every.values() if all(not some or getattr(job, name) in some for some, name in wanted)]
+    return [job for job in found if not options.chosen or job.chosen or not job.ours]

@@ -1,28 +1,23 @@
 """Products of weights in codes on a GPU: check them against float64, then time them beside bfloat16's.
 
-    python benchmarks/sweep_coded.py --json results.jsonl           all formats, as kernels are chosen
-    python benchmarks/sweep_coded.py --cuts W4 [--tokens 1 64]      cuts that are worth a try too, of some formats
+    ridgeline bench sweep coded --chosen --json results.jsonl   all formats, as kernels are chosen
+    ridgeline bench sweep coded --form W4 --tokens 1            cuts that are worth a try too, of one format
 
 "linear" is what a model launches, with norm and residual for qkv and gate_up, whatever the cut. The limit is the bytes
 of weights and activations over 4.8 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Errors are relative to the
-largest result. sweeping_runs.py says how it is done.
+largest result. runs.py says how it is done.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch import Tensor
 
-from benchmarks.sweeping import Job, Limit, Sweep
-from benchmarks.sweeping_runs import run
+from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved
 from ridgeline.core.weight_format import CodedFormat
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.activation.triton import gated_activation as gated
@@ -100,21 +95,16 @@ class CodedSweep(Sweep):
     workload = "products of codes"
     bandwidth = 4.8e12
 
-    @classmethod
-    def flags(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--cuts", nargs="*", choices=list(FORMATS), help="try other cuts, of these formats (W4)")
-
     def jobs(self) -> list[Job]:
-        some = self.options.cuts
-        if some is None:
-            forms, at = ["bf16", *FORMATS], (1, 2, 4, 8, 16, 64, 256, 1024)
-            return [Job(case, "linear", tokens, form) for case in MATRICES for form in forms for tokens in at]
-        return [
+        """Return what is chosen of every format, then the cuts of each."""
+        forms, at = ["bf16", *FORMATS], self.options.tokens or (1, 2, 4, 8, 16, 64, 256, 1024)
+        chosen = [Job(case, "linear", tokens, form) for case in MATRICES for form in forms for tokens in at]
+        return chosen + [
             Job(case, "linear", tokens, form, cut)
+            for form in FORMATS
             for case, matrix in MATRICES.items()
-            for form in some or ["W4"]
             for tokens in self.options.tokens or (1, 8, 64, 256)
-            for cut in (None, *cuts(matrix, tokens, FORMATS[form].format))
+            for cut in cuts(matrix, tokens, FORMATS[form].format)
         ]
 
     def shape(self, job: Job) -> tuple[Matrix, int]:
@@ -137,7 +127,7 @@ class CodedSweep(Sweep):
         generator = None if self.device.type == "meta" else torch.Generator(self.device).manual_seed(1)
         weight = arranged(cases.random_codes(case, self.device, generator))  # type: ignore[arg-type]
         more = range(self.turns(weight.nbytes) - 1)
-        return [weight, *(Fragments(*(x.clone() if isinstance(x, Tensor) else x for x in weight)) for _ in more)]
+        return [weight, *(moved(weight, self.device) for _ in more)]
 
     def launch(self, job: Job, arguments: Any) -> Tensor:
         (x, residual, norm, weight), matrix, cut = arguments, self.shape(job)[0], job.cut
@@ -165,8 +155,8 @@ class CodedSweep(Sweep):
         if isinstance(cut, Library):
             y = plain.linear(x, dequantize(weight, x.dtype), None)
             return gated(y, gate) if gate else y
-        fused = (residual, norm) if solo and matrix.norm else (None, None)
-        return coded._launch(cut, x, *fused, EPS, weight, None, gate)[0]
+        fused: Any = (residual, norm) if solo and matrix.norm else (None, None)
+        return coded._launch(cut, x, fused[0], fused[1], EPS, weight, None, gate)[0]
 
     def reference(self, job: Job, arguments: Any) -> Tensor:
         (x, residual, norm, weight), matrix = arguments, self.shape(job)[0]
@@ -188,7 +178,3 @@ class CodedSweep(Sweep):
         matrix, tokens = self.shape(job)
         rows = matrix.inputs * (3 if matrix.norm else 1) + matrix.rows // (2 if matrix.gate else 1)
         return self.least(calls[0].weight.nbytes + 2 * tokens * rows, 2.0 * tokens * matrix.rows * matrix.inputs)
-
-
-if __name__ == "__main__":
-    run(CodedSweep)
