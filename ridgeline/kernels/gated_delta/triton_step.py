@@ -123,11 +123,13 @@ def step(
 ) -> None:
     """Run the rows of at most `longest` tokens, or all of them if it is 0, and fill their outputs in. `single`: every
     row has one token."""
-    (heads, keys), (value_heads, values) = given.k_THK.shape[1:], given.v_TGV.shape[1:]
+    q_THK, k_THK, v_TGV, a_TG, b_TG = given.q_THK, given.k_THK, given.v_TGV, given.a, given.b_TG
+    (heads, keys), (value_heads, values) = k_THK.shape[1:], v_TGV.shape[1:]
     columns = min(cut.columns, triton.next_power_of_2(values))
     _gated_delta_step[(triton.cdiv(values, columns), value_heads, turns.num_rows)](
-        *given.by_token.values(), given.log_rate_G, given.dt_bias, states_NGKV, o_TGV, *turns.of_rows,
-        *(x_T.stride(0) for x_T in given.by_token.values()), states_NGKV.stride(0), given.scale, NORM_EPS,
+        q_THK, k_THK, v_TGV, a_TG, b_TG, given.log_rate_G, given.dt_bias, states_NGKV, o_TGV, *turns.of_rows,
+        q_THK.stride(0), k_THK.stride(0), v_TGV.stride(0), a_TG.stride(0), b_TG.stride(0), states_NGKV.stride(0),
+        given.scale, NORM_EPS,
         H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=columns,
         EVERY=single, LONGEST=longest, num_warps=cut.warps, **launch_options(o_TGV.device),
     )  # fmt: skip

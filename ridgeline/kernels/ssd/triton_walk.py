@@ -87,11 +87,12 @@ def walk(
     given: SsdInputs, states_NHPS: Tensor, turns: Turns, y_THP: Tensor, rows: Rows, cut: Walk | None = None
 ) -> None:
     """Write the outputs of these rows to `y_THP`, and replace their states."""
-    (_, heads, width), size = given.x_THP.shape, given.b_TGS.shape[2]
+    x_THP, dt_TH, b_TGS, c_TGS = given.x_THP, given.dt_TH, given.b_TGS, given.c_TGS
+    (_, heads, width), size = x_THP.shape, b_TGS.shape[2]
     block_p, block_s, warps = blocks(width, size, cut or Walk())
     _walk[(heads * triton.cdiv(width, block_p), turns.num_rows)](
-        given.x_THP, given.dt_TH, given.rate_H, given.b_TGS, given.c_TGS, given.skip_H, given.dt_bias_H,
-        y_THP, states_NHPS, *turns.of_rows, *(x_T.stride(0) for x_T in given.by_token.values()), states_NHPS.stride(0),
+        x_THP, dt_TH, given.rate_H, b_TGS, c_TGS, given.skip_H, given.dt_bias_H, y_THP, states_NHPS, *turns.of_rows,
+        x_THP.stride(0), dt_TH.stride(0), b_TGS.stride(0), c_TGS.stride(0), states_NHPS.stride(0),
         given.share, given.dt_min, given.dt_max, H=heads, P=width, S=size, BLOCK_P=block_p, BLOCK_S=block_s, ROWS=rows,
         num_warps=warps, **launch_options(y_THP.device),
     )  # fmt: skip
