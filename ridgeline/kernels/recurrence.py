@@ -1,8 +1,10 @@
 """The loop that the references of recurrent ops share: row by row, and in each row token by token.
 
 A reference gives its rule for one token, in float64. Where states lie, begin, are marked and go to is said here alone.
+Implementations in plain torch run rows of one token all at once (`Singles`).
 
 Legend:
+    D  rows of one token
     H  heads
     J  numbers of a token's decay: K, or 1
     K  width of a query or key
@@ -14,6 +16,7 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,3 +71,27 @@ def decaying(
         return torch.einsum("hkv,hk->hv", state, q_THK[token]) * scale, state
 
     return rule
+
+
+class Singles(NamedTuple):
+    """The rows of one token, and these tokens."""
+
+    turns: Turns
+    row_D: Tensor
+    token_D: Tensor
+
+    @staticmethod
+    def of(turns: Turns) -> Singles:
+        row_D = (turns.start_R1.diff() == 1).nonzero()[:, 0]
+        return Singles(turns, row_D, turns.start_R1[row_D].long())
+
+    def begun(self, states_N: Tensor) -> Tensor:
+        """Return the states before the tokens, as copies."""
+        states_D = states_N.index_select(0, self.turns.reads_R[self.row_D])
+        fresh_D = self.turns.fresh_R[self.row_D]
+        return states_D.masked_fill_(fresh_D.view(-1, *[1] * (states_D.dim() - 1)), 0)
+
+    def keep(self, states_N: Tensor, states_D: Tensor) -> None:
+        """Store the states after the tokens, which are those at marks too."""
+        for blocks_R in (self.turns.writes_R, self.turns.marked_R):
+            states_N.index_copy_(0, blocks_R[self.row_D], states_D.to(states_N.dtype))

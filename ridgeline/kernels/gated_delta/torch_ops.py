@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ridgeline.kernels.gated_delta.op import DeltaInputs, unit
 from ridgeline.kernels.linear_attention.torch_ops import Tokens, in_chunks
+from ridgeline.kernels.recurrence import Singles
 from ridgeline.kernels.turns import Turns
 
 CHUNK = 64
@@ -55,30 +56,25 @@ def delta_attention(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Te
 def gated_delta(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
     tokens, v_TGV = _Tokens.of(given), given.v_TGV
     o_TGV = torch.zeros_like(v_TGV, memory_format=torch.contiguous_format)
-    lengths_R = turns.start_R1.diff()
-    rows_D = (lengths_R == 1).nonzero()[:, 0]
-    if len(rows_D):
-        token_D = turns.start_R1[rows_D].long()
-        o_TGV[token_D] = _step(tokens.taken(token_D), states_NGKV, turns, rows_D).to(o_TGV.dtype)
-    if len(rows_D) < int((lengths_R > 0).sum()):
+    singles = Singles.of(turns)
+    if len(singles.row_D):
+        o_TGV[singles.token_D] = _step(tokens.taken(singles.token_D), states_NGKV, singles).to(o_TGV.dtype)
+    if len(singles.row_D) < int((turns.start_R1.diff() > 0).sum()):
         _chunked(tokens, states_NGKV, turns, o_TGV)
     return o_TGV
 
 
-def _step(tokens: _Tokens, states_NGKV: Tensor, turns: Turns, rows_D: Tensor) -> Tensor:
+def _step(tokens: _Tokens, states_NGKV: Tensor, singles: Singles) -> Tensor:
     """Return the outputs of the rows that have one token."""
     q_DHK, k_DHK, v_DGV, g_DG, beta_DG = tokens
-    fresh_D = turns.fresh_R[rows_D]
-    states_DGKV = states_NGKV.index_select(0, turns.reads_R[rows_D])
-    states_DGKV.masked_fill_(fresh_D[:, None, None, None], 0).mul_(g_DG.exp()[..., None, None])
+    states_DGKV = singles.begun(states_NGKV).mul_(g_DG.exp()[..., None, None])
     share = v_DGV.shape[1] // k_DHK.shape[1]
     k_DGK = k_DHK.repeat_interleave(share, dim=1)
     both_DG2K = torch.stack((k_DGK, q_DHK.repeat_interleave(share, dim=1)), dim=2)
     known_DGV, read_DGV = (both_DG2K @ states_DGKV).unbind(2)
     moved_DGV = beta_DG[..., None] * (v_DGV - known_DGV)
     states_DGKV.addcmul_(k_DGK[..., None], moved_DGV[:, :, None])
-    states_NGKV.index_copy_(0, turns.writes_R[rows_D], states_DGKV)
-    states_NGKV.index_copy_(0, turns.marked_R[rows_D], states_DGKV)
+    singles.keep(states_NGKV, states_DGKV)
     return read_DGV + both_DG2K.prod(2).sum(-1, keepdim=True) * moved_DGV
 
 

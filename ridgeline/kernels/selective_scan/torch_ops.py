@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.recurrence import Singles
 from ridgeline.kernels.selective_scan.op import ScanInputs
 from ridgeline.kernels.turns import Row, Turns
 
@@ -37,29 +38,22 @@ def selective_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Tenso
     x, step_TX = given.x_TX.float(), given.step_TX(torch.float32)
     numbers = _Numbers(step_TX, step_TX * x, given.rate_XS.float(), given.b_TS.float(), given.c_TS.float())
     y_TX = x * given.skip_X.float()
-    rows = list(turns.rows())
-    if single := [row for row in rows if row.end - row.start == 1]:
-        _steps(numbers, states_NXS, single, y_TX)
-    for row in rows:
+    if len((singles := Singles.of(turns)).row_D):
+        _steps(numbers, states_NXS, singles, y_TX)
+    for row in turns.rows():
         if row.end - row.start > 1:
             _row(numbers, states_NXS, row, y_TX)
     return (y_TX if given.z_TX is None else y_TX * F.silu(given.z_TX.float())).to(given.x_TX.dtype)
 
 
-def _steps(numbers: _Numbers, states_NXS: Tensor, rows: list[Row], y_TX: Tensor) -> None:
+def _steps(numbers: _Numbers, states_NXS: Tensor, singles: Singles, y_TX: Tensor) -> None:
     """Run rows of one token each."""
-    step_TX, added_TX, rate_XS, b_TS, c_TS = numbers
-    device = y_TX.device
-    token_I, reads_I, writes_I = torch.tensor([(r.start, r.reads, r.writes) for r in rows], device=device).T
-    fresh_I = torch.tensor([row.fresh for row in rows], device=device)
-    state_IXS = states_NXS[reads_I].masked_fill_(fresh_I[:, None, None], 0).float()
+    (step_TX, added_TX, rate_XS, b_TS, c_TS), token_I = numbers, singles.token_D
+    state_IXS = singles.begun(states_NXS).float()
     state_IXS *= (step_TX[token_I, :, None] * rate_XS).exp_()
     state_IXS.addcmul_(added_TX[token_I, :, None], b_TS[token_I, None])
     y_TX[token_I] += (state_IXS @ c_TS[token_I, :, None])[..., 0]
-    states_NXS[writes_I] = state_IXS.to(states_NXS.dtype)
-    for index, row in enumerate(rows):
-        if row.mark:
-            states_NXS[row.marked] = state_IXS[index].to(states_NXS.dtype)
+    singles.keep(states_NXS, state_IXS)
 
 
 def _row(numbers: _Numbers, states_NXS: Tensor, row: Row, y_TX: Tensor) -> None:

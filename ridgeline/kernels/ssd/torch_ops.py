@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.recurrence import Singles
 from ridgeline.kernels.ssd.op import SsdInputs
 from ridgeline.kernels.turns import Row, Turns
 
@@ -47,8 +48,8 @@ def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
         x_float, given.step_TH(torch.float32), given.rate_H.float(), given.b_TGS.float(), given.c_TGS.float()
     )
     rows = list(turns.rows())
-    if single := [row for row in rows if row.end - row.start == 1]:
-        _steps(numbers, states_NHPS, single, y_THP)
+    if len((singles := Singles.of(turns)).row_D):
+        _steps(numbers, states_NHPS, singles, y_THP)
     pieces = [piece for row in rows if row.end - row.start > 1 for piece in _pieces(row)]
     _, heads, width = x_THP.shape
     many = max(1, AT_ONCE // (heads * (2 * CHUNK * CHUNK + 2 * width * size + 3 * CHUNK * width)))
@@ -58,22 +59,17 @@ def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
     return y_THP.to(x_THP.dtype)
 
 
-def _steps(given: _Given, states_NHPS: Tensor, rows: list[Row], y_THP: Tensor) -> None:
+def _steps(given: _Given, states_NHPS: Tensor, singles: Singles, y_THP: Tensor) -> None:
     """Run rows of one token each."""
-    device = y_THP.device
-    token_I, reads_I, writes_I = torch.tensor([(r.start, r.reads, r.writes) for r in rows], device=device).T
-    fresh_I = torch.tensor([row.fresh for row in rows], device=device)
+    token_I = singles.token_D
     x_IHP, step_IH, b_IGS, c_IGS = (v[token_I] for v in (given.x_THP, given.step_TH, given.b_TGS, given.c_TGS))
     share = x_IHP.shape[1] // b_IGS.shape[1]
-    state_IHPS = states_NHPS[reads_I].masked_fill_(fresh_I[:, None, None, None], 0).float()
+    state_IHPS = singles.begun(states_NHPS).float()
     state_IHPS *= (step_IH * given.rate_H).exp()[:, :, None, None]
     state_IGhPS = state_IHPS.unflatten(1, (-1, share))
     state_IGhPS += (x_IHP * step_IH[:, :, None]).unflatten(1, (-1, share))[..., None] * b_IGS[:, :, None, None]
     y_THP[token_I] += (state_IGhPS @ c_IGS[:, :, None, :, None]).flatten(1, 2)[..., 0]
-    states_NHPS[writes_I] = state_IHPS.to(states_NHPS.dtype)
-    for index, row in enumerate(rows):
-        if row.mark:
-            states_NHPS[row.marked] = state_IHPS[index].to(states_NHPS.dtype)
+    singles.keep(states_NHPS, state_IHPS)
 
 
 def _pieces(row: Row) -> list[_Piece]:

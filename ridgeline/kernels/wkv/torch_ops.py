@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.recurrence import Singles
 from ridgeline.kernels.turns import Turns
 from ridgeline.kernels.wkv.op import WkvInputs, begun
 
@@ -22,19 +23,18 @@ State = tuple[Tensor, Tensor, Tensor]  # the sum of values, that of weights, and
 def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
     k_TX, v, decay_X, bonus_X = given.k_TX.float(), given.v_TX.float(), given.decay_X, given.bonus_X
     o_TX = torch.zeros_like(given.v_TX, dtype=torch.float32)
-    lengths_R = turns.start_R1.diff()
-    row_D = (lengths_R == 1).nonzero()[:, 0]
+    singles = Singles.of(turns)
     outputs, places = [], []
-    if len(row_D):
-        place_D, old_D3X = turns.start_R1[row_D].long(), states_N3X[turns.reads_R[row_D]]
-        fresh_D11 = turns.fresh_R[row_D][:, None, None]
+    if len(singles.row_D):
+        place_D, old_D3X = singles.token_D, singles.begun(states_N3X)
+        fresh_D11 = turns.fresh_R[singles.row_D][:, None, None]
         a, b, p = torch.where(fresh_D11, begun(states_N3X[0], True), old_D3X.float()).unbind(1)
         old = a, b, p
         k_DX, v_DX = k_TX[place_D], v[place_D]
         outputs.append(_mean(old, k_DX, v_DX, bonus_X))
         places.append(place_D)
         new_D3X = torch.stack(_joined(old, (v_DX, torch.ones_like(v_DX), k_DX), decay_X), 1).detach()
-        states_N3X[turns.writes_R[row_D]] = states_N3X[turns.marked_R[row_D]] = new_D3X
+        singles.keep(states_N3X, new_D3X)
     for row in turns.rows():
         if row.end - row.start == 1:
             continue
