@@ -135,7 +135,7 @@ def _run_on(
 
 
 def _divide_from(choices: Choices) -> int | None:
-    """Return how many tokens a step must have for ranks to divide them, or None if there are no such ranks. All ranks
+    """Return the least number of tokens in a step that ranks divide, or None if there are no such ranks. All ranks
     come to the same, whatever each has measured."""
     ring, device = choices.mesh.cp, choices.device
     if ring.size == 1:

@@ -42,8 +42,8 @@ def placement_of(config: LLMConfig, model: ModelSpec) -> Placement | None:
 
 
 def _read(file: Path, counts: list[int]) -> list[np.ndarray]:
-    """Return how many tokens the experts of each mixture got, of a file with {"logical_count": [[…], …]} or of what a
-    server answers at /dashboard/data. Raise InvalidConfig."""
+    """Return the tokens counted by the experts of each mixture, from a file with {"logical_count": [[…], …]} or from
+    the answer of a server at /dashboard/data. Raise InvalidConfig."""
     try:
         content: Any = json.loads(file.read_text())
         rows = content["logical_count"] if "logical_count" in content else content["experts"]["tokens"]

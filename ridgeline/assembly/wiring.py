@@ -82,7 +82,7 @@ def assemble(
 ) -> Assembly:
     """Load the model, size the cache, start the worker. Raises InvalidConfig or ModelLoadError.
 
-    interactive: somebody reads along, so a prompt must not hold up those who decode (`LLMConfig.itl_target`).
+    interactive: clients read along, so a prompt must not hold up the requests that decode (`LLMConfig.itl_target`).
     recruits: processes for the model's ranks that were started already.
 
     For a CPU a thread does it that then ends. The threads with which OpenMP shares its loops end with it, and only the
@@ -276,7 +276,8 @@ def _parts(config: LLMConfig, model: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
 def _draft(
     config: LLMConfig, model: ModelSpec, folder: Path, device: torch.device, longest: int
 ) -> DraftChoice | HeadChoice | None:
-    """Return what drafts, if a model or a head does. Raise InvalidConfig or ModelLoadError for one that cannot."""
+    """Return the draft model or draft head, or None if there is neither. Raise InvalidConfig or ModelLoadError for one
+    that cannot."""
     if config.speculation is None:
         return None
     check_speculation(model, config.speculation)

@@ -93,7 +93,7 @@ def _decodes(lengths_R: np.ndarray, max_tokens_R: np.ndarray, shared: int) -> li
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens that all prompts begin with, or 0 for a single prompt, which shares with nobody."""
+    """Return the number of tokens that all prompts begin with, or 0 for a single prompt, which shares none."""
     if len(prompts) < 2:
         return 0
     # in lexical order, so all others agree where these two do

@@ -34,7 +34,7 @@ def side_by_side(ours: Sequence[Record], theirs: Sequence[Record]) -> Table:
 
 
 def advantage(ours: Record, theirs: Record) -> float:
-    """Return how many times better `ours` is. Above 1 it wins."""
+    """Return the factor by which `ours` is better. Above 1 it wins."""
     better, worse = (theirs, ours) if ours.better == "lower" else (ours, theirs)
     return better.value / worse.value if worse.value else float("inf")
 

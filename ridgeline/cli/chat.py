@@ -56,7 +56,7 @@ def chat(
 
 
 def _lines() -> Any:
-    """Yield what the user types, line by line, until the end of input. Blank lines are skipped."""
+    """Yield the lines that the user types, until the end of input. Blank lines are skipped."""
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")

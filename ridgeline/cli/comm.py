@@ -98,7 +98,7 @@ def bench(
 
 
 def _missing(error: ModuleNotFoundError) -> Exception:
-    """Return what says which package is not installed; the error itself if a module of our own is missing."""
+    """Return an error that names the missing package; the error itself if a module of our own is missing."""
     package = str(error.name).partition(".")[0]
     if package == "ridgeline":
         return error

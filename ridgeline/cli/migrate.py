@@ -105,7 +105,7 @@ def _server_words(words: list[str]) -> tuple[dict[str, str], list[Line], list[st
 
 
 def _in_container(words: list[str], variables: dict[str, str], lines: list[Line]) -> list[str]:
-    """Return what runs in a container of `docker run`, as `vllm serve …`."""
+    """Return the command that `docker run` starts in its container, as `vllm serve …`."""
     place, dropped = 2, list[str]()
     while place < len(words) and words[place][:1] == "-":
         option, equals, value = words[place].partition("=")

@@ -36,7 +36,7 @@ def list_architectures() -> dict[str, str]:
 
 
 def describe(model: str) -> dict[str, object]:
-    """Return what a model is made of, from its config alone. Raise ModelLoadError."""
+    """Return the facts of a model's architecture, from its config alone. Raise ModelLoadError."""
     from ridgeline.defaults import choose_device, choose_dtype
     from ridgeline.weights.loader import read_model_config, resolve_model  # imports torch
 
@@ -79,7 +79,7 @@ def describe_mixers(spec: ModelSpec, attentions: Sequence[AttentionSpec], dtype:
 
 
 def describe_experts(spec: ModelSpec) -> dict[str, object]:
-    """Return what a mixture of experts is made of; nothing for a dense model."""
+    """Return the facts of a mixture of experts; empty for a dense model."""
     from ridgeline.core.expert_spec import ExpertsSpec
 
     found = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]

@@ -135,7 +135,7 @@ def _print(one: Plan) -> None:
 
 
 def _kept(one: Plan) -> str:
-    """Say what requests keep, and for how many there is room."""
+    """Return a line on the memory that a request keeps, and the number of requests that fit."""
     d = one.deployment
     if not one.kv_per_token:
         return f"a state of {short(one.kv_per_request, 'B')} per request, room for {one.max_requests:,} requests"
@@ -148,7 +148,7 @@ def _kept(one: Plan) -> str:
 
 
 def _exchange(one: Plan) -> str:
-    """Say what dispatch and combine move between the devices that divide the experts."""
+    """Return a line on the bytes that dispatch and combine move between the devices that divide the experts."""
     batch = one.best.batch if one.best else 1
     step = batch * one.exchanged
     return (

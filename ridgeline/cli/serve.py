@@ -106,8 +106,8 @@ LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, No
 
 
 class ServeCommand(TyperCommand):
-    """The verb with vLLM's ways to write its command line. What has no effect is told, and what we have not is
-    refused. `more` are a verb's own flags."""
+    """The verb with vLLM's ways to write its command line. Flags without effect are reported, and those that Ridgeline
+    lacks are refused. `more` are a verb's own flags."""
 
     more: ClassVar[Mapping[str, Takes]] = {}
 

@@ -65,7 +65,8 @@ def read_hardware(gpu: str, datasheet: bool) -> Hardware:
 
 
 def read_links(hardware: Hardware, datasheet: bool) -> Links:
-    """Return how long collectives take: as this user measured it (`ridgeline comm bench --keep`), else as assumed."""
+    """Return the times of collectives: as this user measured them (`ridgeline comm bench --keep`), else assumed
+    ones."""
     guess = assumed(hardware)
     if not datasheet:
         for device in _driver_names(hardware):

@@ -30,7 +30,7 @@ class Translation:
     """The words of our command, and a line for everything that differs from what was given.
 
     models: what is served, each once.
-    unknown: flags that are nobody's, with their values.
+    unknown: flags that neither server defines, with their values.
     several: lists that had several words.
     """
 

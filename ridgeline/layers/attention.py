@@ -76,7 +76,7 @@ class AttentionBehind(nn.Module):
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
     def mixed(self, qkv_TX: Tensor, positions_T: Tensor, state: Attends) -> Tensor:
-        """Return what attention makes of its projection: [T, M]."""
+        """Return attention's output for its projection: [T, M]."""
         spec, gate_TX = self.spec, None
         if spec.output_gate:
             gate_TX, qkv_TX = qkv_TX.tensor_split((spec.q_size,), dim=-1)

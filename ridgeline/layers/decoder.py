@@ -102,7 +102,7 @@ class Layer(nn.Module):
         return (x_TM if residual_TM is None else x_TM + residual_TM) * self.scalar, None
 
     def _added(self, x_TM: Tensor, residual_TM: Tensor | None, norm: Norm | None) -> tuple[Tensor, Tensor | None]:
-        """Return what a part with the output `x_TM` adds to the residual, and the residual; or the residual after it,
+        """Return the addend of a part with the output `x_TM`, and the residual; or the residual after the addition,
         and None."""
         if self.spec.norms == "around" and norm is not None:
             return norm(x_TM, residual_TM)[0], None
@@ -303,8 +303,8 @@ class Decoder(nn.Module):
         return x_TM + (residual_TM if self._parts is None else self._parts.whole(residual_TM, len(x_TM)))
 
     def handed_on(self, hidden: Hidden) -> Tensor:
-        """Return what the next stage gets: the sum over ranks with its residual, and the tokens as they were embedded,
-        if layers need them."""
+        """Return the input of the next stage: the sum over ranks with its residual, and the tokens as they were
+        embedded, if layers need them."""
         x_TM = self._pending[-1].all_reduce(hidden.x_TM)
         x_TM = x_TM if hidden.residual_TM is None else x_TM + hidden.residual_TM
         return x_TM if hidden.embedded_TM is None else torch.cat((x_TM, hidden.embedded_TM), dim=1)

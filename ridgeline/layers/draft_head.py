@@ -118,7 +118,7 @@ class DraftHead(nn.Module):
         return self.target.normed(hidden) if self.join is None else self.join(torch.cat(list(tapped), dim=-1))
 
     def forward(self, token_ids_T: Tensor, feature_TM: Tensor, positions_T: Tensor, states: LayerStates) -> Hidden:
-        """Return what the layers make of pairs of a feature and the token behind it. The states are those of the head's
+        """Return the layers' output for pairs of a feature and the token behind it. The states are those of the head's
         own layers."""
         embed_TM = self.target.table_rows(token_ids_T)
         if self.spec.joined == "attention":

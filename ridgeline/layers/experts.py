@@ -40,7 +40,7 @@ class ExpertStack(nn.Module):
     weight: the parameter that is loaded and trained. It is None once another form has taken its place.
     fillings: the tensors that are loaded instead, if the scheme keeps the form of the files.
     matrices: the form that multiplies; it is set by `prepare` if there are such tensors.
-    on_host: the weight stays in the host's memory, as it was loaded, and somebody else multiplies.
+    on_host: the weight stays in the host's memory, as it was loaded, and other code multiplies.
     """
 
     weight: nn.Parameter | None
@@ -308,7 +308,7 @@ class Experts(nn.Module):
             self.cache = ExpertCache(stacks, self.slots, self.router.device, self.ops, self.spec.activation)
 
     def _shared(self, n_TM: Tensor) -> Tensor | None:
-        """Return what this rank adds to the shared expert's output, or None."""
+        """Return this rank's addend of the shared expert's output, or None."""
         if self.shared is None:
             return None
         y_TM, _ = self.shared(None, n_TM, None)

@@ -54,7 +54,7 @@ class Head(nn.Module):
             width = each.outputs
 
     def forward(self, x_RM: Tensor) -> Tensor:
-        """Return what the maps make of pooled vectors."""
+        """Return the pooled vectors after the maps."""
         for each in self.maps:
             x_RM = each(x_RM)
         return x_RM

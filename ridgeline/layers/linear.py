@@ -144,7 +144,7 @@ class Linear(nn.Module):
     def normed_for(
         self, then: Linear, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str
     ) -> tuple[Tensor | Rounded, Tensor]:
-        """Return what `normed` does, as the layer `then` had better get it."""
+        """Return the result of `normed`, in the form that suits the layer `then`."""
         plain = norm is None or norm.bias is not None or self.pending.size > 1
         if plain or not takes_rounded(self.matrix) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
             return self.normed(norm, x_TI, residual_TI, gate)

@@ -49,7 +49,7 @@ class Mamba2Behind(nn.Module):
         )  # fmt: skip
 
     def mixed(self, zxbcdt_TX: Tensor, state: Recurs) -> Tensor:
-        """Return what the mixer makes of its projection: [T, M]."""
+        """Return the mixer's output for its projection: [T, M]."""
         spec, shared = self.spec, self.spec.groups * self.spec.state_width
         tails_NwX, states_NHPS = state.parts
         z_TX, xbc_TX, dt_TH = zxbcdt_TX.split((spec.inner, spec.channels, spec.heads), dim=-1)

@@ -61,7 +61,7 @@ class SharedBlock(nn.Module):
     def forward(
         self, both_TD: Tensor, positions_T: Tensor, state: Attends, of_qkv: Adapter | None, of_mlp: Adapter
     ) -> Tensor:
-        """Return what the block makes of the residual and the embedded tokens, with one layer's adapters: [T, M]."""
+        """Return the block's output for the residual and the embedded tokens, with one layer's adapters: [T, M]."""
         if of_qkv is None:
             qkv_TO, _ = self.attention.qkv.normed(self.attention_norm, both_TD, None)
         else:

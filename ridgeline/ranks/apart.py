@@ -3,9 +3,9 @@ attention).
 
 Each rank is the worker of one engine: its `Seat` here. In the mixture layers of a step every rank must take part, so
 plans go out in rounds, one plan a rank. A rank that has no plan in a round lends the others its experts.
-All ranks replay a graph of the same size, so each is told the size of the round.
+All ranks replay a graph of the same size, so each gets the size of the round.
 
-A round waits in this process until somebody wants a result of it. So engines that plan in turn share rounds.
+A round waits in this process until an engine wants a result of it. So engines that plan in turn share rounds.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Apart(Group):
         return result
 
     def _loads_of(self, ranks: Sequence[ExpertLoad | None]) -> ExpertLoad | None:
-        """Return what all ranks' routers counted together."""
+        """Return the sum of the counts of all ranks' routers."""
         if not self._waiting and not any(self._sent):
             loads = [load for load in ranks if load is not None]
             self._load = summed(loads) if loads else None

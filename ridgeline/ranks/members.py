@@ -109,7 +109,7 @@ class Members:
         laps = Laps(LOOK)
         while self._lost is None and not there():
             self._listen()
-            if there():  # whenever it came: nobody may have looked for hours
+            if there():  # whenever it came: the last look may be hours ago
                 return
             elapsed = laps.since_last()
             waited += elapsed

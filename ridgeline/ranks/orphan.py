@@ -26,7 +26,7 @@ def end_with_leader(leader: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
     closed = select.poll()
     closed.register(lifeline, 0)  # 0: nothing but that the other end is gone
-    if closed.poll(0):  # before the kernel knew whom to tell
+    if closed.poll(0):  # before the kernel knew which process to signal
         os._exit(GONE)
     threading.Thread(target=_watch, args=(leader,), daemon=True).start()
 

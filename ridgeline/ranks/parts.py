@@ -112,7 +112,7 @@ class Dealer:
         return Part(part, cut.rows_R, cut.ends_R == whole)
 
     def _after(self, plan: StepPlan, rows: Rows, *, first: bool) -> int:
-        """Return the newest part that draws a token of a slot that the part runs, or gives to somebody else."""
+        """Return the newest part that draws a token of a slot that the part runs, or gives to another part."""
         touched = rows.slots_R.tolist()
         if first:
             touched += [delta.slot for delta in plan.deltas if isinstance(delta, Assign)]
@@ -260,5 +260,5 @@ def _expected_of(plan: StepPlan, cut: Cut) -> Mapping[int, Assign] | None:
 
 
 def given_to(part: Part, given: Mapping[int, T]) -> dict[int, T]:
-    """Return what is given for a part's rows, by its own numbers of them."""
+    """Return the values given for a part's rows, by the part's own row numbers."""
     return {own: given[row] for own, row in enumerate(part.rows_R.tolist()) if row in given}

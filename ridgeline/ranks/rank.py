@@ -84,7 +84,7 @@ def run(descriptor: int, assemble: Assemble) -> None:
 
 
 class Leader:
-    """The leader, as a rank sees it. If it is gone the process ends at once: nobody wants its results."""
+    """The leader, as a rank sees it. If it is gone the process ends at once, because its results have no reader."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -121,7 +121,7 @@ class Rank:
         while not isinstance(message := self._leader.receive(), Stop):
             self._take(message)
         self._submitted.put(None)
-        for launched in self._masked.values():  # nobody will send their masks any more
+        for launched in self._masked.values():  # their masks will not be sent any more
             launched.set()
         collector.join()
         self._worker.shutdown()
@@ -190,7 +190,7 @@ def _end_if_failed(work: Future) -> None:
 
 
 def _outline(result: StepResult) -> StepResult:
-    """Return what the leader must know of the ranks that do not speak for all."""
+    """Return the part of a result that the leader needs from ranks that do not speak for all."""
     told = StepResult(result.plan_id, elapsed=result.elapsed, error=result.error, dropped=result.dropped)
     told = replace(told, experts=result.experts, stamps=result.stamps)
     return replace(told, out_of_memory=result.out_of_memory, device_lost=result.device_lost)

@@ -77,7 +77,7 @@ class Rebalancer:
         return Rebalanced(self._looks, self._moved, 0, self._before, self._after)
 
     def before_step(self, plans: Mapping[int, int]) -> list[FromLeader]:
-        """Return what all ranks must be told before the next step. plans: the plan of each rank whose counts matter."""
+        """Return the messages to all ranks before the next step. plans: the plan of each rank whose counts matter."""
         self._step += 1
         said: list[FromLeader] = []
         window, interval = self._settings.window_size, self._settings.step_interval
@@ -135,7 +135,7 @@ class Rebalancer:
 
 
 def decide(tokens_LE: np.ndarray, placement: Placement) -> Decision:
-    """Return what to move if experts get so many tokens. Layers without tokens stay as they are."""
+    """Return the experts to move if they get so many tokens. Layers without tokens stay as they are."""
     moves, new = [], list(placement)
     before, after = [], []
     for mixture, held in enumerate(placement):

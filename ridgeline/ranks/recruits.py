@@ -71,7 +71,7 @@ class Recruits:
             raise
 
     def end(self) -> None:
-        """End those that nobody leads."""
+        """End those without a leader."""
         for recruit in self.each:
             recruit.end()
         os.close(self.meeting)

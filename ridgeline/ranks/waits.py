@@ -55,8 +55,9 @@ class Clocks(NamedTuple):
 
     @staticmethod
     def of(rounds: Sequence[tuple[int, Sequence[int], int]]) -> Clocks:
-        """Return what questions tell. rounds: (the leader's time before the question, each rank's answer, its time
-        after it). The quickest round counts. A clock that differs by less than can be told is the leader's own."""
+        """Return the clocks that the questions' answers imply. rounds: (the leader's time before the question, each
+        rank's answer, its time after it). The quickest round counts. A clock whose difference is below the error counts
+        as the leader's own."""
         before, answers, after = min(rounds, key=lambda each: each[2] - each[0])
         half = (after - before) // 2
         offsets = [answer - (before + half) for answer in answers]
@@ -108,11 +109,11 @@ class StepWaits:
         return [sum(event.end - event.start for event in own if event.kind == SEGMENT) / 1e9 for own in self.events]
 
     def caused(self, rank: int) -> float:
-        """Return how long this rank alone kept the one that waited longest, in seconds."""
+        """Return the seconds for which the longest waiting rank waited for this rank alone."""
         return float(self.waited_RC.max(0, initial=0)[self.last_C == rank].sum()) / 1e9
 
     def shifts(self, clocks: Clocks) -> list[int]:
-        """Return what to take from each rank's clock to have the first one's."""
+        """Return the offset to subtract from each rank's clock to get the first rank's."""
         ends_RC = np.array([[event.end for event in own] for own in self.collectives], np.int64)
         if not clocks.drifting or not ends_RC.size:
             return [offset - clocks.offsets[0] for offset in clocks.offsets]
@@ -120,7 +121,7 @@ class StepWaits:
 
 
 def events_of(notes_K2: NDArray[np.int64]) -> list[Event]:
-    """Return what a rank did, from its notes. A beginning without an end, or the other way round, is left out."""
+    """Return the events of a rank, from its notes. A beginning without an end, or the other way round, is left out."""
     open_: dict[int, int] = {}
     found = []
     for at, what in notes_K2.tolist():
@@ -188,7 +189,7 @@ class Waits:
                 del self._open[old]
 
     def ranks(self) -> list[RankWaits]:
-        """Return what is known of every rank."""
+        """Return the waits of every rank."""
         steps = sum((np.array(seconds) for seconds, _ in self._recent), np.zeros(self._size))
         waited = sum((waited_R for _, waited_R in self._recent), np.zeros(self._size))
         return [

@@ -82,7 +82,7 @@ def lines(figures: Sequence[Figure]) -> list[Line]:
 
 
 def links(figures: Sequence[Figure], device: str, machine: Machine, date: str, link: str) -> Links:
-    """Return what is kept for the planner."""
+    """Return the links' times to keep for the planner."""
     found = tuple(lines(figures))
     if not found:
         raise InvalidConfig("no line can be kept: nothing was measured at two sizes.")
@@ -161,7 +161,8 @@ def parse_ops(text: str) -> list[str]:
 
 
 def link_between_gpus() -> str:
-    """Return what `nvidia-smi topo -m` calls the link between the first two GPUs, such as NV18 or PIX, or ""."""
+    """Return the name that `nvidia-smi topo -m` gives the link between the first two GPUs, such as NV18 or PIX, or an
+    empty string."""
     if shutil.which("nvidia-smi") is None:
         return ""
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)

@@ -107,7 +107,7 @@ def _join(job: Job, device: torch.device) -> Agreement:
 
 
 def measure(room: Room, job: Job, agree: Agreement) -> Iterator[dict[str, Any]]:
-    """Check and time every case. Yield what the first rank is to tell of each."""
+    """Check and time every case. Yield the first rank's report of each."""
     for number, (op, nbytes, backend) in enumerate(job.cases):
         if agree.first(time.monotonic() > job.until):
             yield {"event": "late", "left": len(job.cases) - number}
@@ -120,7 +120,7 @@ def measure(room: Room, job: Job, agree: Agreement) -> Iterator[dict[str, Any]]:
             yield {"event": "left out", "bytes": nbytes, **case, **told}
             continue
         assert trial is not None
-        trial.input.zero_()  # sums of zeros do not grow; nobody reads it any more, now that all ranks have answered
+        trial.input.zero_()  # sums of zeros do not grow; all ranks have answered, so it is not read any more
         _wait(room)
         times = _times(room, trial, count, backend, job, agree)
         yield {"event": "measured", "bytes": count * room.dtype.itemsize, **case, "samples": times}

@@ -147,8 +147,7 @@ class Signals:
 
 
 def _in_turn(room: Room, count: int) -> tuple[Tensor, Tensor]:
-    """Return what this rank sends, and where it receives: the addresses of which are those of its neighbours the other
-    way round."""
+    """Return this rank's send and receive buffers. Its neighbours have the same addresses the other way round."""
     if room.size % 2:
         raise Unavailable("is measured between an even number of ranks")
     slots = [_shared(room, count)[0] for _ in range(2)]

@@ -78,7 +78,7 @@ class Transformers:
 
 
 class _Counter:
-    """A streamer in transformers' sense, which is told of the prompt first and then of every token."""
+    """A streamer in transformers' sense, which gets the prompt first and then every token."""
 
     def __init__(self, arrived: SimpleQueue[int]) -> None:
         self.arrived, self.count = arrived, -1

@@ -49,7 +49,7 @@ def measure(
 
 
 def as_calibration(device: torch.device, measured: Mapping[str, float]) -> Calibration:
-    """Return what the cost model uses of the measurements (probe name → value)."""
+    """Return the measurements (probe name → value) that the cost model uses."""
     kept = {field: measured.get(name) for field, name in FIELDS.items()}
     gemm = [_gemm_rate(name, value) for name, value in measured.items() if name.startswith("gemm ")]
     return Calibration(

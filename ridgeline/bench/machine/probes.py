@@ -60,7 +60,8 @@ class Bench:
         return torch.rand(TILE, device=self.device).repeat(tiles)
 
     def copies(self, tensor_bytes: int) -> int:
-        """Return how many such tensors to rotate through so that none is still in the cache (small ones may be)."""
+        """Return the number of such tensors to rotate through so that none is still in the cache (small ones may
+        be)."""
         fitting = max(1, int(self.free * 4 * MEMORY_SHARE) // tensor_bytes)
         return min(MAX_COPIES, fitting, max(1, math.ceil(self.effort.caches * self.cache / tensor_bytes)))
 

@@ -1,6 +1,6 @@
 """Steps of a whole model at long contexts, without the prompts that would lead there.
 
-A worker with random weights runs made-up plans (`made_plan`): rows at any context over a cache that nobody filled. The
+A worker with random weights runs made-up plans (`made_plan`): rows at any context over a cache that was not filled. The
 times are those of the device between the two ends of a step, with the graphs and kernels that a server would use. What
 a cache holds does not change how long it takes to read.
 """

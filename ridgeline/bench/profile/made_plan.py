@@ -1,4 +1,4 @@
-"""A step that nobody scheduled: the plan of any `StepShape`, over a cache that nobody filled.
+"""A step without a scheduler: the plan of any `StepShape`, over a cache that was not filled.
 
 Legend:
     R  rows
@@ -31,7 +31,7 @@ def layout_for(spec: ModelSpec, shape: StepShape, dtype: str, block_size: int, s
 
 
 def _entries(spec: StateSpec, block_size: int, count: int, length: int, spare: int = 0) -> dict[int, int]:
-    """Return which entries of a row's table a step needs, and the number of the block in each. The step runs `count`
+    """Return the entries of a row's table that a step needs, and the number of the block in each. The step runs `count`
     tokens, after which `length` are cached; `spare` more may follow, one by one."""
     first, last = spec.first_needed(length - count) // block_size, (length - 1) // block_size
     end = (length + spare - 1) // block_size + 1

@@ -47,7 +47,7 @@ def rounding(name: str) -> Rounding:
 
 
 def _cached(x_TGD: Tensor, kind: torch.dtype) -> Tensor:
-    """Return what the engine's cache keeps."""
+    """Return the values as the engine's cache keeps them."""
     scale_TG = kv_cache.row_scales(x_TGD, kind)
     return kv_cache.numbers(kv_cache.levels(x_TGD, scale_TG, kind), scale_TG, x_TGD.dtype)
 
@@ -111,7 +111,7 @@ class CacheCosts:
 def measure(
     decoder: Decoder, tokens_WT1: Tensor, formats: Sequence[str], seen: Callable[[int], object] = lambda tokens: None
 ) -> CacheCosts:
-    """Return what each format costs on each side. After each pass of a window `seen` gets its tokens."""
+    """Return the cost of each format on each side. After each pass of a window `seen` gets its tokens."""
     context = tokens_WT1.shape[1] - 1
     edges = [MIN_EDGE << step for step in range(64) if MIN_EDGE << step < context] + [context]
     cases = [(name, side) for name in formats for side in SIDES]

@@ -106,7 +106,7 @@ def measure_capacity(
 
 
 def summed(specs: Sequence[ExpertsSpec], looks: Sequence[ExpertLoad], factors: Sequence[float]) -> Capacity:
-    """Return what capacities would have dropped in the steps that these looks are about."""
+    """Return the tokens that capacities would have dropped in the steps of these looks."""
     layers = []
     for index, spec in enumerate(specs):
         how, counts = spec.routing, [look.step_LE[index][: spec.routing.experts] for look in looks]

@@ -15,7 +15,7 @@ from ridgeline.version import __version__
 
 
 def base(llm: LLM, **options: Any) -> Record:
-    """Return what all figures of one model have in common."""
+    """Return the fields that all figures of one model have in common."""
     return Record(
         engine="ridgeline",
         version=__version__,

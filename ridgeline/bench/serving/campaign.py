@@ -34,8 +34,8 @@ class Campaign:
     """The measurement of several targets.
 
     `begin` starts a session with one of them. `within` is the seconds for all together (0: any); each gets an equal
-    share of what is left when its turn comes. `warmup` is the number of requests before. `complain` is told of a target
-    that failed, if there are others.
+    share of what is left when its turn comes. `warmup` is the number of requests before. `complain` is called for a
+    target that failed, if there are others.
     """
 
     targets: Sequence[Target]
@@ -45,8 +45,8 @@ class Campaign:
     warmup: int = 2
 
     def run(self, watch: Callable[[str], OnProgress]) -> Iterator[Curve]:
-        """Yield a curve again whenever it has got a point or a note. `watch` returns who is told of progress, by a
-        target's label.
+        """Yield a curve again whenever it has got a point or a note. `watch` returns the function called on progress,
+        by a target's label.
 
         Raise a RidgelineError if the only target fails.
         """

@@ -128,7 +128,7 @@ class Load:
 
 
 def _judge(answer: Answer, stream: Stream, body: dict[str, Any], request: Request) -> tuple[str, str]:
-    """Return what is wrong with an answer that arrived whole: kind and words, or two empty strings."""
+    """Return the fault of an answer that arrived whole: kind and words, or two empty strings."""
     if answer.status != 200:
         return f"HTTP {answer.status}", answer.body.decode(errors="replace")
     if stream.failure is not None:

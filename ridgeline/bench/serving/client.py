@@ -67,7 +67,7 @@ class Client:
     async def send(self, request: bytes, on_body: OnBody) -> Answer:
         """Send a request and return its answer.
 
-        Raise OSError if nobody listens, and Disconnected if the connection breaks before the answer's end.
+        Raise OSError if no server listens, and Disconnected if the connection breaks before the answer's end.
         """
         connection = self._take() or await self._connect()
         try:

@@ -43,7 +43,7 @@ def parse_rates(text: str, work: Work) -> list[float]:
 
 @dataclass(frozen=True)
 class Session:
-    """A session. `server` is what is measured, and `task` what each of `processes` is told, except the rate."""
+    """A session. `server` is measured, and `task` is the task of each of `processes`, except the rate."""
 
     server: Server
     task: Task

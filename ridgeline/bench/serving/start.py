@@ -63,7 +63,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """A server that somebody else started."""
+    """A server that another program started."""
 
     url: str
     model: str = ""
@@ -226,7 +226,7 @@ def _healthy(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process. Return when it and all that it started are gone, because the next server needs its memory."""
+    """End the process. Wait until it and all that it started are gone, because the next server needs its memory."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END)

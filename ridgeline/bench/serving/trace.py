@@ -1,4 +1,4 @@
-"""Trace files: one JSON object a line, each of which is a request that somebody made.
+"""Trace files: one JSON object a line, each of which is a request that a client made.
 
     timestamp        seconds; requests leave as far apart as these are, unless a rate is given
     input_length     tokens of a random prompt; or
