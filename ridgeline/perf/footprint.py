@@ -115,16 +115,6 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     return products + table * own + (count.embed + count.vectors) * precision.item
 
 
-def expert_bytes(model: ModelSpec, precision: Precision) -> float:
-    """Return the bytes of all experts."""
-    return sum(
-        product.copies * _copy(product) * precision.weight_of(product_name(name, product))
-        for layer in model.layers
-        for name, product in layer.products(model.hidden_size).items()
-        if product.copies > 1
-    )
-
-
 def product_name(name: str, product: Product) -> str:
     """Return the name of a layer's product among all ops."""
     return f"grouped_{name}" if product.copies > 1 else name

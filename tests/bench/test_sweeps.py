@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from ridgeline.bench.sweep.of_op import OpSweep
 from ridgeline.bench.sweep.options import FAMILIES, SweepOptions, kind_of, loaded
 from ridgeline.bench.sweep.runs import run, show, work
 from ridgeline.bench.sweep.sweep import Job, short
@@ -85,3 +87,21 @@ def test_a_sweep_that_does_not_exist_is_named() -> None:
         kind_of("norms")
     with pytest.raises(InvalidConfig, match="no sweep 'step_inputs'"):  # an op without cases
         kind_of("step_inputs")
+
+
+def test_an_op_is_checked_by_its_outputs_and_by_the_states_that_it_leaves() -> None:
+    sweep = OpSweep(SweepOptions(name="causal_conv", dry=True), "cpu")
+    reference, job = sweep.of.reference, sweep.jobs()[0]
+
+    def leaves_states(given: Any, states: Tensor, turns: Any) -> Tensor:
+        return reference(given, states.clone(), turns)
+
+    def doubled(given: Any, states: Tensor, turns: Any) -> Tensor:
+        return 2 * reference(given, states, turns)
+
+    for wrong in (leaves_states, doubled):
+        sweep.functions, sweep.dry = {"wrong": lambda wrong=wrong: wrong}, False
+        with pytest.raises(AssertionError, match="error"):
+            sweep.check(job, sweep.arguments(job)[0])
+    sweep.functions = {"right": lambda: reference}
+    assert sweep.check(job, sweep.arguments(job)[0]) == 0.0

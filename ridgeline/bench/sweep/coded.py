@@ -35,7 +35,7 @@ EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Matrix:
+class CodedMatrix:
     """A matrix of Llama-3.1-8B: with a norm and a residual, or with neither."""
 
     rows: int
@@ -45,10 +45,10 @@ class Matrix:
 
 
 MATRICES = {
-    "qkv": Matrix(6144, 4096, norm=True),
-    "o": Matrix(4096, 4096),
-    "gate_up": Matrix(28_672, 4096, norm=True, gate="silu"),
-    "down": Matrix(4096, 14_336),
+    "qkv": CodedMatrix(6144, 4096, norm=True),
+    "o": CodedMatrix(4096, 4096),
+    "gate_up": CodedMatrix(28_672, 4096, norm=True, gate="silu"),
+    "down": CodedMatrix(4096, 14_336),
 }
 FORMATS = {
     "W4": CodedCase(1, 0, 0, op.W4),
@@ -69,7 +69,7 @@ class Library:
 Try = Cut | Wide | Library
 
 
-def cuts(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Try]:
+def cuts(matrix: CodedMatrix, tokens: int, how: CodedFormat) -> list[Try]:
     """Return cuts to try: those of fragments_kernel.py up to 16 tokens, of wide.py from 8 on, and the library."""
     size, bits = unit(how), how.bits
     units, parts, processors = matrix.inputs // size, 2 if matrix.gate else 1, 132
@@ -84,7 +84,7 @@ def cuts(matrix: Matrix, tokens: int, how: CodedFormat) -> list[Try]:
     return [*found, Library()] if tokens >= 256 else found
 
 
-class Given(NamedTuple):
+class CodedGiven(NamedTuple):
     x_TI: Tensor
     residual_TI: Tensor
     norm_I: Tensor
@@ -107,19 +107,19 @@ class CodedSweep(Sweep):
             for cut in cuts(matrix, tokens, FORMATS[form].format)
         ]
 
-    def shape(self, job: Job) -> tuple[Matrix, int]:
+    def shape(self, job: Job) -> tuple[CodedMatrix, int]:
         matrix = MATRICES[job.case]
         small = replace(matrix, rows=self.small(matrix.rows, 64), inputs=self.small(matrix.inputs, 256))
         return small, self.small(job.tokens, 3)
 
-    def arguments(self, job: Job) -> list[Given]:
+    def arguments(self, job: Job) -> list[CodedGiven]:
         matrix, tokens = self.shape(job)
         x_TI, residual_TI = self.normal(tokens, matrix.inputs), self.normal(tokens, matrix.inputs)
         norm_I = torch.ones(matrix.inputs, device=self.device, dtype=self.dtype)
         weights = self.kept("weights", (job.case, job.form), lambda: self._weights(matrix, job.form))
-        return [Given(x_TI, residual_TI, norm_I, weight) for weight in weights]
+        return [CodedGiven(x_TI, residual_TI, norm_I, weight) for weight in weights]
 
-    def _weights(self, matrix: Matrix, form: str) -> list[Any]:
+    def _weights(self, matrix: CodedMatrix, form: str) -> list[Any]:
         if form == "bf16":
             weight_OI = self.normal(matrix.rows, matrix.inputs)
             return [weight_OI, *(weight_OI.clone() for _ in range(self.turns(weight_OI.nbytes) - 1))]
@@ -142,7 +142,9 @@ class CodedSweep(Sweep):
         return plain.linear(x, weight, None)
 
     @staticmethod
-    def _with_cut(x: Tensor, residual: Tensor, norm: Tensor, weight: Fragments, matrix: Matrix, cut: Try) -> Tensor:
+    def _with_cut(
+        x: Tensor, residual: Tensor, norm: Tensor, weight: Fragments, matrix: CodedMatrix, cut: Try
+    ) -> Tensor:
         """Multiply with a cut, with all that a model launches then."""
         gate, solo = matrix.gate, isinstance(cut, Cut) and cut.solo
         if isinstance(cut, Wide) and matrix.norm:

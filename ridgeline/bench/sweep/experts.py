@@ -96,7 +96,7 @@ def plans(what: str, tokens: int, shape: Shape) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-class Experts(Sweep):
+class ExpertsSweep(Sweep):
     workload = "experts' ops"
     tolerance = 1.0
 

@@ -38,7 +38,7 @@ Plan = Stream | Tiles
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Fp8Matrix:
     """A weight of `outputs` rows (of each half if gated). normed: its op has a norm and a residual."""
 
     outputs: int
@@ -52,11 +52,11 @@ class Matrix:
 
 
 MATRICES = {
-    "qkv": Matrix(6144, 4096, normed=True),
-    "o": Matrix(4096, 4096),
-    "gate_up": Matrix(14_336, 4096, "silu", normed=True),
-    "down": Matrix(4096, 14_336),
-    "large": Matrix(7168, 16_384),
+    "qkv": Fp8Matrix(6144, 4096, normed=True),
+    "o": Fp8Matrix(4096, 4096),
+    "gate_up": Fp8Matrix(14_336, 4096, "silu", normed=True),
+    "down": Fp8Matrix(4096, 14_336),
+    "large": Fp8Matrix(7168, 16_384),
 }
 
 
@@ -69,7 +69,7 @@ def forms_of(name: str, tokens: int) -> Iterator[str]:
         yield "int8"
 
 
-def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
+def plans_of(matrix: Fp8Matrix, tokens: int, form: str) -> Iterator[Plan]:
     """Yield the chosen plan, then others that might be faster."""
     outputs, inputs, gated = matrix.outputs, matrix.inputs, matrix.gate is not None
     blocked = form == "block"
@@ -109,7 +109,7 @@ def plans_of(matrix: Matrix, tokens: int, form: str) -> Iterator[Plan]:
         yield from (Tiles(4, promote=True, tokens=256), Tiles(6, promote=True))
 
 
-class Given(NamedTuple):
+class Fp8Given(NamedTuple):
     """The arguments of a call. rounded: activations for a product alone. room: for a result that is rounded."""
 
     x_TI: Tensor
@@ -120,7 +120,7 @@ class Given(NamedTuple):
     room: Rounded | None = None
 
 
-class Fp8(Sweep):
+class Fp8Sweep(Sweep):
     workload = "products with 8-bit weights"
     tolerance, peak = 0.1, 1979e12
     start, silence = 45.0, 15.0
@@ -144,12 +144,12 @@ class Fp8(Sweep):
         plans = dict.fromkeys(plans_of(MATRICES[case], tokens, form))
         return [Job(case, op, tokens, form, plan, chosen=i == 0) for i, plan in enumerate(plans)]
 
-    def shape(self, job: Job) -> tuple[Matrix, int]:
+    def shape(self, job: Job) -> tuple[Fp8Matrix, int]:
         matrix = MATRICES[job.case]
         small = replace(matrix, outputs=self.small(matrix.outputs, 128), inputs=self.small(matrix.inputs, 256))
         return small, self.small(job.tokens, 3)
 
-    def arguments(self, job: Job) -> list[Given]:
+    def arguments(self, job: Job) -> list[Fp8Given]:
         matrix, tokens = self.shape(job)
         nbytes = matrix.rows * matrix.inputs * (2 if job.form == "bf16" else 1)
         make = lambda: [self._weight(matrix, job.form) for _ in range(self.turns(nbytes))]  # noqa: E731
@@ -158,7 +158,7 @@ class Fp8(Sweep):
             for weight in self.kept("weights", (job.case, job.form.replace("group", "token")), make)
         ]
 
-    def _weight(self, matrix: Matrix, form: str) -> Eight:
+    def _weight(self, matrix: Fp8Matrix, form: str) -> Eight:
         normal_OI = self.normal(matrix.rows, matrix.inputs)
         if form == "bf16":
             plain_OI = normal_OI * matrix.inputs**-0.5
@@ -171,17 +171,17 @@ class Fp8(Sweep):
         number_OI = (normal_OI * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
         return Eight(number_OI, scale / 100, blocked, "block" if blocked else "token")
 
-    def _given(self, job: Job, matrix: Matrix, tokens: int, weight: Eight) -> Given:
+    def _given(self, job: Job, matrix: Fp8Matrix, tokens: int, weight: Eight) -> Fp8Given:
         x_TI = self.normal(tokens, matrix.inputs)
         residual_TI = self.normal(tokens, matrix.inputs) if matrix.normed else None
         norm_I = torch.ones(matrix.inputs, dtype=self.dtype, device=self.device) if matrix.normed else None
-        given = Given(x_TI, residual_TI, norm_I, weight)
+        given = Fp8Given(x_TI, residual_TI, norm_I, weight)
         if job.form == "group":
             return self._fed(given, matrix, tokens)
         alone = job.op == "product" and job.form != "bf16"
         return given._replace(rounded=self._rounded(given)) if alone else given
 
-    def _fed(self, g: Given, matrix: Matrix, tokens: int) -> Given:
+    def _fed(self, g: Fp8Given, matrix: Fp8Matrix, tokens: int) -> Fp8Given:
         """Return the arguments with activations that the op before has rounded, or room for what this one rounds."""
         if matrix.gate:
             return g._replace(room=room(tokens, matrix.outputs, self.dtype, self.device))
@@ -190,7 +190,7 @@ class Fp8(Sweep):
         return g._replace(rounded=rounded)
 
     @staticmethod
-    def _rounded(g: Given) -> Rounded:
+    def _rounded(g: Fp8Given) -> Rounded:
         kind, how = g.weight.number_OI.dtype, g.weight.activations or "token"
         return round_rows(g.x_TI, g.residual_TI, g.norm_I, EPS, kind, how, None)[0]
 

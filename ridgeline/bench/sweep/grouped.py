@@ -27,7 +27,7 @@ CHECKS = {5: (0.0, 2), 40: (3.0, 3), 333: (1.0, 13)}  # by tokens: skew, and tok
 
 
 @dataclass(frozen=True)
-class Model:
+class SweptMixture:
     """A mixture's shape, and the numbers of tokens to time. layers: so many that they do not fit into the cache."""
 
     case: ExpertsCase
@@ -59,25 +59,25 @@ def mixture(width: int, inner: int, experts: int, used: int, gate: str = "silu",
 
 
 MODELS = {
-    "qwen3-30b-a3b": Model(mixture(2048, 768, 128, 8), 4, (2, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192)),
-    "gpt-oss-20b": Model(mixture(2880, 2880, 32, 4, "swiglu_clamped", True), 2, (2, 8, 64, 256, 1024, 8192)),
-    "mixtral-8x7b": Model(mixture(4096, 14_336, 8, 2), 1, (8, 64, 1024, 8192)),
+    "qwen3-30b-a3b": SweptMixture(mixture(2048, 768, 128, 8), 4, (2, 8, 32, 64, 128, 256, 512, 1024, 2048, 8192)),
+    "gpt-oss-20b": SweptMixture(mixture(2880, 2880, 32, 4, "swiglu_clamped", True), 2, (2, 8, 64, 256, 1024, 8192)),
+    "mixtral-8x7b": SweptMixture(mixture(4096, 14_336, 8, 2), 1, (8, 64, 1024, 8192)),
 }
 
 
-class Layer(NamedTuple):
+class ExpertsLayer(NamedTuple):
     up_EGM: Tensor
     down_EMF: Tensor
     bias_EG: Tensor | None
     bias_EM: Tensor | None
 
 
-class Given(NamedTuple):
+class GroupedGiven(NamedTuple):
     """The arguments of both products of a layer. wide: what `dense` multiplies."""
 
     x_TM: Tensor
     h_PF: Tensor
-    layer: Layer
+    layer: ExpertsLayer
     routes: Routes
     add_TM: Tensor
     wide_PM: Tensor | None
@@ -102,7 +102,7 @@ def touched(routes: list[Routes]) -> float:
     return sum(int((one.start_E1.diff() > 0).sum()) for one in routes) / len(routes)
 
 
-class Grouped(Sweep):
+class GroupedSweep(Sweep):
     workload = "experts' products"
     tolerance = 0.03
 
@@ -128,7 +128,7 @@ class Grouped(Sweep):
             skew=skew, dead=dead,
         )  # fmt: skip
 
-    def arguments(self, job: Job) -> list[Given]:
+    def arguments(self, job: Job) -> list[GroupedGiven]:
         """Return every layer's arguments. Tokens that go nowhere, and their pairs' rows, hold NaN."""
         case, found = self.shape(job), []
         number = MODELS[job.case].layers if self.device.type == "cuda" else 1
@@ -140,11 +140,11 @@ class Grouped(Sweep):
             h_PF[(case.tokens - case.dead) * case.used :] = torch.nan
             wide_PM = x_TM.repeat(case.used, 1) if job.op == "dense" else None
             add_TM = self.normal(case.tokens, case.width)
-            found.append(Given(x_TM, h_PF, layer, routes_of(case, self.device, seed), add_TM, wide_PM))
+            found.append(GroupedGiven(x_TM, h_PF, layer, routes_of(case, self.device, seed), add_TM, wide_PM))
         return found
 
-    def _layer(self, case: ExpertsCase) -> Layer:
-        return Layer(
+    def _layer(self, case: ExpertsCase) -> ExpertsLayer:
+        return ExpertsLayer(
             self.normal(case.experts, 2 * case.inner, case.width).mul_(case.width**-0.5),
             self.normal(case.experts, case.width, case.inner).mul_(case.inner**-0.5),
             self.normal(case.experts, 2 * case.inner) if case.bias else None,

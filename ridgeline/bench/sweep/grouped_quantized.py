@@ -37,7 +37,7 @@ HopperTiles = hopper_plans.Tiles
 
 
 @dataclass(frozen=True)
-class Model:
+class QuantizedMixture:
     """A mixture's shape in a format. layers: so many that their weights do not fit into the second-level cache."""
 
     case: ExpertsCase
@@ -47,14 +47,14 @@ class Model:
 QWEN = ExpertsCase(1, 2048, 768, experts=128, used=8)
 GPT_OSS = ExpertsCase(1, 2880, 2880, 32, 4, "swiglu_clamped", bias=True, format=MXFP4, scales=torch.uint8)
 MODELS = {
-    "gpt-oss-20b mxfp4": Model(GPT_OSS, 4),
-    "qwen3-30b fp8-block": Model(replace(QWEN, format=BLOCKS), 4),
-    "qwen3-30b fp8": Model(replace(QWEN, format=CHANNELS), 4),
-    "qwen3-30b bf16": Model(QWEN, 3),
+    "gpt-oss-20b mxfp4": QuantizedMixture(GPT_OSS, 4),
+    "qwen3-30b fp8-block": QuantizedMixture(replace(QWEN, format=BLOCKS), 4),
+    "qwen3-30b fp8": QuantizedMixture(replace(QWEN, format=CHANNELS), 4),
+    "qwen3-30b bf16": QuantizedMixture(QWEN, 3),
 }
 
 
-def plans(model: Model, what: str, tokens: int) -> list[Any]:
+def plans(model: QuantizedMixture, what: str, tokens: int) -> list[Any]:
     """Return the cuts that may be the best for so many tokens; None is the one that is chosen by itself."""
     form, gated, inputs = (
         model.case.format,

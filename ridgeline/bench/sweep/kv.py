@@ -64,7 +64,7 @@ CUT_AT = ((1, 1088), (8, 8192), (64, 1088), (64, 8192), (256, 1088))
 
 
 @dataclass(frozen=True)
-class Cache:
+class CachePool:
     """The pool of blocks of all layers that take turns."""
 
     k_NGPD: Tensor
@@ -94,7 +94,7 @@ def cut_to(cut: Cut) -> Iterator[None]:
         yield
 
 
-class KV(Sweep):
+class KVSweep(Sweep):
     workload = "attention over cached levels"
     tolerance = 1.0
 
@@ -145,7 +145,7 @@ class KV(Sweep):
         units = torch.empty(blocks, 2, kv_heads, BLOCK, DIM, dtype=self.dtype, device=self.device)
         return units[:, 0], units[:, 1]
 
-    def _cache(self, form: str) -> Cache:
+    def _cache(self, form: str) -> CachePool:
         """Return a cache of random numbers of order one, as large as the largest case needs."""
         dtype = self.dtype if form == "bf16" else FORMATS[form]
         most = max(self.small(rows, 2) * -(-self.small(length, 130) // BLOCK) for rows, length in DECODES)
@@ -155,7 +155,7 @@ class KV(Sweep):
             units = torch.empty(shape, dtype=dtype, device=self.device)
             for part in units.split(4096):
                 part.normal_()
-            return Cache(units[:, 0], units[:, 1], None)
+            return CachePool(units[:, 0], units[:, 1], None)
         units = torch.empty(shape, dtype=torch.uint8, device=self.device)
         for part in units.split(4096):
             part.random_(0, 255)
@@ -163,13 +163,13 @@ class KV(Sweep):
                 part.bitwise_and_(0xB7 if dtype == torch.float8_e4m3fn else 0xBB)  # no infinities, no NaN
         pairs = torch.full((shape[0], KV_HEADS, BLOCK, 2), 1 / 64, dtype=torch.bfloat16, device=self.device)
         units = units.view(dtype)
-        return Cache(units[:, 0], units[:, 1], KVScales(pairs_NGP2=pairs))
+        return CachePool(units[:, 0], units[:, 1], KVScales(pairs_NGP2=pairs))
 
     def _shape(self, job: Job) -> tuple[int, int]:
         """Return (rows or new tokens, length)."""
         return self.small(job.tokens, 2 if job.op == "decode" else 70), self.small(int(job.case[3:]), 130)
 
-    def _held(self, job: Job) -> Cache:
+    def _held(self, job: Job) -> CachePool:
         return self.kept("cache", job.form, lambda: self._cache(job.form))
 
     def _ints(self, *values: int) -> Tensor:

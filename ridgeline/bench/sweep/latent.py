@@ -66,7 +66,7 @@ EXPANDED = (
 )
 
 
-class Latents(Sweep):
+class LatentSweep(Sweep):
     workload = "latent attention"
     seconds, tolerance = 150.0, 0.03
     silence = 60.0

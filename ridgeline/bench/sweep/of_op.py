@@ -41,7 +41,7 @@ class OpSweep(Sweep):
         self.small_cases, self.real_cases = ({case.label: case for case in some} for some in (cases.small, real))
         if self.dry:
             self.real_cases = self.small_cases
-        self.platform = Platform.of(self.device) if self.device.type == "cuda" else on_gpu
+        self.platform = on_gpu if self.dry or not torch.cuda.is_available() else Platform.of(torch.device("cuda"))
         self.functions = {i.name: i.load for i in self.of.implementations if i.supports(self.platform)}
         self.cuts, self.peers = self.of.cuts(), PEERS.get(options.name, {})
 
@@ -78,8 +78,12 @@ class OpSweep(Sweep):
         return case.lasting(self.dtype, device), case.options(self.dtype, device)
 
     def launch(self, job: Job, arguments: Any) -> Any:
-        """Return the outputs, and if results are compared what is written to the arguments."""
+        """Return the outputs, and if results are compared what is written to the arguments. Nothing that another launch
+        has written is there then."""
         (given, options), case = arguments, self.case_of(job)
+        if self._compared:
+            for x, as_it_was in zip(tensors(tuple(given)), self.untouched(job, arguments), strict=True):
+                x.copy_(as_it_was)
         out = self._function(job)(*given, **options)
         return (out, case.written(given)) if self._compared else out
 
@@ -94,15 +98,21 @@ class OpSweep(Sweep):
 
     def reference(self, job: Job, arguments: Any) -> Any:
         (given, options), case = arguments, self.case_of(job)
-        if case.stores:
-            given[0].zero_()
         return copied((self.of.reference(*given, **options), case.written(given)))
 
     def defined(self, job: Job, arguments: Any, result: Any) -> Any:
         """Return copies, since the next launch writes to the same arguments; of a peer the outputs alone."""
         return copied(result[:1] if job.cut in self.peers else result)
 
+    def untouched(self, job: Job, arguments: Any) -> list[Tensor]:
+        """Return copies of the tensors of the arguments, from before the first launch."""
+        made: list[Tensor] = self.kept(
+            "untouched", job.setting, lambda: [x.clone() for x in tensors(tuple(arguments[0]))]
+        )
+        return made
+
     def check(self, job: Job, arguments: Any) -> float | None:
+        self.untouched(job, arguments)
         self._compared = True
         try:
             return super().check(job, arguments)

@@ -10,13 +10,13 @@ from ridgeline.kernels.ops import OPS
 
 # Sweeps of several ops together, or of kernels beside libraries: name → "module:class". Any other name is an op's.
 FAMILIES = {
-    "fp8": "ridgeline.bench.sweep.fp8:Fp8",
+    "fp8": "ridgeline.bench.sweep.fp8:Fp8Sweep",
     "coded": "ridgeline.bench.sweep.coded:CodedSweep",
-    "grouped": "ridgeline.bench.sweep.grouped:Grouped",
+    "grouped": "ridgeline.bench.sweep.grouped:GroupedSweep",
     "grouped_quantized": "ridgeline.bench.sweep.grouped_quantized:GroupedQuantized",
-    "experts": "ridgeline.bench.sweep.experts:Experts",
-    "kv": "ridgeline.bench.sweep.kv:KV",
-    "latent": "ridgeline.bench.sweep.latent:Latents",
+    "experts": "ridgeline.bench.sweep.experts:ExpertsSweep",
+    "kv": "ridgeline.bench.sweep.kv:KVSweep",
+    "latent": "ridgeline.bench.sweep.latent:LatentSweep",
 }
 OF_OPS = "ridgeline.bench.sweep.of_op:OpSweep"
 

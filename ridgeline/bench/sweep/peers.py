@@ -30,7 +30,7 @@ FLA = {  # package → where it has flash-linear-attention
 }
 
 
-class Prepared:
+class PeerKernel:
     """A peer with what it makes of the arguments once: inputs in its own order, chunks, places of states.
 
     `prepare` takes the op's arguments, and returns a call without arguments.
@@ -153,14 +153,14 @@ def _first(sources: Sequence[str], name: str) -> Callable[..., Any]:
     raise ImportError(f"no {name} in {', '.join(sources)}")
 
 
-def _found() -> dict[str, dict[str, Prepared]]:
-    peers: dict[str, dict[str, Prepared]] = {}
+def _found() -> dict[str, dict[str, PeerKernel]]:
+    peers: dict[str, dict[str, PeerKernel]] = {}
     if importlib.util.find_spec("vllm"):
-        peers |= {"ssd": {"vllm": Prepared(_vllm_ssd)}, "selective_scan": {"vllm": Prepared(_vllm_scan)}}
+        peers |= {"ssd": {"vllm": PeerKernel(_vllm_ssd)}, "selective_scan": {"vllm": PeerKernel(_vllm_scan)}}
     for package, sources in FLA.items():
         if importlib.util.find_spec(package):
             for turned in (False, True):
-                peer = Prepared(partial(_fla_gated_delta, sources, turned))
+                peer = PeerKernel(partial(_fla_gated_delta, sources, turned))
                 peers.setdefault("gated_delta", {})[package + " [V, K]" * turned] = peer
     return peers
 

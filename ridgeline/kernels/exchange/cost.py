@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ridgeline.core.cost import Cost
-
 
 def swap_bytes(capacity: int, width: int, *, used: int, ranks: int, itemsize: float) -> tuple[float, float]:
     """Return what a rank sends for (dispatch, combine) by all-to-all: a row for every place, whatever is routed."""
@@ -29,8 +27,3 @@ def words_bytes(
     """Return what a rank sends where every 32 bits carry the number of their message."""
     sent = rows_bytes(tokens, capacity, width, used=used, ranks=ranks, reached=reached, itemsize=itemsize)
     return 2 * sent[0], 2 * sent[1]
-
-
-def combine_cost(tokens: int, width: int, *, ranks: int, itemsize: float, add: bool = False) -> Cost:
-    """Count the rows of all ranks as read once from memory, and each token's sum as written once."""
-    return Cost(itemsize * tokens * width * (ranks + 1 + add), float(tokens * width * (ranks - 1 + add)))

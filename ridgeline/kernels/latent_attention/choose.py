@@ -18,7 +18,6 @@ from ridgeline.kernels.attention.triton_common import Cut
 from ridgeline.kernels.launch import compute_capability, shared_memory
 
 MOST_QUERIES = 64  # also what `make_schedule` should be told as `item_queries`
-MOST_KEYS = 64  # of a tile: items begin at multiples of it, and the bits of a tree are 64
 
 
 def choose(queries: int, rank: int, width: int, itemsize: int, device: torch.device) -> Cut:
