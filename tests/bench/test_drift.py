@@ -14,9 +14,9 @@ TOKENS = 300
 @pytest.mark.parametrize("slow", [False, True], ids=["usual", "slow"])
 def test_steps_and_chunks_stay_near_the_recurrence(subject: Subject, slow: bool) -> None:
     given = arguments(subject, TOKENS, slow)
-    want = reference(subject, given)
-    plain, chunks = (error(in_steps(subject, given, TOKENS, each, None), want, TOKENS) for each in (1, CHUNK))
-    rounded = error(in_steps(subject, given, TOKENS, 1, torch.bfloat16), want, TOKENS)
+    want = reference(subject, *given)
+    plain, chunks = (error(in_steps(subject, given, each, None), want, TOKENS) for each in (1, CHUNK))
+    rounded = error(in_steps(subject, given, 1, torch.bfloat16), want, TOKENS)
     assert plain < 5e-5
     assert chunks < 1e-5
     assert rounded > 100 * plain
