@@ -19,6 +19,7 @@ REAL_ROWS = ((2048,), (1,) * 64)  # a prompt, and a step of 64 requests
 SWEPT_ROWS = (
     (8192,), (65_536,), (1024,), (512,) * 16, (1984, *(512,) * 4, *(1,) * 64), (1,) * 256, (1,) * 8, (1,)
 )  # fmt: skip
+SMALL = 5000  # tokens of a case that needs little memory, and whose row has several segments
 
 
 class RecurrentCase(OpCase):
@@ -56,7 +57,10 @@ class RecurrentCase(OpCase):
         return tuple(replace(x, writes_R=x.reads_R + 1) if isinstance(x, Turns) else x for x in given)
 
     def reduced(self) -> RecurrentCase:
-        return replace(self, rows=tuple(min(length, 5000) for length in self.rows[:3]))  # type: ignore[type-var]
+        """Return a few shorter rows in place of many tokens."""
+        if sum(self.rows) <= SMALL:
+            return self
+        return replace(self, rows=tuple(min(length, SMALL) for length in self.rows[:3]))  # type: ignore[type-var]
 
     def written(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Return the states of the rows, and behind them those at marks. States stand before the turns."""

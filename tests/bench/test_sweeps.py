@@ -16,6 +16,7 @@ from ridgeline.bench.sweep.runs import run, show, work
 from ridgeline.bench.sweep.sweep import Job, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.launch import INTERPRETED
+from ridgeline.kernels.ops import OPS
 from tests.bench.toy_sweep import Toy
 
 SLOW = ("latent", "linear_attention", "delta_attention", "gated_delta", "wkv", "selective_scan", "paged_attention")
@@ -105,3 +106,11 @@ def test_an_op_is_checked_by_its_outputs_and_by_the_states_that_it_leaves() -> N
             sweep.check(job, sweep.arguments(job)[0])
     sweep.functions = {"right": lambda: reference}
     assert sweep.check(job, sweep.arguments(job)[0]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["gated_delta", "ssd", "causal_conv"])
+def test_cases_are_compiled_with_few_tokens(name: str) -> None:
+    """Those with marks stay as they are, since each row has one."""
+    cases = OPS[name].cases()
+    assert [case.reduced() for case in cases.small] == list(cases.small)
+    assert max(sum(case.reduced().rows) for case in (*cases.real, *cases.swept)) <= 15_000  # type: ignore[attr-defined]
