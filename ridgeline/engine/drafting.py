@@ -63,12 +63,12 @@ class StepTimes:
 
     @property
     def known(self) -> bool:
-        """Return whether steps of unlike numbers of tokens were seen."""
+        """Return True if steps of different numbers of tokens were seen."""
         return self._slope is not None
 
     @property
     def price(self) -> float:
-        """Return how many tokens steps bring in the time that one more token takes."""
+        """Return the number of tokens that steps emit in the time that one more token takes."""
         if self._slope is None:
             return UNKNOWN
         return max(CHEAPEST, self._slope * self._emitted / float(self._sums[3]))
@@ -93,7 +93,7 @@ class Way:
         self._spent = 0, 0.0  # tokens and seconds of a trial
 
     def saved(self, emitted: int, seconds: float) -> float:
-        """Return how many seconds a step that verified drafts has saved: steps without them would have taken so much
+        """Return the seconds that a step which verified drafts has saved: steps without them would have taken so much
         longer for as many tokens. 0 if there were none yet."""
         return emitted / self._plain_rate - seconds if self._plain_rate else 0.0
 
@@ -117,7 +117,7 @@ class Way:
         self._left, self._tries = max(self._long, self._steps_that_pay_for_a_trial(before)), False
 
     def _steps_that_pay_for_a_trial(self, way: bool) -> int:
-        """Return how many steps of a way it takes until what a trial of the other lost is little beside them."""
+        """Return the number of steps of a way beside which the loss of a trial of the other is small."""
         emitted, seconds = self._spent
         rate, steps = self._rate(way), self._steps[way]
         if self.drafts is not way or not rate:
@@ -145,18 +145,19 @@ class Drafting:
         self.saved = 0.0  # seconds
 
     def width(self, rows: int, *, masked: bool) -> int:
-        """Return how many drafts a row should verify at most beside so many rows: none if steps of these should not
+        """Return the most drafts that a row should verify beside so many rows: none if steps of these should not
         verify any. masked: some of them have token masks."""
         way = self._ways.get((rows.bit_length(), masked))
         return self._most if way is None or way.drafts else 0
 
     def share(self, seq: Sequence) -> float:
-        """Return how likely a draft of a request is right if those before it are, or some of a depth of a tree."""
+        """Return the probability that a request's draft is right if those before it are, or that one of a tree's depth
+        is."""
         right, tried = seq.trials
         return (right + PRIOR * self._right / self._tried) / (tried + PRIOR)
 
     def wanted(self, seq: Sequence) -> int:
-        """Return how many drafts the request's next rows should verify."""
+        """Return the number of drafts that the request's next rows should verify."""
         if not seq.guessable:
             return 0
         price, share = self._times.price, self.share(seq)

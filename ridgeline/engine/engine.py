@@ -148,8 +148,9 @@ class Engine:
         self.scheduler.cache.forget_all()
 
     def _rehearsals(self, length: int) -> list[int]:
-        """Return how many requests of `length` tokens run together, each time. Where prompts end with vectors, the last
-        ones fill larger and larger steps, since kernels are compiled for their sizes and there are no graphs."""
+        """Return the numbers of requests of `length` tokens that run together, one per rehearsal. Where prompts end
+        with vectors, the last ones fill larger and larger steps, since kernels are compiled for their sizes and there
+        are no graphs."""
         if length <= 0:
             return []
         most = min(self.config.max_num_seqs, self.config.max_num_batched_tokens // length) if self.config.pools else 1
@@ -228,8 +229,8 @@ class Engine:
         return self._cost_model.step_limit(self.shape_of(plan))
 
     def shape_of(self, plan: StepPlan) -> StepShape:
-        """Return what decides the plan's cost, with the experts that steps of about this size reach as far as a step
-        was looked at."""
+        """Return the shape that decides the plan's cost, with the experts that steps of about this size reach, if such
+        a step was sampled."""
         rows = plan.rows
         reach = self._reach.get(plan.num_tokens.bit_length(), 1.0) if self._reach else 1.0
         return StepShape(rows.num_tokens_R, plan.kv_bound_R, int(rows.num_logits_R.sum()), reach=reach)

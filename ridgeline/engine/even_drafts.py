@@ -87,8 +87,8 @@ class Shares:
         return (self._right + PRIOR * among_all) / (self._reached + PRIOR)
 
     def tokens(self, width: int, deviations: float = 0.0) -> float:
-        """Return how many tokens a row with so many drafts emits on average, if the shares are higher than they seem by
-        so many standard deviations of that of all places."""
+        """Return the mean number of tokens that a row with so many drafts emits, if the shares are higher than they
+        seem by so many standard deviations of that of all places."""
         reached, right = self._reached.sum(), self._right.sum()
         higher = deviations * sqrt(right * (1 - right / max(1.0, reached))) / (reached + PRIOR)
         return 1 + float(np.minimum(1, self._share()[:width] + higher).cumprod().sum())
@@ -111,7 +111,7 @@ class EvenWay:
         self._plain_rate = 0.0
 
     def saved(self, emitted: int, seconds: float) -> float:
-        """Return how many seconds a step that verified drafts has saved: steps without them would have taken so much
+        """Return the seconds that a step which verified drafts has saved: steps without them would have taken so much
         longer for as many tokens. 0 if there were none yet."""
         return emitted / self._plain_rate - seconds if self._plain_rate else 0.0
 
@@ -205,11 +205,12 @@ class EvenDrafting:
         self.saved = 0.0  # seconds
 
     def wanted(self, seq: Sequence) -> int:
-        """Return how many drafts the request's rows may verify at most."""
+        """Return the most drafts that the request's rows may verify."""
         return self._most if seq.guessable else 0
 
     def width(self, rows: int, *, masked: bool) -> int:
-        """Return how many drafts each of so many rows should verify. masked: some of them have token masks."""
+        """Return the number of drafts that each of so many rows should verify. masked: some of them have token
+        masks."""
         return self._way(rows, masked).fitting(rows)
 
     def _way(self, rows: int, masked: bool) -> EvenWay:

@@ -119,7 +119,7 @@ class Forecast:
 
 
 def _columns(seq: Sequence) -> tuple[int, int, int, int, int]:
-    """Return what the slot table would say of a request that has its hits."""
+    """Return the entries that the slot table would have for a request that has its hits."""
     return seq.cached_tokens, len(seq.tokens), seq.num_prompt, seq.request.max_total_tokens - 1, seq.shared_tokens
 
 

@@ -1,7 +1,7 @@
 """The bound on the inter-token latency (ITL): how many prompt tokens a step may run beside requests that decode.
 
-Whoever decodes waits for the whole step, and a prompt of 16,384 tokens makes a step of a few milliseconds last half a
-second. The cost model says what a step takes at the least; what steps took in fact, divided by that, corrects it.
+Requests that decode wait for the whole step, and a prompt of 16,384 tokens makes a step of a few milliseconds last half
+a second. The cost model says what a step takes at the least; what steps took in fact, divided by that, corrects it.
 
 A bound that leaves prompts too little would starve them where many requests decode: each step would read all their
 keys for a handful of prompt tokens. So a step may always last `DECODE_STEPS` times what its decoding rows take alone.
@@ -38,7 +38,8 @@ class ItlBound:
         self._ratio = FIRST_GUESS
 
     def prompt_tokens(self, kv_len_R: np.ndarray, start: int, most: int) -> int:
-        """Return how many prompt tokens may run beside decoding rows that have kv_len_R tokens each; at most `most`.
+        """Return the number of prompt tokens that may run beside decoding rows with kv_len_R tokens each; at most
+        `most`.
 
         start: tokens of the first prompt that are cached already: attention to them takes time too.
         """

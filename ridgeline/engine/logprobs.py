@@ -16,8 +16,8 @@ NO_ENTRIES: Entries = (None, None)
 
 
 def row_entries(record: InFlight, result: StepResult, k: int) -> Iterable[Entries]:
-    """Per row (its token k's entry, entries of prompt tokens, which come with token 0). Where nobody asked, NO_ENTRIES
-    without end."""
+    """Per row (its token k's entry, entries of prompt tokens, which come with token 0). NO_ENTRIES without end
+    if no row asked."""
     if not record.plan.rows.features & (Feature.LOGPROBS | Feature.PROMPT_LOGPROBS):
         return repeat(NO_ENTRIES)
     width, prompts = result.tokens_RK.shape[1], result.prompt_logprobs if k == 0 else {}

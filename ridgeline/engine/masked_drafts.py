@@ -100,7 +100,7 @@ class Walk:
         return guess
 
     def _looked_up(self) -> list[int]:
-        """Return what followed the text's last tokens where they stood before."""
+        """Return the tokens that followed the text's last tokens where they stood before."""
         text = self._seq.text
         text.extend(self._seq.tokens[len(text) :])
         known = len(text)

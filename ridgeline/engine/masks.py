@@ -1,4 +1,4 @@
-"""Token masks, which are somebody else's code: whatever they do, only their own request may suffer. And what the
+"""Token masks, which are foreign code: whatever they do, only their own request may suffer. And what the
 request's parameters add to them: `allowed_token_ids`, `bad_words`, `min_tokens`.
 
 Legend: W words of packed bits (`core.token_bits`).
@@ -133,7 +133,7 @@ def prepare(masks: Iterable[TokenMask]) -> None:
         kinds.setdefault(type(mask), []).append(mask)
     for kind, those in kinds.items():
         if hasattr(kind, "prepare"):
-            with suppress(Exception):  # whoever is to blame says so when it is asked
+            with suppress(Exception):  # the mask at fault raises again when it is asked
                 kind.prepare(those)
 
 

@@ -76,7 +76,7 @@ class PrefixGroups:
         return PrefixGroup(np.sort(order_R[: last + 1]), int(common_R[order_R[last]]) * self._block_size)
 
     def _common(self, slots_R: np.ndarray, count_R: np.ndarray, row: int) -> np.ndarray:
-        """Return how many first blocks each row has in common with `row`."""
+        """Return the number of first blocks that each row has in common with `row`."""
         common_R = np.minimum(count_R, count_R[row])
         agree_A = np.arange(len(slots_R))
         for start in range(0, int(count_R[row]), TILE):

@@ -34,7 +34,7 @@ class Pressure:
         self._cache, self._forecast = cache, forecast
 
     def admits(self, seqs: PySequence[Sequence], num_running: int, *, outranked: bool) -> bool:
-        """Return whether a request's sequences, which have their hits, can run beside the others to the end. outranked:
+        """Return True if a request's sequences, which have their hits, can run beside the others to the end. outranked:
         requests may come that take its place."""
         pool = self._cache.pool
         overbooked = 0.0 if seqs[0].preemptions else -LEFT if outranked else OVERBOOKED
@@ -43,7 +43,7 @@ class Pressure:
         return self._forecast.growth(new=seqs, enough=room) <= room
 
     def is_high(self, num_running: int) -> bool:
-        """Return whether so few blocks are left that somebody must be preempted."""
+        """Return True if so few blocks are left that a request must be preempted."""
         pool, wanted = self._cache.pool, self._spare(num_running)
         return pool.free_pages < sum(wanted) and not pool.can_take(wanted)
 
@@ -68,7 +68,7 @@ class Pressure:
         return self._forecast.growth(without=members) <= pool.free_pages - pool.awaited_pages + LOSS * left
 
     def _spare(self, num_running: int) -> list[int]:
-        """Return how many blocks of each group should be free."""
+        """Return the number of blocks of each group that should be free."""
         return [0 if spec.exact else int(SPARE * num_running) for spec in self._cache.specs]
 
     def _pages(self, blocks: PySequence[int]) -> float:

@@ -35,7 +35,7 @@ class Recovery:
         return None
 
     def start_over(self) -> list[list[Hash]]:
-        """Forget the failed plans. Return what they published, which was never written."""
+        """Forget the failed plans. Return the hashes that they published, whose blocks were never written."""
         published = [record.published for record in self.failed]
         self.failed.clear()
         self.reset = True

@@ -28,7 +28,7 @@ class End(Protocol):
 
 
 class Results:
-    """unsent: ends of requests that no result brought; they are told with the next one. drafts: as in `Figures`."""
+    """unsent: ends of requests that no result brought; they are returned with the next one. drafts: as in `Figures`."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class Results:
                 yield TokenEvent(seq.id, -1, "stop", vector=vector)
 
     def _is_quiet(self, record: InFlight, result: StepResult) -> bool:
-        """Return whether every row emitted a token and nothing else, and nobody has left since the plan was made."""
+        """Return True if every row emitted a token and nothing else, and no request has left since the plan was
+        made."""
         rows, everyone = record.plan.rows, len(record.seqs)
         plain = not (record.plan.spans or rows.guided or rows.features & Feature.LOGPROBS)
         stayed = record.departures == self._running.departures
@@ -171,8 +172,8 @@ class Results:
             behind.ends_R = behind.ends_R - short_S[behind.plan.rows.slots_R]
 
     def _distrust(self, seq: Sequence) -> None:
-        """A request's scores were no numbers. Nobody may find what it, or whoever it shares with, has in the cache;
-        it starts over with blocks of its own, once."""
+        """A request's scores were no numbers. No request may match what it, or a request it shares with, has in the
+        cache; it starts over with blocks of its own, once."""
         if not seq.distrusted:  # since then it has shared nothing
             self._running.cache.published.withdraw(*seq.members)
         if seq.status is Status.FINISHED:
@@ -192,7 +193,7 @@ class Results:
 
 
 def _hand_over(record: InFlight, tokens_KR: list[list[int]], finish_R: np.ndarray) -> np.ndarray:
-    """Append their tokens to companions, then take them out of the lists: nobody is told of them. Returns finish_R
+    """Append their tokens to companions, then take them out of the lists: they are not reported. Returns finish_R
     without theirs."""
     finish_R = finish_R.copy()
     for _, row, _ in record.plan.rows.guided:

@@ -27,7 +27,7 @@ from ridgeline.engine.slots import SlotTable
 
 
 class Running:
-    """The cache, the slot table and everybody who has a place in them.
+    """The cache, the slot table and the sequences that have a place in them.
 
     each: tokens of a decoding row at most. emits: how many of them it may emit. ahead: positions behind a plan's tokens
     that need blocks too. drafting: how many drafts each verifies, if there are any. prefilling, decoding, paced:
@@ -67,7 +67,7 @@ class Running:
         self._max_num_seqs = config.max_num_seqs
         self._companions = 0  # in slots
         self._last_result = 0.0  # when it came, on the monotonic clock
-        self.departures = 0  # how often somebody has left
+        self.departures = 0  # the number of requests that have left
 
     @property
     def num_seqs(self) -> int:
@@ -139,8 +139,8 @@ class Running:
         self._standing = None
 
     def leave(self, seq: Sequence, plan_id: int, *, stopped: bool = False, resumes: bool = False) -> None:
-        """Take a running request off its slots and blocks. Plans up to plan_id may still name it. stopped: the device
-        has ended it, so they do nothing for it. resumes: it will go on."""
+        """Take a running request off its slots and blocks. Plans up to plan_id may still refer to it. stopped: the
+        device has ended it, so they do nothing for it. resumes: it will go on."""
         self.departures += 1
         self.prefilling.pop(seq, None)
         self._companions -= len(seq.members) - 1
@@ -193,7 +193,7 @@ class Running:
         return self._even or self._most_drafts() > 0
 
     def _most_drafts(self) -> int:
-        """Return how many drafts a row that decodes should verify at most. Those of even steps verify some if all of
+        """Return the most drafts that a decoding row should verify. Those of even steps verify some if all of
         them can."""
         if self.drafting is None or (self._even and not all(seq.guessable for seq in self.decoding)):
             return 0
@@ -202,8 +202,8 @@ class Running:
 
     def beside(self, standing: Standing, *, others: bool, chunks: bool) -> Standing:
         """Return the standing rows as they run beside others, or beside chunks of prompts, or alone. Trees are never
-        verified beside chunks. Where steps are even rows verify drafts only if they run alone, and nobody's could lie
-        behind the longest context."""
+        verified beside chunks. Where steps are even rows verify drafts only if they run alone, and only where no draft
+        could lie behind the longest context."""
         if standing.rows.tokens_each == 1 or not standing.seqs:
             return standing
         kv_len_R = self.slots.kv_len[standing.columns_R]

@@ -8,8 +8,8 @@ everything again after a preemption. Counts are optimistic: the next plan is mad
 `running.py` holds the requests that have slots, `results.py` takes a plan's result apart, and `recovery.py` says what
 happens after a plan has failed.
 
-A guided request is two sequences, the second with the negative prompt (`Sequence.members`). They start, give way and
-end together, reach their last known token in the same plan, and from there on both take the token that the device
+A guided request is two sequences, the second with the negative prompt (`Sequence.members`). They start, are preempted
+and end together, reach their last known token in the same plan, and from there on both take the token that the device
 draws for the two of them. So each plans like any other sequence: nothing waits for the host to hand a token over.
 """
 
@@ -63,7 +63,7 @@ class Scheduler:
         self._policy: Policy = POLICIES[config.scheduling_policy]()
         self._by_id: dict[str, Sequence] = {}
         self._waiting = WaitingQueue()
-        self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # for whom, running then, newest plan then
+        self._looked: tuple[Sequence | None, int, int] = None, 0, 0  # the sequence, running then, newest plan then
         self._pace = Pace(config.max_num_batched_tokens, config.max_num_seqs, tokens_each)
         self._itl = ItlBound(config.itl_target, cost_model)
         self._recovery = Recovery()
@@ -109,7 +109,7 @@ class Scheduler:
         return request_id in self._by_id
 
     def figures(self) -> Figures:
-        """Return what the server shows of a scheduler."""
+        """Return the figures that the server shows of a scheduler."""
         cache, pool = self.cache, self.cache.pool
         pages_used = pool.num_pages - pool.free_pages
         requests, found = (self.num_running, self.num_waiting), (cache.queried_tokens, cache.hit_tokens)
@@ -121,7 +121,7 @@ class Scheduler:
         return Figures(*requests, pages_used, pool.num_pages, *found, self.preemptions, groups, counts, drafts)
 
     def stats_of(self, request_id: str) -> RequestStats:
-        """Return what is known so far of an unfinished request."""
+        """Return the statistics so far of an unfinished request."""
         return self._by_id[request_id].stats()
 
     def abort(self, request_id: str, at_token: int | None = None) -> bool:
@@ -181,7 +181,7 @@ class Scheduler:
         running = self.running.leaders()
         entitled = self._policy.entitled(self._waiting, running)
         if entitled is not None and not self._could_start(seq, ()):
-            self._waiting.promote(entitled, self._policy.promote(entitled))  # also before those that give way to it
+            self._waiting.promote(entitled, self._policy.promote(entitled))  # also before those preempted for it
             seq = entitled
         lower = self._policy.lower(seq, running)
         if not lower or not self._could_start(seq, lower):
@@ -190,11 +190,11 @@ class Scheduler:
             self._preempt(lower.pop(), Preemption.PRIORITY)
 
     def _outranks(self, seq: Sequence) -> bool:
-        """Return whether some running request would make way for this one."""
+        """Return True if some running request would be preempted for this one."""
         return bool(self._policy.lower(seq, self.running.leaders()))
 
     def _could_start(self, seq: Sequence, without: PySequence[Sequence]) -> bool:
-        """Return whether there would be slots and blocks for `seq` if the running requests `without` had none."""
+        """Return True if there would be slots and blocks for `seq` if the running requests `without` had none."""
         leaving = [member for other in without for member in other.members]
         staying = self.running.num_seqs - len(leaving)
         room = staying + len(seq.members) <= self._pace.rows
@@ -223,7 +223,7 @@ class Scheduler:
                 self._grow(seq)
 
     def _relieve(self) -> bool:
-        """Preempt requests if too few blocks are left. Return whether any was."""
+        """Preempt requests if too few blocks are left. Return True if any was."""
         before = self.running.departures
         while self.num_running > 1 and self.running.pressure.is_high(self.running.num_seqs):
             for victim in self.running.pressure.victims(self._policy.keeping(self.running.leaders())):
@@ -231,7 +231,7 @@ class Scheduler:
         return self.running.departures > before
 
     def _grow(self, seq: Sequence) -> bool:
-        """Room for a row's tokens; False when the request itself had to give way."""
+        """Allocate blocks for a row's tokens; False if the request itself was preempted."""
         while not self._extend(seq, self.running.each, known=False):
             victim = self._policy.keeping(self.running.leaders())[-1]
             self._make_way(victim)
@@ -266,11 +266,11 @@ class Scheduler:
     def _advance_prompts(self, draft: Draft) -> None:
         """Continue prompts under way and admit waiting requests, all in one order, as far as the budget goes.
 
-        Nobody new is admitted past one that waits for room, and nothing runs past a prompt that is held up.
+        No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
         under_way = deque(sorted(self.running.prefilling, key=lambda s: s.order))
         waiting, cut = self._waiting.head(), self._itl.target is not None
-        decodes = cut and any(not seq.request.background for seq in draft.seqs)  # somebody who waits for a token
+        decodes = cut and any(not seq.request.background for seq in draft.seqs)  # a client waits for a token
         while draft.budget > 0 and (under_way or waiting is not None):
             starts = waiting is not None and not (under_way and under_way[0].order < waiting.order)
             seq = waiting if starts and waiting is not None else under_way[0]
@@ -290,7 +290,7 @@ class Scheduler:
         """Take from the budget what would make the step too long for others.
 
         They are those who decode. A prompt in the background is cut for those who may come as well, and nothing is cut
-        for who decodes in the background, because nobody waits for his tokens.
+        for requests that decode in the background, because no client waits for their tokens.
         """
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
         spent = sum(end - start for _, start, end in draft.chunks)
@@ -313,7 +313,7 @@ class Scheduler:
         return True
 
     def _waits(self, draft: Draft, seq: Sequence) -> bool:
-        """Return whether a request should let this plan pass, once, because the next one finds more of its beginning
+        """Return True if a request should skip this plan, once, because the next one finds more of its beginning
         in the cache."""
         found = [self.cache.comes_with(member, draft.chunks) for member in seq.members]
         seq.has_waited = any(found)
@@ -332,7 +332,7 @@ class Scheduler:
             seq.make_private()
 
     def _unblock(self) -> StepPlan | None:
-        """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one gives way."""
+        """Nothing could be planned. If no result is due either, prompts hold each other's blocks: one is preempted."""
         if self.in_flight or not self.running.prefilling:
             return None
         self._make_way(max(self.running.prefilling, key=lambda s: s.order))
@@ -353,8 +353,8 @@ class Scheduler:
         return False
 
     def _chunks(self, members: tuple[Sequence, ...], budget: int) -> list[tuple[Sequence, int]]:
-        """Return how many tokens of which sequence come next. Two keep their last tokens until both can have theirs.
-        A prompt that runs whole waits for a step that has room for it."""
+        """Return the sequences whose tokens come next, with the number of tokens of each. Two keep their last tokens
+        until both can have theirs. A prompt that runs whole waits for a step that has room for it."""
         starts = [int(self.slots.kv_len[member.slot]) for member in members]
         ends = [len(member.tokens) for member in members]
         if len(members) > 1 and sum(ends) - sum(starts) > budget:
@@ -391,7 +391,7 @@ class Scheduler:
         return self.running.extend(seq, num_tokens, len(self.in_flight), self._plan_id, known=known)
 
     def _keep_states(self, draft: Draft) -> None:
-        """Choose where prompts leave states behind, now that nobody can join the plan any more."""
+        """Choose where prompts leave states behind, now that no sequence can join the plan any more."""
         for seq, start, end in draft.chunks:
             mark, changes, published = self.cache.keep_state(seq, start, end, reserve=self.running.num_seqs)
             if mark:
@@ -472,7 +472,7 @@ class Scheduler:
             self._preempt(seq, reason)
 
     def vacate(self) -> None:
-        """Let everybody start over, and nobody find anything in the cache: its memory goes. No plan may be in
+        """Preempt all requests, and forget all prefixes in the cache: its memory goes. No plan may be in
         flight."""
         self._preempt_all(Preemption.SLEEP)
         self.cache.forget_prefixes()

@@ -14,8 +14,8 @@ from ridgeline.engine.sequence import NO_SLOT, Sequence
 class SlotTable:
     """kv_len: tokens in the cache once every submitted plan has run, if its rows emit all they may. capacity: kv_len
     from which on its blocks have no room for a decoding row. last_kv_len: kv_len after which the request has sampled
-    its last token. used: somebody has the slot. known, prompt, shared: its tokens when it got it, those of its prompt,
-    and those in blocks that others had as well."""
+    its last token. used: a sequence has the slot. known, prompt, shared: its tokens when it got it, those of its
+    prompt, and those in blocks that others had as well."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots - 1, -1, -1))

@@ -43,7 +43,7 @@ class WaitingQueue:
         self._refused = seq, free_pages, num_running, plan_id
 
     def refused(self, seq: Sequence, free_pages: int, num_running: int, since: int) -> bool:
-        """Return whether `seq` did not fit in a plan after `since`, and nothing was given back from then on."""
+        """Return True if `seq` did not fit in a plan after `since`, and nothing was given back from then on."""
         if self._refused is None or self._refused[0] is not seq:
             return False
         _, pages_then, running_then, plan_then = self._refused

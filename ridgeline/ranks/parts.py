@@ -6,9 +6,9 @@ keep their order; long ones are cut. Rows that decode read nothing that their pl
 equally many to each part, those with a common prefix beside each other, and a guided pair in one.
 
 States that every token replaces go from piece to piece of a chunk in the block where that of the whole chunk belongs:
-the engine has put it into all entries of the row's table in which a piece may end (`EngineConfig.cuts_chunks`). Nobody
-else reads that block in the same plan. The entry of a mark alone names another one, for the state at the mark, so no
-piece ends in that block before the mark: the next one would read there what it then replaces.
+the engine has put it into all entries of the row's table in which a piece may end (`EngineConfig.cuts_chunks`). No
+other row reads that block in the same plan. The entry of a mark alone names another one, for the state at the mark, so
+no piece ends in that block before the mark: the next one would read there what it then replaces.
 
 A row needs the token of the plan before. `StepPlan.after` says which part must have brought it, on all stages.
 

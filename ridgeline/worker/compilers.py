@@ -32,7 +32,7 @@ CHILD = (sys.executable, "-P", "-c", "from ridgeline.worker.precompile import ch
 
 
 def processes_needed(kernels: KernelSet) -> int:
-    """Return how many processes are worth starting. That is none if all kernels are compiled, if Triton would not use
+    """Return the number of processes worth starting: none if all kernels are compiled, if Triton would not use
     the result, or if there are few cores."""
     import triton
 

@@ -132,7 +132,7 @@ class LocalWorker:
     """A `core.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and drops
     later plans until one resets.
 
-    stamps: notes that this rank makes in every step, where somebody asked.
+    stamps: notes that this rank makes in every step, if ranks are traced.
     threads: chooses the number of CPU threads; None: it stays.
     """
 
@@ -224,7 +224,8 @@ class LocalWorker:
         return self._run(self._runner.mover.move, mixture, takes)
 
     def figures(self) -> WorkerFigures:
-        """See `core.worker.Reports`. A rank knows neither for whom it waits nor why experts move; the leader does."""
+        """See `core.worker.Reports`. A rank knows neither which rank it waits for nor why experts move; the leader
+        does."""
         if not self._pending and self._runner.tallies:
             now = self._asked(self._read_tallies)
             self._load = now if self._load is None else self._load._replace(total_LE=now.total_LE)
@@ -241,7 +242,7 @@ class LocalWorker:
         return reduce(ExpertCacheFigures.plus, (cache.figures for cache in caches)) if caches else None
 
     def _asked(self, read: Callable[[], T]) -> T:
-        """Return what is read from the device. Raise DeviceLost if it is lost."""
+        """Return the result of `read`, which reads from the device. Raise DeviceLost if the device is lost."""
         try:
             return read()
         except Exception as error:
@@ -307,7 +308,7 @@ class LocalWorker:
         if runner is not None and runner.device.type == "cuda":
             del runner
             gc.collect()  # graphs and what they captured refer to one another
-            torch.cuda.empty_cache()  # whoever comes next on this GPU finds the memory free
+            torch.cuda.empty_cache()  # the next process on this GPU finds the memory free
 
     def _start(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None = None) -> None:
         if ticket.plan.reset:

@@ -40,7 +40,7 @@ def hardware_of(device: torch.device) -> Hardware | None:
 
 
 def hardware_named(name: str, device: torch.device) -> Hardware | None:
-    """Return what `hardware_of` does for a device of this name, which need not be reached from this process."""
+    """Return the hardware of a device by its name, as `hardware_of`; this process need not reach the device."""
     known = _known(device, name)
     own = calibration.load(name)
     if own is not None:

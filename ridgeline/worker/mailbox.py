@@ -54,7 +54,7 @@ class Mailbox:
         return letter
 
     def restart(self) -> None:
-        """Forget all posts, including those that nobody expected. No step may be in flight."""
+        """Forget all posts, including those that were not expected. No step may be in flight."""
         self._turn_1.zero_()
         self._turn = 0
 

@@ -34,7 +34,7 @@ class Masks(NamedTuple):
 
     @staticmethod
     def of(masks: Mapping[int, np.ndarray], vocab_size: int, device: torch.device) -> Masks:
-        """Upload `masks` (row → packed bits) in one copy that nobody waits for."""
+        """Upload `masks` (row → packed bits) in one copy for which the host does not wait."""
         count, words = len(masks), num_words(vocab_size)
         first = -(-count // ALIGNMENT) * ALIGNMENT
         staged = staging(first + count * words, device)

@@ -147,7 +147,7 @@ class Budget:
         return int(host_memory() * CPU_SHARE) // self.ranks
 
     def uses(self, activations: int) -> str:
-        """Say what uses the memory beside the cache, and what to do about it."""
+        """Return a sentence on the uses of memory beside the cache, and on ways to reduce them."""
         step = f"a step's activations take {_size(activations)}"
         loading = f", the weights {_size(self._to_load)}" if self._to_load else ""
         if self.config.kv_cache_memory:
@@ -217,7 +217,8 @@ def plan_memory(cache: CacheLayout, sizes: StepSizes, parts: Iterable[Reserves],
 
 
 def _pages_needed(layout: CacheLayout, tokens: int, sizes: StepSizes) -> int:
-    """Return how many pages let a request of so many tokens run, with its drafts and the positions ahead of them."""
+    """Return the number of pages with which a request of so many tokens can run, with its drafts and the positions
+    ahead of them."""
     return layout.pages_needed(tokens + sizes.drafts + sizes.ahead, sizes.max_tokens + sizes.ahead)
 
 

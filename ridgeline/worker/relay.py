@@ -3,7 +3,7 @@
 Every stage keeps all slots, and advances them by the same tokens with the same op, so slots are alike everywhere. How
 far a row's cache reaches is known without its token, so that is noted when the row has run: a prompt's next part can
 follow at once. The token is waited for only before a plan that needs it (`StepPlan.after`). But it is received from the
-time on when the row has run: a last stage whose tokens nobody takes would wait, this stage would soon wait for that
+time on when the row has run: a last stage whose tokens are not received would wait, this stage would soon wait for that
 one, and both for ever.
 
 Legend:

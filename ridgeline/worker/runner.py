@@ -228,7 +228,7 @@ class Runner:
     def _catching(
         self, rows: Rows, wanted: int, given_drafts: Mapping[int, MaskedDrafts] | None, graph: Graph | None
     ) -> Catching:
-        """Return when a network that drafts runs over the tokens of a step."""
+        """Return the moment at which a network that drafts runs over the tokens of a step."""
         if graph is not None:
             return self.segments.catching(graph.inputs.tokens_each)
         if wanted == 0 and rows.tokens_each == 1:

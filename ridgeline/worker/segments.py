@@ -271,8 +271,8 @@ class Segments:
 
     @staticmethod
     def catching(tokens_each: int) -> Catching:
-        """Return when a network that drafts runs over the tokens of a step in a graph, whose rows have so many each.
-        Behind a step whose rows verify drafts more of them are wanted."""
+        """Return the moment at which a network that drafts runs over the tokens of a step in a graph, whose rows have
+        so many each. Behind a step whose rows verify drafts more of them are wanted."""
         return {0: Catching.NOW, 1: Catching.LATER}.get(tokens_each, Catching.BEHIND)
 
     def rehearse(self) -> None:
@@ -389,8 +389,8 @@ class Segments:
     def _draw_behind(self, slots_R: Tensor, scores: Scores, drafts: Drafts, features: Feature) -> Tensor:
         """Return the tokens drawn at all positions. [P]
 
-        Penalties count the drafts before a position as if they had been emitted: where they are not, nobody asks for
-        what was drawn behind them.
+        Penalties count the drafts before a position as if they had been emitted: where they are not, the tokens
+        drawn behind them are not used.
         """
         slots_P, index_P = slots_R[drafts.row_P], scores.index_P
         assert index_P is not None

@@ -1,7 +1,7 @@
 """One rank's share of a step whose tokens ranks divide.
 
-It is made on the host from the plan's lengths, which all ranks have, so nobody asks another what it holds. Positions of
-rows that the device has stopped are then wrong, which nobody looks at: such rows write to the null block, and their
+It is made on the host from the plan's lengths, which all ranks have, so no rank asks another for what it holds.
+Positions of rows that the device has stopped are then wrong, but not read: such rows write to the null block, and their
 tokens are dropped.
 
 Attention deals tokens out like cards, as the cache lies (`Stripes`). Recurrent states need consecutive tokens
@@ -70,7 +70,7 @@ class Share:
 
     @contextmanager
     def counting(self, tallies: Sequence[Tensor]) -> Iterator[None]:
-        """Let experts' tallies count the tokens of all ranks, as they do in steps that nobody divides."""
+        """Let experts' tallies count the tokens of all ranks, as they do in steps that are not divided."""
         before = [tally_E.clone() for tally_E in tallies]
         yield
         if tallies:
@@ -80,7 +80,7 @@ class Share:
                 tally_E += added_E
 
     def last(self, hidden: Hidden, rows: int) -> Hidden:
-        """Return what the layers made of every row's last token, from whichever rank ran it. There may be more rows
+        """Return the layers' output for every row's last token, from the rank that ran it. There may be more rows
         than these, which get zeros."""
         index_R, own_R = self._last
         parts = [part for part in hidden if part is not None]

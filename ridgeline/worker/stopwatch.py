@@ -49,7 +49,7 @@ class Stopwatch:
         return self._seconds + sum(a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)) / 1e3
 
     def notes(self) -> np.ndarray | None:
-        """Return what the segments noted, or None if nobody asked. On CUDA the device must have passed all marks."""
+        """Return the segments' notes, or None if none were asked for. On CUDA the device must have passed all marks."""
         return np.concatenate([arrived() for arrived in self._taken]) if self._taken else None
 
     def _mark(self, stream: torch.cuda.Stream) -> None:

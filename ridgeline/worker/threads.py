@@ -56,7 +56,7 @@ class Threads:
     """Chooses the number for each step.
 
     most: the greatest number.
-    free: returns how many cores other programs leave free; None: nobody knows.
+    free: returns how many cores other programs leave free; None: it is unknown.
     """
 
     def __init__(self, most: int, free: Callable[[], int | None]) -> None:
@@ -142,5 +142,5 @@ class Trial:
 
 
 def _slowness(steps: Collection[Step]) -> float:
-    """Return how many times as long as usual steps took."""
+    """Return the time of steps relative to their usual time."""
     return sum(step.seconds for step in steps) / sum(step.usual for step in steps)

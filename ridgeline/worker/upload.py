@@ -1,4 +1,5 @@
-"""Copies to the device and back that nobody waits for, through page-locked memory, in the order of the stream.
+"""Copies to the device and back for which the host does not wait, through page-locked memory, in the order of the
+stream.
 
 A copy from or to ordinary memory would hold the host until the device has done all that was queued before it.
 """
@@ -13,8 +14,8 @@ from torch import Tensor
 
 
 def staging(size: int, device: torch.device) -> Tensor:
-    """Return `size` int32 on the host, page-locked if `device` is a GPU, so that nobody waits for a copy of them. Torch
-    keeps the memory until the copies that read it are done, then recycles it."""
+    """Return `size` int32 on the host, page-locked if `device` is a GPU, so that the host does not wait for a copy of
+    them. Torch keeps the memory until the copies that read it are done, then recycles it."""
     return torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 

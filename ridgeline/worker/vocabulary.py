@@ -71,7 +71,7 @@ class Vocabulary:
     def sample(
         self, scores_RU: Tensor, tables: SamplingTables, slots_R: Tensor, position_R: Tensor, features: Feature
     ) -> Tensor:
-        """Return what the op `sample` does with the whole rows, the same on every rank: int64 [R]."""
+        """Return the tokens that the op `sample` draws from the whole rows, the same on every rank: int64 [R]."""
         if not self.divided:
             return self._ops.sample(scores_RU, tables, slots_R, position_R, features)
         if features & Feature.FILTER:
@@ -113,7 +113,7 @@ class Vocabulary:
         return self._ops.cut_end(source_RU, cut)
 
     def score(self, scores_RU: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
-        """Return what the op `score_tokens` does with the whole rows."""
+        """Return the log-probabilities that the op `score_tokens` computes from the whole rows."""
         if not self.divided:
             return self._ops.score_tokens(scores_RU, token_R, num_top)
         x_RU, num_top = scores_RU[:, : self.count].float(), min(num_top, self.size)

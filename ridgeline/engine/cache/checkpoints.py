@@ -1,6 +1,6 @@
 """The choice of states of constant size that are kept, so that another request can begin there.
 
-Keys and values are there after every token; a state is there only where somebody stored it. So the engine chooses
+Keys and values are there after every token; a state is there only where it was stored. So the engine chooses
 boundaries of blocks at which a prompt's state is stored as it runs (a *mark*), and states that a request leaves behind.
 A kept state is a *checkpoint*. What it is worth are the tokens that must run again without it, back to the checkpoint
 before it on the same chain of blocks, times how often it was used.
@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 class Checkpoints:
     """The checkpoints of one cache, by group and block.
 
-    share: of the pages, how many may hold checkpoints that nobody uses at the time.
+    share: the part of the pages that may hold checkpoints which no request uses at the time.
     interval: tokens between checkpoints of a long prompt or output; None: by their bytes.
     """
 
@@ -124,12 +124,12 @@ class Checkpoints:
         self._counts["used"] += 1
 
     def page_worth(self, group: int, blocks: Sequence[int]) -> float:
-        """Return what the cached blocks of an idle page are worth, in tokens that must run again without them.
+        """Return the worth of the cached blocks of an idle page: the tokens that must run again without them.
 
         Where there are no states, all pages of keys and values are worth the same, so that they go in the order in
         which they were freed: the end of a conversation before its beginning. Beside states they are worth the tokens
         that they hold. A page holds thousands, and one that few were written to must not outlive the state behind them,
-        without which they serve nobody.
+        without which no request can use them.
         """
         if not self.groups:
             return 0.0
@@ -178,7 +178,7 @@ class Checkpoints:
         return last * size if last > first and last * size - reached >= wanted else 0
 
     def pays(self, tokens: int, reached: int) -> bool:
-        """Return whether a request that has so many tokens should leave a checkpoint as it goes on."""
+        """Return True if a request that has so many tokens should leave a checkpoint as it goes on."""
         return tokens - reached >= self.interval
 
 

@@ -1,4 +1,4 @@
-"""Pages of the cache that nobody holds, in the order in which their content is given up."""
+"""Pages of the cache that no request holds, in the order of their eviction."""
 
 from __future__ import annotations
 

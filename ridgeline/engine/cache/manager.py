@@ -102,7 +102,7 @@ class CacheManager:
         return True
 
     def would_admit(self, *seqs: Sequence, reserve_blocks: int, without: PySequence[Sequence]) -> bool:
-        """Return whether `admit` would if the sequences `without` had given their blocks back."""
+        """Return True if `admit` would succeed if the sequences `without` had given their blocks back."""
         wanted = self._take_hits(seqs, [self._search.search(seq).whole for seq in seqs], reserve_blocks)
         freed = [[block for seq in without for block in seq.blocks[g] if block] for g in range(len(self.specs))]
         found = self.pool.can_take(wanted, freed)
@@ -110,7 +110,7 @@ class CacheManager:
         return found
 
     def comes_with(self, seq: Sequence, chunks: Iterable[tuple[Sequence, int, int]]) -> bool:
-        """Return whether `seq` should wait for the next plan, since one of these `chunks` (sequence, start, end) of the
+        """Return True if `seq` should wait for the next plan, since one of these `chunks` (sequence, start, end) of the
         plan in the making runs tokens that it begins with, and leaves a state behind them. It is asked to."""
         if not self._exact or not self.names.shares(seq):
             return False
@@ -167,7 +167,7 @@ class CacheManager:
         seq.checkpoint, seq.keeps_at = None, 0
 
     def _shared(self, seq: Sequence) -> int:
-        """Return how many tokens of a sequence's hit lie in blocks that others hold as well."""
+        """Return the number of tokens of a sequence's hit that lie in blocks which others hold as well."""
         blocks = seq.blocks[0] if self.specs[0].span is None else []
         return bisect_left(blocks, True, key=lambda block: self.pool.refs(0, block) < 2) * self.block_size
 
@@ -201,7 +201,7 @@ class CacheManager:
     # ---- prompts ----------------------------------------------------------------------------------------------
 
     def chunk_end(self, seq: Sequence, start: int, end: int) -> int:
-        """Return where a chunk should end that begins at `start` and could go on to `end`. A fork in the block in which
+        """Return the end of a chunk that begins at `start` and could go on to `end`. A fork in the block in which
         the next one would begin could have no mark there, so that chunk begins with the block."""
         size, n = self.block_size, end // self.block_size
         cuts = start < n * size < end and (n + 1) * size <= len(seq.tokens)
@@ -219,9 +219,9 @@ class CacheManager:
         return self.published.publish(seq, start if self._exact or end - start == 1 else end)
 
     def keep_state(self, seq: Sequence, start: int, end: int, reserve: int) -> tuple[int, list[SetBlocks], list[Hash]]:
-        """Publish what a plan writes that runs the sequence's known tokens from `start` to `end`, once nobody else can
-        join that plan. It may keep a state at a boundary of blocks: returns after how many of the row's tokens (0:
-        nowhere inside of it), the changes to the block tables, and the hashes that are new to the index.
+        """Publish what a plan writes that runs the sequence's known tokens from `start` to `end`, once no other
+        sequence can join that plan. It may keep a state at a boundary of blocks: returns after how many of the row's
+        tokens (0: nowhere inside of it), the changes to the block tables, and the hashes that are new to the index.
 
         reserve: so many blocks must be left of each group that grows.
         """

@@ -1,4 +1,4 @@
-"""The names under which a sequence's blocks are found: hashes of their tokens and of all before them."""
+"""The hashes under which a sequence's blocks are found: each covers the block's tokens and all before them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Names:
         self._formats = sorted({str(spec.format) for spec in specs if isinstance(spec, KVSpec)} - {"None"})
 
     def shares(self, seq: Sequence) -> bool:
-        """Return whether the sequence finds what others wrote, and they find what it writes."""
+        """Return True if the sequence can match blocks of others, and they can match its blocks."""
         return self.prefix_caching and not seq.private
 
     def root(self, seq: Sequence) -> Hash:

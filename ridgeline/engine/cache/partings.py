@@ -17,7 +17,7 @@ from ridgeline.engine.sequence import Sequence, Status
 
 
 class Column(NamedTuple):
-    """Block n of the sequence: its name for now, and the blocks kept under it, each with its group."""
+    """Block n of the sequence: its temporary hash, and the blocks kept under it, each with its group."""
 
     n: int
     name: Hash
@@ -25,7 +25,7 @@ class Column(NamedTuple):
 
 
 class Parted(NamedTuple):
-    """A preempted sequence. kv_len: the tokens of its state once `last_plan` has run, the newest that names it; at
+    """A preempted sequence. kv_len: the tokens of its state once `last_plan` has run, the newest that runs it; at
     most so many, if rows verified drafts. since: the first of its blocks behind which the state would lie where it is
     kept."""
 
@@ -75,7 +75,7 @@ class Partings:
         return parted
 
     def due(self, retired: int | None) -> list[Parted]:
-        """Take out those of whom all is known once plan `retired` has; with None all."""
+        """Take out those of which all is known once plan `retired` has run; with None all."""
         if not self._parted:
             return []
         found = [parted for parted in self._parted if retired is None or parted.last_plan <= retired]

@@ -5,8 +5,8 @@ With a single group a page is a block. A page is fresh (no group owns it), busy 
 (none is held, some content is worth keeping). A block of a busy page is in one of three states:
 
     held      some request refers to it (refs > 0)
-    spare     nobody refers to it, but the prefix index knows its content
-    open      nobody refers to it and its content is worthless
+    spare     no request refers to it, but the prefix index knows its content
+    open      no request refers to it, and its content is worthless
 
 Blocks are taken from the open ones, then an idle page of the group that is not full, then fresh pages, then the idle
 page that is worth least; only when these do not suffice are spare blocks given up, since their pages help no other
@@ -79,7 +79,7 @@ class BlockPool:
         self._partial: list[OrderedDict[int, int]] = [OrderedDict() for _ in groups]  # idle page → open blocks; by age
         self._filled: dict[int, int] = {}  # busy page that is filled up → the blocks that it lacked
         self._lacking = [0] * len(groups)  # their sum
-        self._last_plan = [0] * layout.num_pages  # newest plan that may name a block given back to the page
+        self._last_plan = [0] * layout.num_pages  # newest plan that may refer to a block given back to the page
         self._awaited: dict[int, set[Hashable]] = {}  # page → who comes back for it
         self._awaits: dict[Hashable, list[int]] = {}  # and the other way round; some pages may be others' by now
 
@@ -97,12 +97,12 @@ class BlockPool:
 
     @property
     def awaited_pages(self) -> int:
-        """Free pages that somebody comes back for."""
+        """Free pages to which a preempted request comes back."""
         return sum(page in self._idle for page in self._awaited)
 
     def can_take(self, wanted: Sequence[int], freed: Sequence[Sequence[int]] = ()) -> bool:
         """Tell if `wanted[g]` blocks could be taken for every group g together; if given, after the blocks `freed[g]`
-        were released, each as often as it is named."""
+        were released, each as often as it is listed."""
         unheld = [len(opened) + len(spare) for opened, spare in zip(self._open, self._spare, strict=True)]
         free_pages = self.free_pages
         for g, blocks in enumerate(freed):
@@ -114,7 +114,7 @@ class BlockPool:
         return self._pages_for(wanted, unheld) <= free_pages
 
     def is_worth(self, group: int, worth: float) -> bool:
-        """Return whether a block of so much worth should be taken: there is memory to spare, or what would be given up
+        """Return True if a block of so much worth should be taken: there is memory to spare, or what would be evicted
         for it is worth less."""
         if self._open[group] or self._fresh or self._to_fill(group) is not None:
             return True
@@ -135,7 +135,7 @@ class BlockPool:
         return found is not None and found.cached
 
     def is_quiet(self, group: int, block: int, retired_plan: int) -> bool:
-        """True when nobody holds the block and no plan still in flight names it (other streams may touch it)."""
+        """True when no request holds the block and no plan in flight refers to it (other streams may touch it)."""
         return self.refs(group, block) == 0 and self._last_plan[self.layout.page_of(group, block)] <= retired_plan
 
     def _pages_for(self, wanted: Sequence[int], at_hand: Sequence[int]) -> int:
@@ -170,7 +170,7 @@ class BlockPool:
             state.refs += 1
 
     def release(self, group: int, block: int, last_plan: int) -> None:
-        """Drop one reference. `last_plan`: newest plan that may name the block."""
+        """Drop one reference. `last_plan`: newest plan that may refer to the block."""
         state, page = self._blocks[group][block], self.layout.page_of(group, block)
         if state.refs == 0:
             raise AssertionError(f"block {block} of group {group} released twice")

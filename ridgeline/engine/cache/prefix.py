@@ -120,7 +120,7 @@ class PrefixIndex:
         return parent in self._ends
 
     def is_covered(self, parent: Hash, tokens: Tokens) -> bool:
-        """Return whether an end after `parent` begins with these tokens."""
+        """Return True if an end after `parent` begins with these tokens."""
         ends = self._ends.get(parent, [])
         at = bisect_left(ends, (tokens,))
         return at < len(ends) and ends[at][0][: len(tokens)] == tokens
@@ -138,7 +138,7 @@ class PrefixIndex:
         insort(self._ends.setdefault(node.parent, []), (tokens, node_hash))
 
     def nearest_end(self, parent: Hash, tokens: Tokens) -> tuple[int, Hash | None]:
-        """Return how many of these tokens after `parent` some end begins with, at most, and that end."""
+        """Return the length of the longest beginning of these tokens that an end after `parent` has, and that end."""
         ends = self._ends.get(parent)
         if not ends:
             return 0, None

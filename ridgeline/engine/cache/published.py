@@ -1,4 +1,4 @@
-"""The part of the cache that can be found: blocks are published under their names, and withdrawn or given up again.
+"""The part of the cache that can be matched: blocks are published under their hashes, and withdrawn or evicted again.
 
 Keys and values are published block by block as they fill. A state is published where it was kept on purpose, and where
 a sequence ended. Where a sequence, or its prompt, ended there is an *end* in the index, a block that others may begin
@@ -89,7 +89,7 @@ class Published:
         self.pool.forget(group, block)
 
     def on_evict(self, group: int, block: int) -> None:
-        """The pool gives a block up. Where keys and values are gone, nobody can begin at the state behind them."""
+        """The pool evicts a block. Where keys and values are gone, no request can begin at the state behind them."""
         node = self.index.get(self.index.hash_of(group, block) or b"")
         self.index.drop(group, block)
         self._checkpoints.drop(group, block)
@@ -100,14 +100,14 @@ class Published:
                 self.forget(g, state)
 
     def withdraw(self, *seqs: Sequence) -> None:
-        """Let nobody find what these sequences published, shared or left behind, nor anything that continues it: keys
-        and values there may be no numbers, and whoever attended to them wrote more of the same."""
+        """Withdraw what these sequences published, shared or left behind, and anything that continues it: keys
+        and values there may be no numbers, and sequences that attended to them wrote more of the same."""
         known: set[Hash] = set()
         for seq in seqs:
             first = seq.tokens[: self._names.block_size]
             known.update(chain_hash(self._names.root(seq), first[:count]) for count in range(1, len(first) + 1))
             known.update(seq.hashes)  # ends of later blocks continue these
-        self.settle_nothing()  # they have no true names yet
+        self.settle_nothing()  # their content hashes are not known yet
         self.unpublish(self.index.with_continuations(known))
 
     # ---- ends -------------------------------------------------------------------------------------------------
@@ -202,7 +202,8 @@ class Published:
         return tuple(seq.tokens[n * size : min(length, (n + 1) * size)])
 
     def _rename(self, group: int, block: int, node_hash: Hash, parent: Hash, fits: bool) -> None:
-        """Publish a block under its true name, unless others hold the same. fits: it has one; else it is given up."""
+        """Publish a block under its content hash, unless others hold the same. fits: it has one; else it is
+        released."""
         self.index.drop(group, block)
         if not fits or not self.index.publish(node_hash, parent, group, block):
             self._checkpoints.drop(group, block)

@@ -35,7 +35,7 @@ class Tables:
 
     @property
     def windowed(self) -> bool:
-        """Return whether some group remembers the last tokens only."""
+        """Return True if some group remembers the last tokens only."""
         return bool(self._forgetful)
 
     def let_go(self, seq: Sequence, kv_len: int, last_plan: int) -> list[SetBlocks]:
@@ -91,7 +91,7 @@ class Tables:
 
     def _state(self, seq: Sequence, group: int) -> int:
         """Return the block of an exact group in which the sequence may go on: the one that holds the state so far, if
-        nobody else needs that; NULL_BLOCK if there is none."""
+        no other sequence needs that; NULL_BLOCK if there is none."""
         held = self._held(seq, group)
         if held == NULL_BLOCK or self._pool.is_cached(group, held) or not self._is_own(seq, group, held):
             return NULL_BLOCK
@@ -144,12 +144,12 @@ class Tables:
         return changes
 
     def goes_on(self, seq: Sequence, boundary: int) -> bool:
-        """Return whether entries behind a boundary name the block in which the sequence's state there will lie."""
+        """Return True if entries behind a boundary point to the block in which the sequence's state there will lie."""
         n = boundary // self._block_size
         return any(seq.blocks[g][n - 1] in seq.blocks[g][n:] for g in self._exact)
 
     def part(self, seq: Sequence, boundary: int, taken: list[list[int]] | None) -> list[SetBlocks]:
-        """Let the entries behind a boundary name other blocks, if these were taken: so the state there stays."""
+        """Let the entries behind a boundary point to other blocks, if these were taken: so the state there stays."""
         n, changes = boundary // self._block_size, list[SetBlocks]()
         for g, new in enumerate(taken or ()):
             blocks = seq.blocks[g]

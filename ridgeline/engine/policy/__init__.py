@@ -33,7 +33,7 @@ class Policy(Protocol):
         """Return the running requests that may be preempted for a waiting one, in their order."""
 
     def outranked(self, seq: Sequence) -> bool:
-        """Return whether requests of a rank before its own have come, as more may."""
+        """Return True if requests of a rank before its own have come, as more may."""
 
     def keeping(self, running: Collection[Sequence]) -> list[Sequence]:
         """Return the running requests in the order in which they keep their blocks, where these are lacking."""

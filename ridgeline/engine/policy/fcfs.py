@@ -1,4 +1,4 @@
-"""First come, first served, for each owner. Work in the background, which nobody waits for, gives way to all other."""
+"""First come, first served, for each owner. Background requests are preempted for all others."""
 
 from __future__ import annotations
 

@@ -88,10 +88,11 @@ class Ranked:
         return sorted(running, key=place)
 
     def _counts(self, running: Collection[Sequence], rank: int) -> Counter[str]:
-        """Return how many requests of a rank each owner runs."""
+        """Return the number of requests of a rank that each owner runs."""
         return Counter(seq.request.owner for seq in running if seq.order[0] == rank)
 
 
 def _share(counts: Counter[str], others: Iterable[str]) -> int:
-    """Return how many of the running requests an owner may have, if all and these others had equally many."""
+    """Return the number of running requests that each owner may have, if all of them and these others have equally
+    many."""
     return max(1, counts.total() // max(1, len(counts.keys() | set(others))))

@@ -106,12 +106,12 @@ class Backlog:
         self._most_S[slots_R] += more_R
 
     def pretend(self, tokens: int) -> np.ndarray:
-        """Return a slot that nobody uses, in which so many tokens seem to wait, so that kernels are compiled early."""
+        """Return an unused slot, in which so many tokens seem to wait, so that kernels are compiled early."""
         self._most_S[self._slots.dummy] = tokens
         return np.array([self._slots.dummy], np.int32)
 
     def add(self, slots_R: Tensor, token_RK: Tensor, there_RK: Tensor, before_RKM: Tensor | None = None) -> None:
-        """Let the tokens that are there wait. The others are written to a place that nobody reads."""
+        """Let the tokens that are there wait. The others are written to a place that is not read."""
         if self._before_SBM is None and not self.padded and token_RK.shape[1] == 1:
             return self._add_one(slots_R.numpy(), token_RK[:, 0].numpy(), there_RK[:, 0].numpy())
         rows = slots_R.long()
@@ -131,7 +131,7 @@ class Backlog:
         count_S[slots_R] += 1
 
     def take(self, slots_R: np.ndarray) -> Waiting:
-        """Return what waits in these slots, which is nothing from now on."""
+        """Return the tokens that wait in these slots, and empty these."""
         most = int(self._most_S[slots_R].sum())
         self._most_S[slots_R] = 0
         if not self.padded:

@@ -1,4 +1,4 @@
-"""Rows cut to the drafts that there are, where the host reads the device's memory: on a CPU a token that nobody needs
+"""Rows cut to the drafts that there are, where the host reads the device's memory: on a CPU an unneeded token
 costs as much as any other.
 
 A plan says how many drafts a row may verify. How many there are is known only on the device, since the tokens before

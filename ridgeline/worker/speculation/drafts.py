@@ -93,7 +93,7 @@ class Drafts(NamedTuple):
 
 
 def drafts_wanted(rows: Rows, most: int) -> int:
-    """Return how many drafts of a row the step behind a planned one may verify, as far as that can be told: as many as
+    """Return the number of drafts of a row that the step behind a planned one may verify, as an estimate: as many as
     this one. A row whose prompt ends gets as many as there can be, unless others go on without drafts, since then
     drafts do not pay."""
     verify_R = rows.kinds_R == RowKind.VERIFY

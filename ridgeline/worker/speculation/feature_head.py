@@ -176,7 +176,7 @@ class FeatureHead:
     def _first_pass(
         self, out_token_RK: Tensor, slots_R: Tensor, states: States, runs_R: Tensor, taken: Taken
     ) -> Hidden:
-        """Run the pairs of all tokens that the rows emitted, and that of the token in front of them. Return what came
+        """Run the pairs of all tokens that the rows emitted, and that of the token in front of them. Return the output
         of the last one of each row."""
         assert taken.feature_TM is not None
         rows, first_R, kv_len_R = slots_R.long(), taken.first_R, self._slots.kv_len_S[slots_R.long()]

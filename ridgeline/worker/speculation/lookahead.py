@@ -24,7 +24,7 @@ Legend:
     W  columns of the window
     X  tokens of an n-gram: L + 1
     G  n-grams that are kept for a first token, and verified
-    B  buckets of the pool, and one into which nobody looks
+    B  buckets of the pool, and one that is never read
     E  n-grams of the pool: G for each bucket
 """
 
@@ -160,7 +160,7 @@ class Lookahead(AtOnce):
         place_RG = last_R1 % BUCKETS * tree.guesses + self._guess_G
         gram_RGX = self.pool_SEX[rows[:, None], place_RG]
         chain_RGL = torch.where((gram_RGX[..., :1] == last_R1[..., None]), gram_RGX[..., 1:], -1)
-        root_R1 = torch.full((count, 1), -2, dtype=torch.int32, device=device)  # nobody's token
+        root_R1 = torch.full((count, 1), -2, dtype=torch.int32, device=device)  # no token has this number
         token_RN = torch.cat((root_R1, self.window_SLW[rows].flatten(1), chain_RGL.flatten(1)), 1)
         chains = count, tree.guesses * tree.levels
         parent_RN = torch.cat((root_R1.long(), self._parent_D.expand(count, -1), root_R1.new_full(chains, -2)), 1)
@@ -178,7 +178,7 @@ class Lookahead(AtOnce):
 
 
 def pool_bytes(tree: LookaheadTree) -> int:
-    """Return the bytes of a slot's pool, and of whose turn it is."""
+    """Return the bytes of a slot's pool, and of its places to write next."""
     return (BUCKETS + 1) * (4 * tree.guesses * tree.ngram + 8)
 
 
@@ -197,7 +197,8 @@ def first_window(known: Sequence[int], levels: int, width: int) -> np.ndarray:
 
 
 def first_pool(known: Sequence[int], length: int, guesses: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the newest n-grams of a known text as a slot's pool, int32 [E, X], and whose turn it is, int64 [B]."""
+    """Return the newest n-grams of a known text as a slot's pool, int32 [E, X], and the places to write next, int64
+    [B]."""
     newest, buckets = known[-NEWEST:], dict[int, dict[tuple[int, ...], None]]()
     for gram in zip(*(newest[place:] for place in range(length)), strict=False):
         kept = buckets.setdefault(gram[0] % BUCKETS, {})

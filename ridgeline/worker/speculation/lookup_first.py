@@ -24,7 +24,7 @@ class LookupFirst:
     """A `Proposer` of two. The second one has not run over the drafts that rows verify, which lookup may have found.
 
     On a CPU it makes no pass behind a step in which lookup found something for every row, and the tokens that stay wait
-    for one in which it did not. On a GPU nobody can know that: it runs over all tokens in the step itself, and its
+    for one in which it did not. On a GPU the host cannot know that: it runs over all tokens in the step itself, and its
     passes behind the step run always.
     """
 

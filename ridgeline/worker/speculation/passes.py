@@ -174,5 +174,5 @@ class Nodes(NamedTuple):
 
 
 def _alike(rows: int, each: int, device: torch.device) -> Tensor:
-    """Return where rows of as many tokens begin, and where the last one ends."""
+    """Return the places at which rows of as many tokens begin, and that at which the last one ends."""
     return torch.arange(0, (rows + 1) * each, each, dtype=torch.int32, device=device)

@@ -136,8 +136,8 @@ class Proposer(Protocol):
         """Run over the tokens of these slots that wait."""
 
     def catch_up(self, ran: Ran, states: States, catching: Catching) -> Taken | None:
-        """Take in the tokens that the target has just run, whose step the states have begun. Return what `note` needs
-        of them."""
+        """Take in the tokens that the target has just run, whose step the states have begun. Return the part of
+        them that `note` needs."""
 
     def note(
         self,

@@ -178,8 +178,8 @@ class Static:
 class Dynamic:
     """A `Form` by the products of probabilities (EAGLE-2: Li et al., arXiv 2406.16858, sections 4.1 and 4.2).
 
-    A node is never more promising than its parent, and of equal ones the first counts. So whoever is chosen has its
-    parent chosen too.
+    A node is never more promising than its parent, and of equal ones the first counts. So the parent of
+    a chosen node is chosen too.
     """
 
     def __init__(self, tree: DraftTree) -> None:

@@ -96,7 +96,8 @@ class ContextKV(PagedKV):
                 return Queries(around, share, rows, table_SC)
 
     def form(self, way: Scheduled, share: Stripes, blocks: Blocks) -> str:
-        """Return how the step's ranks attend together. All of them come to the same, from the same lengths."""
+        """Return the form in which the step's ranks attend together. All of them come to the same, from the same
+        lengths."""
         ranks = share.ranks
         _, kv_heads, held_tokens, head_dim = self.views[0][0].shape
         keys = len(blocks.id_B) * held_tokens * ranks

@@ -162,8 +162,8 @@ class Heads:
 
 
 def _seen(share: Stripes, asker: int, holder: int, window: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return how many keys of one rank the last query of another sees in each row, and the first key that its first
-    query sees, if there is a window."""
+    """Return the number of keys of one rank that the last query of another sees in each row, and the first key that its
+    first query sees, if there is a window."""
     ranks, count_R = share.ranks, share.count_NR[asker]
     position_R = share.first_NR[asker] * ranks + asker  # of the first query
     kv_len_R = np.where(count_R > 0, held(position_R + 1, holder, ranks) + count_R - 1, 0)

@@ -1,7 +1,8 @@
 """Rows of latent attention that bring many tokens: which these are, and attention over keys and values made for them.
 
-Latents are gathered from the cache, whoever wrote them, and expanded for as many heads at once as fit a fixed amount of
-memory. So a prompt's first chunk, its later ones and what follows a hit in the prefix cache are treated alike.
+Latents are gathered from the cache, no matter which step wrote them, and expanded for as many heads at once as fit a
+fixed amount of memory. So a prompt's first chunk, its later ones and what follows a hit in the prefix cache are treated
+alike.
 
 Legend:
     R  rows
@@ -59,8 +60,8 @@ class Expanding:
 
 
 def long_rows(rows: DeviceRows, mixer: LatentAttentionSpec) -> np.ndarray:
-    """Return which rows had better be expanded: bool [R]. Rows of captured graphs, whose lengths the host does not
-    know, are not, and neither are trees."""
+    """Return True for rows that are cheaper expanded: bool [R]. Rows of captured graphs, whose lengths the host does
+    not know, are not, and neither are trees."""
     if rows.num_tokens_R is None or rows.kv_bound_R is None or rows.tree is not None:
         return np.zeros(len(rows.slots_R), bool)
     sizes = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim, "rank": mixer.rank}

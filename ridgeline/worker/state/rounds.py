@@ -51,7 +51,8 @@ class Round(Protocol):
     """The attention of a step, for layers with the same heads and window."""
 
     def attend(self, q_THD: Tensor, positions_T: Tensor, cached: Cached, softmax: Softmax) -> Tensor:
-        """Return what the rank's queries see of all ranks' keys: [T, H, D]. This step's keys are cached already."""
+        """Return the attention of the rank's queries to all ranks' keys: [T, H, D]. This step's keys are cached
+        already."""
 
 
 class Rows(NamedTuple):

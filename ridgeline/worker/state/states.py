@@ -171,8 +171,8 @@ class States:
                 self._layers.setdefault(layer, []).append(own.layer(index))
 
     def __getitem__(self, layer: int) -> Any:
-        """Return what serves a layer's state; where it has several, a tuple of them in the order of the cache groups,
-        keys and values first; None where it has none."""
+        """Return the object that serves a layer's state; where it has several, a tuple of them in the order of the
+        cache groups, keys and values first; None where it has none."""
         found = self._layers.get(layer, [])
         return found[0] if len(found) == 1 else tuple(found) or None
 
