@@ -36,7 +36,7 @@ FOREIGN_FLAGS = {  # of other programs
 }
 
 RETURNS = r"|Return (what|whether|how|where|who)\b"
-RETURNING_WHAT = {"bench", "kernels", "serving"}  # still
+RETURNING_WHAT = {"bench", "kernels"}  # still
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 page_of_today = pytest.mark.parametrize("page", TODAY, ids=lambda page: str(page.relative_to(ROOT)))

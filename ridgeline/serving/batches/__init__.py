@@ -1,1 +1,2 @@
-"""Batches of requests: files and batches on disk, and the runner that works through them while nobody else waits."""
+"""Batches of requests: files and batches on disk, and the runner that works through them while no other request
+waits."""

@@ -119,7 +119,8 @@ def check(
     *,
     one_model: bool,
 ) -> tuple[Counts, str | None, list[Mistake]]:
-    """Return how many requests a file holds, their model, and its mistakes, of which only the first are told.
+    """Return the number of requests in a file, their model, and the file's mistakes, of which only the first are
+    listed.
 
     `known` says if there is a model of that name. With `one_model` all requests must name the same one. It takes as
     much memory as 32 bytes a line and one line.

@@ -11,7 +11,7 @@ import msgspec
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 FILE_ID, BATCH_ID = re.compile(r"file-[0-9a-f]{32}"), re.compile(r"batch_[0-9a-f]{32}")
-MOST_ERRORS = 100  # mistakes of an input file that are told
+MOST_ERRORS = 100  # mistakes of an input file that are listed
 LONGEST_CUSTOM_ID = 512  # characters
 
 Purpose = Literal["batch", "batch_output"]
@@ -19,7 +19,7 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that nobody guesses. Ids sort by the time at which they were made."""
+    """Return an id that cannot be guessed. Ids sort by the time at which they were made."""
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
 
 

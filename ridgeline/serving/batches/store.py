@@ -31,7 +31,7 @@ MOST_ENTRIES = 20_000  # files, and batches
 KEPT = 30 * 86_400  # seconds that files are kept by default, and batches that have ended
 NOTE = 1 << 10  # bytes for a note that a batch's runner leaves, which are there before the disk is full
 PROBE = 64 << 10  # bytes that can be written where there is room again
-ABANDONED = 3_600  # seconds without a change after which nobody is making a folder any more
+ABANDONED = 3_600  # seconds without a change after which a folder counts as abandoned by its maker
 
 _Record = TypeVar("_Record")
 
@@ -113,7 +113,7 @@ class Store:
         os.truncate(path, size)
 
     def _check_room(self, more: int) -> int:
-        """Return how many files there are. Raise StoreFull if there is no room for so many bytes more."""
+        """Return the number of files. Raise StoreFull if there is no room for so many bytes more."""
         used, entries = self.used()
         if used + more > self._limit:
             raise StoreFull(f"files have {used} bytes, of at most {self._limit} (--batch-dir-bytes); delete some.")
@@ -191,7 +191,7 @@ class Store:
         return _read(self.batches / name / "batch.json", Batch)
 
     def batch(self, name: str, owner: str | None) -> Batch:
-        """Return a client's batch, or anybody's if `owner` is None. Raise NoSuchEntry."""
+        """Return a client's batch, or any client's if `owner` is None. Raise NoSuchEntry."""
         found = self.kept(name)
         if found is None or owner not in (None, found.owner):
             raise NoSuchEntry(f"No such Batch object: {name}", param="id")
@@ -220,7 +220,7 @@ class Store:
         return _names(self.batches)
 
     def list_batches(self, owner: str | None) -> Iterator[Batch]:
-        """Yield a client's batches, or everybody's, the newest first."""
+        """Yield a client's batches, or all clients', the newest first."""
         for name in _names(self.batches):
             with suppress(NoSuchEntry):
                 yield self.batch(name, owner)
@@ -235,7 +235,7 @@ class Store:
             _write(self.batches / name / "cancel", int(time.time()), new=True)
 
     def cancelled(self, name: str) -> int | None:
-        """Return when the batch was cancelled, or None if it was not."""
+        """Return the time at which the batch was cancelled, or None if it was not."""
         return _read(self.batches / name / "cancel", int)
 
     def publish(self, batch: Batch, lines: Path, record: StoredFile) -> None:
@@ -269,7 +269,7 @@ class Store:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
     def _remove(self, folder: Path) -> None:
-        """Remove a folder at once for everybody else. Whoever reads its content reads on."""
+        """Remove a folder at once for all others. Those that read its content read on."""
         gone = self._partial / new_id("gone-")
         with suppress(FileNotFoundError):
             os.rename(folder, gone)
@@ -277,7 +277,7 @@ class Store:
 
 
 def waiting(lacks: str) -> Mistake:
-    """Return what a batch's client is told while the server cannot write. lacks: as `core.lacking` has it."""
+    """Return the mistake that a batch shows while the server cannot write. lacks: as `core.lacking` has it."""
     return Mistake("storage_full", f"The batch waits, because the server has no room: {lacks}. It goes on by itself.")
 
 

@@ -121,7 +121,7 @@ class Admission:
 
 
 def _bound(most: int, own: int) -> int:
-    """Return how much may be open, if an owner then has so much of it."""
+    """Return the most that may be open, if an owner then has so much of it."""
     spare = most // SPARE
     return most + spare if own <= spare else most
 

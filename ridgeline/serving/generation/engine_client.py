@@ -64,7 +64,7 @@ class EngineClient:
     figures. A reader may be `buffer` tokens behind before its request is cut.
 
     When the engine dies, `heir` says which one runs a request instead that has nothing yet: the next one here, or
-    another that runs the same model. If not `keeps`, requests fail then, and whoever sent them sends them again.
+    another that runs the same model. If not `keeps`, requests fail then, and their senders send them again.
     """
 
     def __init__(self, path: str, name: str, *, buffer: int) -> None:
@@ -106,7 +106,7 @@ class EngineClient:
 
     @property
     def paused(self) -> bool:
-        """True if the engine begins no steps, as somebody ordered."""
+        """True if the engine begins no steps, because it was paused by an order."""
         return self.facts is not None and self.stats is not None and self.stats.paused
 
     @property
@@ -223,7 +223,7 @@ class EngineClient:
         return self.stats
 
     async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
-        """Return where the time of the request with this name went, or of the newest requests if no name is given.
+        """Return the course in time of the request with this name, or of the newest requests if no name is given.
 
         Raise Unavailable if no engine answers in time.
         """

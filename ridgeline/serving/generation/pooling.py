@@ -42,7 +42,7 @@ class PooledAnswer:
 
 
 def pooling_facts(service: Service) -> PoolingSpec:
-    """Return what the model's vectors are. Raise BadRequest if it has none."""
+    """Return the form of the model's vectors. Raise BadRequest if it has none."""
     spec = service.facts().pooling
     if spec is None:
         raise BadRequest(GENERATES, param="model")

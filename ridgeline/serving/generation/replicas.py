@@ -68,7 +68,7 @@ class Replicas:
         return "; ".join(late) or None
 
     def illnesses(self) -> list[str]:
-        """Return what is wrong with each engine that requests should not go to."""
+        """Return the fault of each engine that requests should not go to."""
         ill = {index: engine.illness for index, engine in enumerate(self.engines)}
         if len(self.engines) == 1:
             return [reason for reason in ill.values() if reason is not None]
@@ -76,7 +76,7 @@ class Replicas:
 
     @property
     def paused(self) -> bool:
-        """True if no engine that answers begins steps, as somebody ordered."""
+        """True if no engine that answers begins steps, because they were paused by an order."""
         up = [engine for engine in self.engines if engine.facts is not None]
         return bool(up) and all(engine.paused for engine in up)
 
@@ -91,8 +91,8 @@ class Replicas:
             engine.give_up(process_id, why)
 
     async def order(self, message: Order, timeout: float) -> Standing:
-        """Order all engines that answer, as `EngineClient.order`. Return how the first stands that did not obey, or the
-        first of all."""
+        """Order all engines that answer, as `EngineClient.order`. Return the standing of the first that did not obey,
+        or of the first of all."""
         up = [engine for engine in self.engines if engine.facts is not None]
         found = await asyncio.gather(*(engine.order(message, timeout) for engine in up or self.engines))
         return next((each for each in found if each.error), found[0])
@@ -143,7 +143,7 @@ class Replicas:
         await asyncio.gather(*(engine.forget() for engine in up or self.engines))
 
     async def look(self, name: str | None = None, limit: int = 1, timeout: float = 1.0) -> list[Life]:
-        """Return where the time of the request with this name went, or of the newest requests if no name is given.
+        """Return the course in time of the request with this name, or of the newest requests if no name is given.
 
         Raise Unavailable if no engine answers in time.
         """
@@ -182,7 +182,7 @@ class Replicas:
 
 
 def _room(engine: EngineClient) -> int:
-    """Return how many tokens an engine's prefix cache holds."""
+    """Return the number of tokens that an engine's prefix cache holds."""
     facts = engine.facts
     return facts.num_pages * facts.block_size if facts is not None and facts.enable_prefix_caching else 0
 

@@ -78,7 +78,7 @@ class Service:
 
     `on_end` is called with each run that was started, once it has ended, and with the error that ended it early.
     `eos_ids` end a request, beside those of the model and the tokenizer. `beam_run` runs requests with beams. What runs
-    in the `background` gives way to all other requests. `large_starts` lets requests of many completions start one
+    in the `background` is preempted for all other requests. `large_starts` lets requests of many completions start one
     after the other, each in several turns of the event loop.
     """
 
@@ -146,7 +146,7 @@ class Run:
         self._admitted = self._embedded = 0
         self._owner = ""
         self.drawn_tokens = 0
-        self.reasoning_tokens = 0  # counted by whoever reads the text
+        self.reasoning_tokens = 0  # counted by the reader of the text
 
     async def __aenter__(self) -> Run:
         """Admit and submit the request. Raise RequestFailed or InvalidRequest if that cannot be."""
@@ -227,7 +227,7 @@ class Run:
         return self.result
 
     def abort(self) -> None:
-        """End the request from elsewhere. Whoever iterates gets `Aborted`, and the result is what was written so
+        """End the request from elsewhere. Its iterator gets `Aborted`, and the result is what was written so
         far."""
         for ticket in self._tickets:
             ticket.fail(Aborted("the request was aborted by another call."))

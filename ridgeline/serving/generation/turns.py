@@ -6,7 +6,7 @@ model that is awake fall asleep, and wakes up the one that has waited longest:
     a ── works ──┐ sleeps · · · · · · · · ┌── works ──
     b · · waits  └ wakes ── works ── idle ┘
 
-A model keeps the devices while nobody else waits, and for `turn` seconds if somebody does. What it had begun then
+A model keeps the devices while no other model waits, and for `turn` seconds if one does. What it had begun then
 stands still, and goes on with its next turn.
 """
 
@@ -78,7 +78,7 @@ class Turns:
         if any(busy(self._models[place]) and now - since < self._turn for place, since in self._awake.items()):
             return None
         if not self._awake and not self._free():
-            return None  # somebody loads
+            return None  # another model loads
         return min(self._waiting, key=lambda place: self._waiting[place])
 
     async def _begin(self, chosen: int) -> None:

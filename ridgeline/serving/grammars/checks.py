@@ -1,9 +1,9 @@
 """Checks of grammars by an API server: each grammar is compiled once before its request is accepted, and put into words
 that the engine can use.
 
-A grammar is a program that somebody else wrote, so it is compiled in a child process with limits (text/confined.py).
+A grammar is foreign code, so it is compiled in a child process with limits (text/confined.py).
 Clients take turns there. Only the time that the grammar itself takes counts against it; if it had to wait for too long,
-the server is busy, and the client is told so.
+the client gets the error of a busy server.
 """
 
 from __future__ import annotations

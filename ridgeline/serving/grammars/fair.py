@@ -48,7 +48,7 @@ class FairPool:
     def __init__(self, threads: int, name: str, *, most_each: int = MOST_EACH, most: int = MOST) -> None:
         self._threads, self._name, self._most_each, self._most = threads, name, most_each, most
         self._changed = threading.Condition()
-        self._waiting: dict[str, deque[Job]] = {}  # by owner; the owner whose turn is next comes first
+        self._waiting: dict[str, deque[Job]] = {}  # by owner; the owner to be served next comes first
         self._running: Counter[str] = Counter()
         self._begun = False
 
@@ -80,7 +80,7 @@ class FairPool:
                 self._changed.notify_all()
 
     def _next(self) -> Job | None:
-        """Return the first waiting job that nobody cancelled and whose owner may have another thread."""
+        """Return the first waiting job that was not cancelled and whose owner may have another thread."""
         for owner in list(self._waiting):
             if self._running[owner] >= self._threads - 1:
                 continue

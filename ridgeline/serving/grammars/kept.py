@@ -100,9 +100,9 @@ class Kept:
 
 
 def fuel_of(matcher: LLMatcher) -> int:
-    """Return what the lexer of a matcher has spent since it was made, for all matchers together.
+    """Return the fuel that the lexer of a matcher has spent since it was made, for all matchers together.
 
-    The library tells it in the words of an error, so a copy is given a token that does not exist.
+    The library gives it in the words of an error, so a copy is given a token that does not exist.
     """
     copy = matcher.deep_copy()
     copy.consume_token(0xFFFFFFFF)

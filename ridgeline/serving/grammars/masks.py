@@ -199,7 +199,7 @@ class Grammars:
         self.cancel(connection, [number for other, number in self._waiting if other == connection])
 
     def done(self) -> list[tuple[bytes, Submit, TokenMask | Exception]]:
-        """Return what was decided since the last call."""
+        """Return the jobs decided since the last call, with their results."""
         found: list[tuple[bytes, Submit, TokenMask | Exception]] = []
         for (connection, number), waiting in list(self._waiting.items()):
             if (outcome := self._outcome(waiting)) is not None:
@@ -241,7 +241,7 @@ class Grammars:
         return GrammarMask(compiled, self._executor)
 
     def _drop_unwanted(self) -> None:
-        """Forget jobs that nobody waits for. Those that have not begun never will."""
+        """Forget jobs for which no request waits. Those that have not begun never will."""
         wanted = {id(waiting.job) for waiting in self._waiting.values()}
         for key, job in list(self._under_way.items()):
             if id(job) not in wanted:

@@ -1,7 +1,7 @@
 """JSON schemas as llguidance takes them: what it does not know is put into words that it does.
 
 * A `format` that llguidance does not know becomes a pattern, if there is one for it (formats.py). Any other is an
-  annotation, as the standard says, and is left out. `unenforced` names it, and keywords that nobody knows.
+  annotation, as the standard says, and is left out. `unenforced` names it, and unknown keywords.
 * `uniqueItems` of an array whose items are from a short list becomes the list of all such arrays. With `uniqueItems:
   false` nothing is asked. Any other is left as it is, and llguidance refuses it by name.
 * `propertyNames` becomes `patternProperties` of objects that have no other keys.
@@ -35,7 +35,7 @@ ONE = (
 )
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-# Without \u: `"\u0061"` would be another key than "a" to the grammar, and the same to whoever reads it.
+# Without \u: `"\u0061"` would be another key than "a" to the grammar, and the same to a reader of JSON.
 ESCAPES, ALL_ESCAPES = 'nrbtf\\"', 'nrbtf\\"u'
 DETAILS = ("coerce_one_of", "whitespace_flexible", "whitespace_pattern")  # that a schema may tell llguidance itself
 ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
@@ -86,7 +86,7 @@ def known(schema: Any) -> Any:
 
 
 def with_details(schema: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with what llguidance is told besides, as far as it does not say so itself."""
+    """Return the schema with these options for llguidance, except those that it sets itself."""
     return {**schema, "x-guidance": {**details, **schema.get("x-guidance", {})}}
 
 
@@ -139,7 +139,7 @@ def changed(schema: Any, change: Change) -> Any:
 
 
 def unenforced(schema: Any) -> list[str]:
-    """Return what a schema says without effect on its grammar: `format.regex`, keywords that nobody knows."""
+    """Return the parts of a schema without effect on its grammar: `format.regex`, unknown keywords."""
     found: dict[str, None] = {}
 
     def look(one: dict[str, Any]) -> dict[str, Any]:

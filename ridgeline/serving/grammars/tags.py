@@ -26,7 +26,7 @@ def to_lark(asked: Mapping[str, Any], tokens: Iterable[str] = (), details: Mappi
     """Return the grammar of a structural tag. Raise InvalidRequest.
 
     tokens: names of special tokens, which a grammar must name, since they have no text.
-    details: what llguidance is told of every schema, as far as none says it itself.
+    details: options for llguidance in every schema, except those that a schema sets itself.
     """
     writer = _Writer(tokens, details or {})
     if "format" in asked:

@@ -37,8 +37,8 @@ def check_message(data: bytes, read: Callable[[bytes], Any]) -> None:
 
 
 def _count(data: bytes, at: int, end: int, descriptor: Descriptor, left: int, levels: int) -> int:
-    """Return how many fields may still come after those from `at` to `end`. `levels` bounds the nesting that may
-    follow."""
+    """Return the number of fields that may still come after those from `at` to `end`. `levels` bounds the nesting that
+    may follow."""
     if levels < 0:
         raise BadRequest(f"the message has more than {MOST_LEVELS} levels of messages in messages; send less.")
     while at < end:

@@ -97,7 +97,7 @@ def rename(context: Context, request_id: str) -> None:
 
 
 def failure_of(error: Exception) -> RequestFailed:
-    """Return the failure that the client is told of. An unforeseen error is logged, and the client learns only that
+    """Return the failure that the client gets. An unforeseen error is logged, and the client learns only that
     there was one."""
     if isinstance(error, RequestFailed):
         return error
@@ -152,7 +152,7 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     except grpc.aio.AbortError:
         raise
     except Exception as error:
-        if not context.done():  # otherwise nobody is there to be told
+        if not context.done():  # otherwise the client is gone
             await _abort(context, failure_of(error))
 
 

@@ -216,7 +216,7 @@ def last_response(
 
 
 def with_final(response: pb.ModelInferResponse, *, final: bool) -> pb.ModelInferResponse:
-    """Say whether a response is its request's last one, as Triton says it of each in a stream."""
+    """Return the response with a parameter that says if it is its request's last one, as Triton does in streams."""
     response.parameters["triton_final_response"].bool_param = final
     return response
 

@@ -12,8 +12,8 @@ from ridgeline.serving.grpc.guard import key_in
 
 
 class Running:
-    """Runs by API key and request id, so that nobody ends a request that came with another key. Ids may repeat, because
-    clients choose them."""
+    """Runs by API key and request id, so that no client ends a request that came with another key. Ids may repeat,
+    because clients choose them."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str | None, str], list[Run]] = {}

@@ -62,7 +62,7 @@ def create_app(api: ApiServer) -> FastAPI:
 
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
-        return Response(status_code=499)  # nobody reads this answer, but the access log shows it
+        return Response(status_code=499)  # the client is gone, but the access log shows this answer
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         error = BadRequest(f"{first['msg']}.", param=".".join(map(str, first["loc"][1:])) or None)

@@ -178,7 +178,7 @@ class Chat:
         return choice
 
     async def _read(self, run: Run, piece: Piece) -> Iterable[Event]:
-        """Return what a piece says, without the reasoning if the client wants none."""
+        """Return the events of a piece, without the reasoning if the client wants none."""
         events = await read_piece(self._readers[piece.output.index], run, piece)
         if self._body.include_reasoning is False:
             return [event for event in events if not isinstance(event, Reasoning)]

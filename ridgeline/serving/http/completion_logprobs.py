@@ -99,8 +99,9 @@ class CompletionLogprobs:
             self._add(ids, entries, 0, _places_in(text, ids, tokenizer))
 
     def take(self, output: CompletionOutput, *, shown: bool = True) -> dict[str, Any]:
-        """Return what was not returned before; its `top_logprobs` yields one place after the other. A token that lies
-        behind the text so far waits for it, or until the output ends. With shown=False the output counts as empty."""
+        """Return the logprobs that were not returned before; their `top_logprobs` yields one place after the other. A
+        token that lies behind the text so far waits for it, or until the output ends. With shown=False the output
+        counts as empty."""
         text = ""
         if shown and output.logprobs is not None:
             text, start, self._told = output.text, self._told, len(output.logprobs)

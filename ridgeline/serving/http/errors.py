@@ -40,7 +40,7 @@ class RouteFailure(RequestFailed):
 
 
 def failure_of(error: BaseException) -> RequestFailed:
-    """Return the failure that the client is told of. It learns no more of our own mistakes than that there was one."""
+    """Return the failure that the client gets. It learns no more of our own mistakes than that there was one."""
     if isinstance(error, RequestFailed):
         return error
     if isinstance(error, InvalidRequest):
@@ -66,7 +66,7 @@ def error_body(failure: RequestFailed) -> dict[str, Any]:
 
 
 def anthropics_body(failure: RequestFailed, request_id: str | None) -> dict[str, Any]:
-    """Return what Anthropic's clients are told. They know the kind of a failure by its name."""
+    """Return a failure's body for Anthropic's clients. They know the kind of a failure by its name."""
     kind = ANTHROPICS.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": request_id}
 

@@ -35,7 +35,7 @@ _told: set[str] = set()
 
 
 class ClientGone(Exception):
-    """Raised when nobody waits for the answer any more."""
+    """Raised when the client no longer waits for the answer."""
 
 
 async def read_body(request: Request, *models: type[_Body], choose: Callable[[Any], int] = lambda data: 0) -> _Body:

@@ -194,7 +194,7 @@ async def _follow(answer: Answer, scope: Scope, receive: Receive, send: Send) ->
         if answer.broken and sent == 0:
             return False
         if answer.broken or answer.forgotten:
-            return True  # broken in the middle: the server closes the connection, so that nobody takes this for the end
+            return True  # broken in the middle: the server closes the connection, so no client takes this for the end
         if sent < len(answer.messages):
             await send(_replayed(answer.messages[sent]))
             sent += 1

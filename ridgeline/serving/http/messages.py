@@ -41,7 +41,7 @@ from ridgeline.text.parsers.events import CallDelta, Event, Reasoning
 
 VERSIONS = ("2023-06-01", "2026-10-21")  # their answers are alike; the later one has no fields for sampling
 DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
-SIGNATURE = "unsigned"  # clients drop thinking without one, and nobody checks it here
+SIGNATURE = "unsigned"  # clients drop thinking without one; it is not checked here
 
 Told = dict[str, Any]
 
@@ -126,7 +126,7 @@ async def _chat(api: ApiServer, body: CountMessagesBody, request: Request) -> Ch
 
 def _bounded(api: ApiServer, body: MessagesBody, asked: GenerationRequest) -> GenerationRequest:
     """Return the request with its `max_tokens`, or as many as there is room for. Clients of this API ask for more than
-    small contexts hold, and are told by the stop reason."""
+    small contexts hold, and learn of the end by the stop reason."""
     facts = api.service.facts()
     room = min(facts.max_model_len, facts.cache_tokens) - len(asked.prompt_token_ids)
     return replace(asked, params=replace(asked.params, max_tokens=min(body.max_tokens, max(room, 1))))

@@ -36,7 +36,7 @@ from ridgeline.serving.keys import allowed, bearer
 
 access = logging.getLogger("ridgeline.access")
 
-# open to everybody
+# open without a key
 HEALTH = ("/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready")
 # these change what all clients get
 ORDERS = ("/pause", "/resume", "/sleep", "/wake_up", "/reload_weights", "/reset_prefix_cache")
@@ -287,7 +287,7 @@ def is_under_any(paths: Sequence[str], path: str) -> bool:
 
 
 def _keys_in(scope: Scope) -> Iterator[str]:
-    """Yield what the request offers as a key.
+    """Yield the keys that the request offers.
 
     Browsers can bring a key as the password of their own dialog. They then add it to requests from any page, so it
     counts only for requests that change nothing.

@@ -85,7 +85,7 @@ class _Reader:
         return await self._until(b"\r\n\r\n")
 
     async def content(self, take: Take) -> None:
-        """Give what comes before the next boundary to `take`."""
+        """Give the bytes before the next boundary to `take`."""
         while (at := self._held.find(self._mark)) < 0:
             safe = len(self._held) - len(self._mark) + 1  # a boundary may have begun in what follows
             if safe > 0:

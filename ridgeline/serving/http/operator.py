@@ -1,4 +1,4 @@
-"""Routes for whoever runs the server: metrics, where requests' time went, and the dashboard.
+"""Routes for the server's operator: metrics, where requests' time went, and the dashboard.
 
 The dashboard is files beside `observed/dashboard/page.html`; it asks for /dashboard/data once a second, and gets the
 last hour too when it has just been opened. All of these routes are behind keys where keys are set (http/middleware.py).
@@ -32,7 +32,7 @@ SCRIPT, STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css": STYLE}
 SHOWN_REQUESTS = 12
 SAME = 0.01  # seconds that the starts of one engine may differ by: the past has them in ms
-HOLE = 3 * past.PERIOD  # seconds that a page does not know of, from which on it is told what was then
+HOLE = 3 * past.PERIOD  # seconds without figures at a page, from which on it gets the past ones
 SECRET = ("api_key", "admin_key", "ssl_keyfile_password")
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -171,7 +171,7 @@ async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any
 
 
 async def _past(api: ApiServer, since: float, stats: Stats | None) -> msgspec.Raw | None:
-    """Return what was between `since` and the newest figures, if a page missed that."""
+    """Return the figures between `since` and the newest, if a page missed some."""
     if since and (stats is None or stats.at - since < HOLE):
         return None
 

@@ -148,7 +148,7 @@ def _scores(api: ApiServer, found: Sequence[PooledAnswer], firsts: int) -> list[
 
 
 def _encoder(body: Encoding) -> Callable[[np.ndarray], Any]:
-    """Return what writes a vector as the client wants it."""
+    """Return the function that writes a vector in the client's format."""
     if body.encoding_format != "base64":
         return lambda vector: vector.tolist()
     order = {"little": "<", "big": ">", "native": "=", None: "<"}[body.endianness]

@@ -83,7 +83,7 @@ class Answer:
         if not self._store:
             message = "background needs a server that stores answers (--max-stored-responses); leave it out."
             raise BadRequest(message, param="background")
-        self.asked = dataclasses.replace(self.asked, priority=BACKGROUND)  # nobody waits for it
+        self.asked = dataclasses.replace(self.asked, priority=BACKGROUND)  # no client waits for it
         self._status, begun = "queued", asyncio.get_running_loop().create_future()
         log = Log() if self._body.stream else None
         record = Record(self.name, self._tenant, self._owner, self._encoded(), background=True, log=log)
@@ -165,7 +165,7 @@ class Answer:
         await self._end("incomplete" if cut else "completed", write)
 
     async def _read(self, run: Run, piece: Piece) -> list[tuple[Event, list[Raw] | None]]:
-        """Return what a piece says, and the logprobs of the tokens that said it."""
+        """Return the events of a piece, each with the logprobs of its tokens."""
         scores, reader = self._scores, self._reader
         if scores is None:
             return [(event, None) for event in await read_piece(reader, run, piece)]
@@ -200,7 +200,7 @@ class Answer:
         await self._note(status, write)
 
     async def _keep(self) -> None:
-        """Keep the answer before its end is told, because the next request may come at once."""
+        """Keep the answer before its end is sent, because the next request may come at once."""
 
         def work() -> tuple[bytes, bytes, bytes]:
             return self._encoded(), encode(self._items), encode(self._output.items)
@@ -289,7 +289,7 @@ def _code(failure: RequestFailed) -> str:
 
 
 def events(api: ApiServer, name: str, start: int) -> Callable[[Write], Awaitable[None]]:
-    """Return what writes the events of an answer in the background, from `start` on, as they come."""
+    """Return the function that writes the events of an answer in the background, from `start` on, as they come."""
     tenant = owner.tenant()
 
     async def follow(write: Write) -> None:

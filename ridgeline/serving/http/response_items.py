@@ -124,7 +124,7 @@ def _copy(item: Told) -> Told:
 class Scores:
     """The logprobs of an answer's text, without those of tokens that are reasoning, calls or tags.
 
-    The reader says which text is content, and not which tokens that was. So tokens wait until their text is told, and
+    The reader says which text is content, and not which tokens that was. So tokens wait until their text is sent, and
     those before it are dropped. Entries are kept as JSON, which takes less memory than what it is made of.
     """
 

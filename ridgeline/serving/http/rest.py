@@ -111,7 +111,7 @@ def _check(request: Request, known: Collection[str]) -> None:
 
 
 def _mode(request: Request, known: Collection[str]) -> Mode:
-    """Return what becomes of requests that are here."""
+    """Return the mode, which decides what becomes of the present requests."""
     _check(request, known)
     given = request.query_params.get("mode", "abort")
     for mode in get_args(Mode):

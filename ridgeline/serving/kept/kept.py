@@ -4,7 +4,7 @@
     async with kept.listening():
         record = await kept.find(name, tenant)
 
-The name of an answer ends with the number of the API server that keeps it, so it is known whom to ask. They speak over
+The name of an answer ends with the number of the API server that keeps it, so it is known which to ask. They speak over
 Unix sockets in the server's own folder: a frame with a question, and one with the answer to it. Where that API server
 has died, its answers are gone with it.
 """
@@ -94,7 +94,7 @@ class Kept:
         return self.store.most > 0
 
     def new_name(self) -> str:
-        """Return the name of a new answer, which nobody can guess."""
+        """Return the name of a new answer, which cannot be guessed."""
         return f"resp_{uuid.uuid4().hex}{self.place}"
 
     async def find(self, name: str, tenant: str) -> Found | None:

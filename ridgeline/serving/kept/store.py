@@ -42,7 +42,7 @@ class Log:
 class Record:
     """An answer that is kept.
 
-    tenant: the client that may see it, and nobody else.
+    tenant: the only client that may see it.
     owner: whose room it takes, as `owner.current()`.
     body: the answer as it is now, as JSON.
     turns: the conversation before it and the answer itself, each a list of items as JSON. Records share them.
@@ -67,7 +67,7 @@ class Record:
 
 
 class Store:
-    """The records of one API server. The oldest of whoever has most bytes goes first, and none while it runs."""
+    """The records of one API server. The oldest of the owner with most bytes goes first, and none while it runs."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self.most, self.most_bytes = most, most_bytes
@@ -132,7 +132,7 @@ class Store:
         record.size = 0
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest record of whoever has most. Return False if all of them run."""
+        """Drop the oldest record of the owner with most bytes. Return False if all of them run."""
         if not self._sizes:
             return False
         owner = max(self._sizes, key=self._sizes.__getitem__)
@@ -140,7 +140,7 @@ class Store:
         return True
 
     def _forget_events(self) -> None:
-        """Give up the longest log of those that run. Its readers are told, and the answer is written on."""
+        """Give up the longest log of those that run. Its readers get an error, and the answer is written on."""
         logs = [(sum(map(len, each.log.events)), each) for each in self._records.values() if each.log is not None]
         if not logs or self.size <= self.most_bytes:
             return

@@ -22,7 +22,7 @@ from typing import Any
 from ridgeline.serving.generation.service import Run
 from ridgeline.serving.repository.models import ServedModel
 
-MOST_RESPONSES = 1024  # responses of a stream that are told of one by one
+MOST_RESPONSES = 1024  # responses of a stream that are reported one by one
 _ENDS = ("success", "fail")
 _IN_ORDER = ("compute_input", "queue", "compute_infer", "compute_output")  # these follow each other
 _CACHE = ("cache_hit", "cache_miss")  # Triton's cache of responses, which is not here
@@ -106,7 +106,7 @@ class Inference:
             spent[name].add(ended - begun)
 
     def _moments(self, now: float) -> tuple[float, float, float]:
-        """Return when the request was submitted, first scheduled and done."""
+        """Return the times at which the request was submitted, first scheduled and done."""
         if self.run is None:
             begun = self._begun if self._computing is None else self._computing
             return begun, begun, now

@@ -226,7 +226,7 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     awake = [([*labels, state], float(level == now.asleep)) for level, state in enumerate(SLEEP_STATES) if now]
     yield _gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", (*ENGINE, "sleep_state"), awake)
     paused = float(now.paused) if now else None
-    yield gauge("ridgeline:engine_paused", "1 while the engine begins no steps, as somebody ordered.", paused)
+    yield gauge("ridgeline:engine_paused", "1 while the engine begins no steps, because an order paused it.", paused)
     usage = now.pages_used / now.num_pages if now else idle
     yield gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", usage)
     for name, text in COUNTERS.items():
@@ -257,8 +257,8 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _sources(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield where prompts' tokens came from, and whom the queue turned away. The prefix cache of a device is the only
-    one there is, so the counts of others stay 0."""
+    """Yield the sources of prompts' tokens, and the requests that the queue refused. The prefix cache of a device is
+    the only one there is, so the counts of others stay 0."""
     counters = snapshot.stats.counters if snapshot.stats else None
     cached, computed, hits = (
         0 if counters is None else counters.get(name, 0)
@@ -294,7 +294,7 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield what only an engine that verifies drafts shows."""
+    """Yield the metrics of an engine that verifies drafts."""
     counters = snapshot.stats.counters if snapshot.stats is not None else {}
     if "drafts: drafts" not in counters:
         return
@@ -315,7 +315,7 @@ def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _states(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield what only a model with states of constant size shows."""
+    """Yield the metrics of a model with states of constant size."""
     counters = snapshot.stats.counters if snapshot.stats is not None else {}
     if "checkpoints: made" not in counters:
         return
@@ -335,7 +335,7 @@ def _states(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _experts(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield what only a mixture of experts shows. The tokens of each expert come from `metric_lines`."""
+    """Yield the metrics of a mixture of experts. The tokens of each expert come from `metric_lines`."""
     if snapshot.stats is None or snapshot.stats.experts is None:
         return
     for name, (metric, text) in EXPERT_CACHE.items():
@@ -359,7 +359,7 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _rebalanced(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield what only ranks between which experts move (`enable_eplb`) show."""
+    """Yield the metrics of ranks between which experts move (`enable_eplb`)."""
     counters = snapshot.stats.counters if snapshot.stats is not None else {}
     if "rebalanced: looks" not in counters:
         return
@@ -373,7 +373,7 @@ def _rebalanced(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _ranks(snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield what only ranks that are traced (`rank_trace_dir`) show."""
+    """Yield the metrics of ranks that are traced (`rank_trace_dir`)."""
     told = snapshot.stats.ranks if snapshot.stats is not None else []
     if not told:
         return

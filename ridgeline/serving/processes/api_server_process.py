@@ -51,7 +51,7 @@ logger = logging.getLogger("ridgeline.serving.api_server")
 APP = "ridgeline.serving.http.app:create_app"
 FLUSH = 3  # seconds that a client has to read the end of its answer while the server ends
 KEEP_ALIVE = 75  # seconds that idle connections stay open: longer than proxies keep theirs
-GREETING = 1.0  # seconds that an engine has to answer before clients are told that there is none
+GREETING = 1.0  # seconds that an engine has to answer before clients get the error that there is none
 LOOK = 0.05  # seconds between looks at the requests that still run
 
 
@@ -140,7 +140,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _turns(apis: Sequence[ApiServer], settings: ApiServerSettings) -> list[Coroutine[Any, Any, None]]:
-    """Return what lets several models have their turns, which is the first API server's work."""
+    """Return the tasks that give several models their turns, which is the first API server's work."""
     if not settings.turns or settings.place > 1:
         return []
     locks = [Turn(path) for path in settings.turns]

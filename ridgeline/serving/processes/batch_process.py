@@ -3,8 +3,8 @@
     python -m ridgeline.serving.processes.batch_process < settings
 
 It reads one JSON object (`BatchSettings`) from standard input and ends when that closes, because then its parent is
-gone. To the engines it is one more API server, whose requests give way to all others. SIGTERM ends it at once, since
-what it was doing is done by its successor.
+gone. To the engines it is one more API server, whose requests are preempted for all others. SIGTERM ends it at once,
+since what it was doing is done by its successor.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ async def run(settings: BatchSettings, pulse: Pulse, parent: Parent) -> None:
     config = settings.config
     assert config.batch_dir is not None
     store = Store(Path(config.batch_dir), config.batch_dir_bytes)
-    # Nobody waits for these requests, so they have neither time limits nor a share of the queue, and nobody can ask
-    # this process for what it keeps.
+    # No client waits for these requests, so they have neither time limits nor a share of the queue, and no client
+    # can ask this process for what it keeps.
     unbounded = replace(config, request_timeout=0, queue_timeout=0, max_queue_requests=0, max_queue_tokens=0)
     api = ApiServer.build(replace(unbounded, max_stored_responses=0), settings.model, settings.name)
     api.service.background = True

@@ -110,7 +110,7 @@ class EngineHost:
         self._stopped = True
 
     def begin_asleep(self) -> None:
-        """Leave the devices to others until somebody wakes this engine up."""
+        """Leave the devices to others until an order wakes this engine up."""
         self._freeze()
         try:
             self._loaded.fall_asleep(1)
@@ -418,7 +418,7 @@ class EngineHost:
         return Ended(id=number, stats=stats, device=device)
 
     def _known(self, name: str) -> RequestStats:
-        """Return what is known of a request that runs, or whose end was not told yet."""
+        """Return the statistics of a request that runs, or whose end was not sent yet."""
         return self._over[name][1] if name in self._over else self._engine.scheduler.stats_of(name)
 
     def _so_far(self, name: str) -> tuple[RequestStats, Headroom]:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 READY = "ready"  # the line on standard output that says that the process works
-LAST = signal.SIGUSR1  # tells an API server that the server ends at once: it answers whoever still waits
+LAST = signal.SIGUSR1  # tells an API server that the server ends at once: it answers the clients that still wait
 MISTAKE = 2  # exit code of a process that was asked for something impossible
 MISTAKEN = "mistake: "  # begins the line on standard output that says what was impossible
 

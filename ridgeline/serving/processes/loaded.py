@@ -34,8 +34,8 @@ class Loaded:
     """An engine, its worker, and how much of them is there.
 
     asleep: the level; 0: the engine is awake.
-    complete: nothing was given back that nobody has asked for again.
-    no_room: requests that the engine which was loaded last cannot run, and why, until somebody has told of them.
+    complete: no memory was given back that has not been asked for again.
+    no_room: requests that the engine which was loaded last cannot run, and why, until they have been reported.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Loaded:
         self.engine.resume()
 
     def told(self) -> Counted:
-        """Return what the engine and its worker tell of themselves, on top of what engines before them counted. Asleep
-        the worker has nothing to read, and this is what it told before."""
+        """Return the counts of the engine and its worker, on top of those of engines before them. While the worker is
+        asleep it cannot be read, and its last counts stand."""
         if not self.asleep:
             self._told = self.worker.figures()
         counted = Counted(self.engine.scheduler.figures(), self.engine.headroom, self._told)
@@ -95,7 +95,7 @@ class Loaded:
         if self.asleep == 2:
             return
         began = time.monotonic()
-        self.told()  # while there is somebody to ask
+        self.told()  # while there is an engine to ask
         if level == 1:
             self.engine.sleep()  # what a part of it was woken up for, too
         else:
@@ -130,7 +130,7 @@ class Loaded:
         """Read the weights again, from another folder of the same model or the same one. Raise InvalidConfig or
         ModelLoadError; if reading fails, the old weights are read again."""
         self.engine.scheduler.untouched()
-        self.told()  # while there is somebody to ask
+        self.told()  # while there is an engine to ask
         self.asleep = 2  # until a model is there again
         self.engine.shutdown()
         try:
@@ -176,7 +176,7 @@ class Loaded:
 
 
 def facts_of(assembly: Assembly, options: LLMConfig, served_name: str, life: int) -> EngineFacts:
-    """Return the facts that API servers are told."""
+    """Return the facts that API servers get."""
     config, layout, model = assembly.engine.config, assembly.engine.layout, assembly.model
     return EngineFacts(
         process_id=os.getpid(),

@@ -48,7 +48,7 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
 
 
 def visible_gpus() -> int:
-    """Return how many GPUs an engine would see. Another process looks, because looking needs torch."""
+    """Return the number of GPUs that an engine would see. Another process looks, because looking needs torch."""
     command = [sys.executable, "-P", "-c", COUNT]
     asked = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return int(asked.stdout) if asked.returncode == 0 else 0

@@ -1,4 +1,4 @@
-"""The one clock by which a process that hangs is told from one that works.
+"""The one clock by which a process that hangs is distinguished from one that works.
 
 Each process of the server shares a page of memory with the supervisor. In it the process counts two things: that it
 runs (a thread of its own counts, twice a second), and that its work goes on (its main loop counts, with each turn). A
@@ -52,7 +52,7 @@ class Patience:
 
 
 class Pulse:
-    """The page, as the process sees it. Without a descriptor nobody watches."""
+    """The page, as the process sees it. Without a descriptor no process watches it."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE) if descriptor is None else mmap.mmap(descriptor, mmap.PAGESIZE)

@@ -1,7 +1,7 @@
 """The directory of a server's sockets, and the removal of directories that killed servers left behind.
 
 A directory belongs to the process that holds a lock on its file `owner`. The kernel releases the lock however that
-process ends, so if the lock can be taken, nobody uses the directory any more.
+process ends, so if the lock can be taken, no process uses the directory any more.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def sweep(parent: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """Return the locked file. It gets its name once it is locked, so nobody sees it unlocked."""
+    """Return the locked file. It gets its name once it is locked, so no process sees it unlocked."""
     new = path / "new"
     descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -75,7 +75,7 @@ def _claim(path: Path) -> int:
 
 
 def _left_behind(path: Path) -> bool:
-    """Return True for a real directory of this user with a lock that nobody holds."""
+    """Return True for a real directory of this user with a lock that no process holds."""
     with suppress(OSError):
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

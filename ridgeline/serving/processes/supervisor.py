@@ -160,7 +160,7 @@ class Supervisor:
         await asyncio.wait([lives[engine] for engine in engines], timeout=MARGIN)
 
     async def _answer_all(self, lives: list[asyncio.Task[None]], api_servers: list[Keeper]) -> None:
-        """Let API servers tell whoever waits that nothing more comes."""
+        """Let API servers tell waiting clients that nothing more comes."""
         self._kept_open.close()
         for api in api_servers:
             api.stop(LAST)

@@ -1,7 +1,7 @@
 """The turn of an engine on devices that the engines of several models share.
 
 Only one of them has its model in the devices' memory at a time: the one that holds the lock on a file. The kernel
-releases the lock however that engine ends, so nobody waits for a dead one.
+releases the lock however that engine ends, so no other waits for a dead one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LOOK = 0.01  # seconds between tries
 
 
 class Turn:
-    """A turn. Without a path nobody else is there, and it is always one's own."""
+    """A turn. Without a path there is no other engine, and the turn is always this one's."""
 
     def __init__(self, path: str | None = None) -> None:
         self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -25,7 +25,8 @@ class Turn:
         return self._file is not None
 
     def wait(self, told: Turn) -> None:
-        """Take the turn, as soon as nobody has it. Until then `told` is this process's, which tells others of it."""
+        """Take the turn as soon as it is free. Until then this process holds `told`, by which others see that it
+        waits."""
         told._lock()  # others look for a moment only
         self._lock()
         told.give()
@@ -54,7 +55,7 @@ class Turn:
 
     @property
     def free(self) -> bool:
-        """True if nobody has the turn. Not for those who may have it themselves."""
+        """True if no engine has the turn. Not for a process that may have it itself."""
         if not self.take(0):
             return False
         self.give()

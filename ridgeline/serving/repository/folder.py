@@ -28,7 +28,7 @@ CHAINS = (["tokenize", "generate", "detokenize"], ["text"])
 HARMLESS = {
     "instance_group": "one engine runs all requests",
     "dynamic_batching": "requests are batched as they come",
-    "model_transaction_policy": "answers are streamed to whoever asks for it",
+    "model_transaction_policy": "answers are streamed to clients that ask for it",
     "response_cache": "the prefix cache needs no switch",
     "default_model_filename": "there is one form of a model's folder",
 }
@@ -75,7 +75,7 @@ class _Step:
 
 
 def served_models(folder: str | None, names: Sequence[str]) -> Mapping[str, ServedModel]:
-    """Return what KServe's clients see of a server with this repository, or without one."""
+    """Return the models that KServe's clients see of a server with this repository, or without one."""
     return plain(names) if folder is None else read_repository(Path(folder)).models
 
 

@@ -18,7 +18,7 @@ MOST_CONTAINERS = 1 << 16  # lists and objects
 MOST_TEXTS = 1 << 17  # strings, names of fields among them
 # in lists and objects: a prompt may be a million token ids, and other fields come with it
 MOST_VALUES = (1 << 20) + (1 << 17)
-UNREAD = "…"  # stands for a value that nobody reads
+UNREAD = "…"  # stands for a value that is not read
 SLICE = 256 << 10  # bytes counted at a time
 LONG = 1 << 20  # bytes of a string that is decoded in pieces, because one call for all of it would keep others waiting
 
@@ -99,8 +99,8 @@ def _raw_fields(data: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _filled(data: bytes, long: list[slice], read: Callable[[bytes], Any]) -> Any:
-    """Return what `read` makes of the data. It gets marks in the place of long strings, and the strings whose marks it
-    returns are decoded by themselves."""
+    """Return the result of `read` for the data. It gets marks in the place of long strings, and the strings whose marks
+    it returns are decoded by themselves."""
     if not long:
         return read(data)
     mark, begin, parts, places = token_hex(16), 0, list[bytes](), dict[str, slice]()

@@ -1,7 +1,7 @@
 """The fields of OpenAI's, Anthropic's and vLLM's bodies that no body of ours has: refused where they would change the
 answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
 
-A field that nobody knows is refused, because most are misspelled: `temprature` alone would leave the temperature at its
+An unknown field is refused, because most are misspelled: `temprature` alone would leave the temperature at its
 default without a word. OpenAI refuses it too. vLLM ignores it, and says so at the log's level debug alone;
 `--unknown-fields ignore` does that here, and names the field in a header.
 """
@@ -183,7 +183,7 @@ APIS: dict[str, dict[str, frozenset[str]]] = {
 
 def examine(model: type[BaseModel], data: Mapping[str, Any], *, lenient: bool = False) -> list[str]:
     """Return the fields of a body that are ignored, as dotted paths, sorted. Raise BadRequest for one that is refused,
-    or that nobody knows, which `lenient` ignores. Null asks for nothing."""
+    or unknown, which `lenient` ignores. Null asks for nothing."""
     ignored: list[str] = []
     _examine(model, data, "", lenient, ignored)
     return sorted(ignored)

@@ -78,7 +78,7 @@ def check_outputs(model: ServedModel, names: Iterable[str]) -> None:
 
 
 def value_of(model: ServedModel, tensors: Sequence[Tensor]) -> Value:
-    """Return what the one input holds: a text, or token ids. Raise BadRequest."""
+    """Return the value of the one input: a text, or token ids. Raise BadRequest."""
     spec = model.input
     if len(tensors) != 1 or tensors[0].name != spec.name:
         names = ", ".join(tensor.name[:50] for tensor in tensors[:10]) or "none"
@@ -155,7 +155,7 @@ async def generation(
 
 
 async def converted(api: ApiServer, model: ServedModel, value: Value, parameters: dict[str, Any]) -> Value:
-    """Return what a model makes of its input that does not generate."""
+    """Return the output of a model that does not generate."""
     if parameters:
         name = min(parameters)
         raise BadRequest(f"the model {model.name} takes no parameters; leave {name[:80]!r} out.", param=name[:80])
@@ -168,12 +168,12 @@ async def converted(api: ApiServer, model: ServedModel, value: Value, parameters
 
 
 def result_of(model: ServedModel, output: CompletionOutput | Piece) -> Value:
-    """Return what a completion, or a part of one, is to the model's clients."""
+    """Return the value of a completion, or of a part of one, for the model's clients."""
     return output.text if model.role == "text" else list(output.token_ids)
 
 
 def told(run: Run) -> dict[str, str | int]:
-    """Return what is said of a run at its end, as parameters of its response."""
+    """Return the facts of a run at its end, as parameters of its response."""
     return {
         "finish_reason": run.result.outputs[0].finish_reason or "",
         "prompt_tokens": len(run.asked.prompt_token_ids),

@@ -76,7 +76,7 @@ class OutputConfig(Body):
 class Thinking(Body):
     """The choice to think before the answer or not, and for how long."""
 
-    harmless: ClassVar[Mapping[str, str]] = {"display": "thinking is told as it is"}
+    harmless: ClassVar[Mapping[str, str]] = {"display": "thinking is returned in full"}
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=0, lt=2**31), LAX_INT] | None = None
@@ -158,7 +158,7 @@ def chat_of(body: CountMessagesBody, forms: Forms, *, later: bool) -> tuple[Chat
 
 
 def _thinking(asked: Thinking | None, forms: Forms, found: Object, ignored: list[str]) -> Object:
-    """Put the budget into the chat, and return what the template is told. It means nothing to a model that does not
+    """Put the budget into the chat, and return the template's arguments. They mean nothing to a model that does not
     think."""
     if asked is None:
         return {}
@@ -229,7 +229,7 @@ def _answer(said: Transcript, content: str | list[Object], path: str, ignored: l
         if kind == "text":
             texts.append(text_at(block, "text", place))
             continue
-        if kind == "redacted_thinking":  # nobody but its maker can read it
+        if kind == "redacted_thinking":  # only its maker can read it
             if kind not in ignored:
                 ignored.append(kind)
             continue

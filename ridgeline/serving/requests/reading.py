@@ -38,13 +38,13 @@ def parser_for(api: ApiServer, body: ChatBody, prompt: str | None) -> AnswerRead
 
 
 async def read_text(reader: AnswerReader, text: str, *, ended: bool, tokens: Sequence[int] = ()) -> list[Event]:
-    """Return what a text adds. A long one, such as an argument that has just ended, is read in a thread."""
+    """Return the events that a text adds. A long one, such as an argument that has just ended, is read in a thread."""
     read = partial(reader.read, text, ended=ended, tokens=tokens)
     return await off_loop(reader.waiting + len(text), INLINE_CHARS, read)
 
 
 async def read_piece(reader: AnswerReader, run: Run, piece: Piece) -> list[Event]:
-    """Return what a piece of a choice adds, and count the run's tokens of reasoning."""
+    """Return the events that a piece of a choice adds, and count the run's tokens of reasoning."""
     if reader.plain:
         return [Content(piece.text)] if piece.text else []
     before = reader.reasoning_tokens

@@ -14,7 +14,7 @@ SHOWN = 80  # characters of a value that an error shows
 
 
 def refusal(errors: list[ErrorDetails], data: Mapping[str, Any]) -> BadRequest:
-    """Return the first error in one sentence. The errors of a union's members are told together."""
+    """Return the first error in one sentence. The errors of a union's members are merged."""
     path = _path(errors[0], data)
     same = [error for error in errors if _path(error, data) == path]
     words = " or ".join(dict.fromkeys(_words(error) for error in same))

@@ -116,11 +116,11 @@ class TextConfig(Body):
 
 
 class Reasoning(Body):
-    """The effort of the reasoning. It is told as it is, so no summary of it is made."""
+    """The effort of the reasoning. Reasoning is returned in full, so no summary of it is made."""
 
     harmless: ClassVar[Mapping[str, str]] = {
-        "summary": "reasoning is told as it is",
-        "generate_summary": "reasoning is told as it is",
+        "summary": "reasoning is returned in full",
+        "generate_summary": "reasoning is returned in full",
         "context": "the template decides which earlier reasoning is shown",
     }
 
@@ -261,7 +261,7 @@ def _say(said: Transcript, item: Object, path: str) -> None:
 
 
 def _asked(body: ResponsesBody, ignored: list[str]) -> Object:
-    """Return what this body has besides those that count tokens."""
+    """Return the fields of a request that bodies which only count tokens do not have."""
     include = body.include or []
     for name in include:
         if name != LOGPROBS and name not in NOTHING_TO_INCLUDE:

@@ -124,7 +124,7 @@ def _schema(schema: dict[str, Any] | str, param: str, more: StructuredOutputs | 
 
 
 def _details(more: StructuredOutputs) -> dict[str, Any]:
-    """Return what llguidance is told besides the schema."""
+    """Return the options for llguidance besides the schema."""
     if more.whitespace_pattern is not None and more.disable_any_whitespace:
         raise BadRequest("give either whitespace_pattern or disable_any_whitespace, not both.", param=PARAM)
     found: dict[str, Any] = {}

@@ -19,8 +19,8 @@ MOST_NAME = 64  # characters
 
 
 def unenforced(body: GenerationBody) -> list[str]:
-    """Return what the answer's header names: `schema.format.regex` for a format, `schema.example` for a keyword. A body
-    that will be refused has none."""
+    """Return the entries of the answer's header: `schema.format.regex` for a format, `schema.example` for a keyword. A
+    body that will be refused has none."""
     found: dict[str, None] = {}
     for schema in _schemas(body):
         if not depth_above(schema, MOST_DEPTH):
