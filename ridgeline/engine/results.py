@@ -151,7 +151,7 @@ class Results:
 
     def _note_verified(self, record: InFlight, emitted_R: np.ndarray, later: PySequence[InFlight], newest: int) -> None:
         """Publish what rows verified, and take back what they did not emit of what they might have, in later plans as
-        well: who was thought to have ended by it goes on."""
+        well: a request that seemed to have ended by it goes on."""
         rows, kv_len, last_kv_len = record.plan.rows, self._running.slots.kv_len, self._running.slots.last_kv_len
         seqs, block_size = record.seqs, self._running.cache.block_size
         verify_R = (rows.kinds_R == RowKind.VERIFY).nonzero()[0]

@@ -289,7 +289,7 @@ class Scheduler:
     def _bound(self, draft: Draft, seq: Sequence) -> None:
         """Take from the budget what would make the step too long for others.
 
-        They are those who decode. A prompt in the background is cut for those who may come as well, and nothing is cut
+        The others are requests that decode. A background prompt is cut for later arrivals as well, and nothing is cut
         for requests that decode in the background, because no client waits for their tokens.
         """
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0

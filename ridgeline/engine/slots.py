@@ -1,4 +1,4 @@
-"""The engine's side of the slot table: who owns which slot, and optimistic counts as columns.
+"""The engine's side of the slot table: the sequence of each slot, and optimistic counts as columns.
 
 Columns (numpy, indexed by slot) let one step advance every decoding request with a handful of vector operations;
 Python runs only for the requests to which something happens.

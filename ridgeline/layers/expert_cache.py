@@ -41,7 +41,7 @@ class ExpertCache:
         self._held = [
             None if t is None else torch.empty(slots, *t.shape[1:], dtype=t.dtype, device=device) for t in host
         ]
-        self._slot_of: OrderedDict[int, int] = OrderedDict()  # expert → slot; who was needed longest ago comes first
+        self._slot_of: OrderedDict[int, int] = OrderedDict()  # expert → slot; the least recently needed comes first
         self._free = list(range(slots))
         self._guess: frozenset[int] | None = None  # what this step's experts are thought to be
         self._expert_bytes = sum(t[0].nbytes for t in host if t is not None)

@@ -119,7 +119,7 @@ class Linear(nn.Module):
         return y_TO if self.over.size == 1 else self.over.all_reduce(y_TO)
 
     def room(self, tokens: int) -> Rounded | None:
-        """Return memory for this layer's input where the op before had better round it; None where it had not."""
+        """Return memory for this layer's input if the preceding op should quantize it, else None."""
         return self.matrix.room(tokens, self.dtype) if takes_rounded(self.matrix) else None
 
     def normed(

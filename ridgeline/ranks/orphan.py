@@ -10,7 +10,7 @@ import threading
 import time
 
 GONE = 1  # exit code of a rank whose leader is gone
-LOOK = 1.0  # seconds between looks at who the parent is
+LOOK = 1.0  # seconds between checks of the parent's id
 
 
 def end_with_leader(leader: int, lifeline: int) -> None:

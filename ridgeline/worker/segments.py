@@ -149,7 +149,7 @@ class Segments:
     """The model, its cache and the slots, as two functions of a step's inputs.
 
     divide_from: the tokens of a step from which on the ranks of `mesh.cp` divide them.
-    proposer: who makes the drafts that rows verify, if they do.
+    proposer: makes the drafts that rows verify; None: they verify none.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ from ridgeline.worker.upload import upload
 
 
 class Share:
-    """The tokens of a step that one rank runs, given who runs each.
+    """The tokens of a step that one rank runs, given the rank of each.
 
     num_tokens_R, end_R: each row's tokens in the step, and its cached tokens after it.
     owner_T: the rank that runs a token.

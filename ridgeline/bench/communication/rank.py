@@ -186,8 +186,8 @@ def _graph(room: Room, trial: Trial) -> Callable[[], object]:
 
 
 def _device_seconds(room: Room, batch: Callable[[], object]) -> float:
-    """Return the device's seconds of a batch behind another one, in which ranks meet: who began earlier would else
-    wait for the others within its time."""
+    """Return the device's seconds of a batch behind another one, in which ranks meet: a rank that began earlier would
+    else wait for the others within its time."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     batch()
     start.record()

@@ -33,8 +33,8 @@ def remembering(device: torch.device) -> Iterator[None]:
 
 
 def snapshot(device: torch.device) -> dict[str, Any]:
-    """Return the tensors alive by shape and dtype; on CUDA also the allocator's totals, and its blocks with who made
-    them.
+    """Return the tensors alive by shape and dtype; on CUDA also the allocator's totals, and its blocks with the code
+    that made them.
 
     All sizes are in bytes.
     """

@@ -1,4 +1,4 @@
-"""The block pool: who holds which block of the KV cache. Every operation is O(1) in the number of blocks.
+"""The block pool: the references to each block of the KV cache. Every operation is O(1) in the number of blocks.
 
 A *page* belongs to one cache group at a time and is cut into that group's blocks (`core.cache_layout` has the picture).
 With a single group a page is a block. A page is fresh (no group owns it), busy (some of its blocks are held) or idle
@@ -80,7 +80,7 @@ class BlockPool:
         self._filled: dict[int, int] = {}  # busy page that is filled up → the blocks that it lacked
         self._lacking = [0] * len(groups)  # their sum
         self._last_plan = [0] * layout.num_pages  # newest plan that may refer to a block given back to the page
-        self._awaited: dict[int, set[Hashable]] = {}  # page → who comes back for it
+        self._awaited: dict[int, set[Hashable]] = {}  # page → preempted requests that come back for it
         self._awaits: dict[Hashable, list[int]] = {}  # and the other way round; some pages may be others' by now
 
     # ---- asking -----------------------------------------------------------------------------------------------

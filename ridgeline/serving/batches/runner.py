@@ -167,7 +167,8 @@ class Work:
             await self._end("failed")
 
     async def _wait_for_room(self, error: BaseException) -> None:
-        """Wait until the disk can be written again, and let the client know meanwhile. No line runs in vain."""
+        """Wait until the disk can be written again, and let the client know meanwhile. No line runs whose result would
+        be lost."""
         what = lacking(error)
         while what is not None:
             await asyncio.to_thread(self._store.tell, self.batch, waiting(what))

@@ -12,7 +12,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse as Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded, RequestFailed
 
-PERIOD = 0.2  # seconds between looks on behalf of those who watch
+PERIOD = 0.2  # seconds between looks on behalf of watching clients
 MOST_WATCHERS = 1000  # at once; they need no key
 
 

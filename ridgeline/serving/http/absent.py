@@ -1,4 +1,4 @@
-"""Routes of OpenAI's, Cohere's and vLLM's servers that this one has not, each with a sentence for who asks for it."""
+"""Routes of OpenAI's, Cohere's and vLLM's servers that this one has not, each with a sentence for its callers."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ CLOSED = (
     "this route changes what all clients get, so it is closed; start the server with --admin-key KEY and send that, "
     "or with --open-admin-routes."
 )
-# who waits for a paused engine must be able to end
+# requests that wait for a paused engine must be able to end
 WHILE_DRAINING = (*HEALTH, "/metrics", "/resume", "/is_paused", "/wake_up", "/is_sleeping")
 UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
 FORM_BYTES = 64 << 10  # of an upload besides the file

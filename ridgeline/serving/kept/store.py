@@ -17,7 +17,7 @@ RETRY_AFTER = 5  # seconds, when all that is kept still runs
 
 
 class Log:
-    """The events of an answer that is written in the background, for readers who come when they like.
+    """The events of an answer that is written in the background, for readers that may come at any time.
 
     `ended` means that no more will come, and `forgotten` that there was no room for them.
     """

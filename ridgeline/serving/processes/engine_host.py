@@ -226,7 +226,7 @@ class EngineHost:
     # ---- pauses -----------------------------------------------------------------------------------------------
 
     def _pause(self, connection: bytes, order: Pause) -> None:
-        """Begin to pause, unless that is in vain. `_settle` does the rest, and answers."""
+        """Begin to pause, unless the order is refused. `_settle` does the rest, and answers."""
         mode = order.mode
         try:
             self._loaded.check(order)

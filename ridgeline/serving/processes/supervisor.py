@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 MARGIN = 10.0  # seconds that a process has for its end, beyond what it was promised
 BACKLOG = 2048
 UNREAD = 75_000  # milliseconds that a client may leave data unread before its connection is reset
-LAST_ANSWERS = 5.0  # seconds for API servers to answer those who wait, when the server gives up
+LAST_ANSWERS = 5.0  # seconds for API servers to answer waiting clients, when the server gives up
 
 
 # glibc returns large pieces of memory at once, until it has seen one freed. Then it keeps pieces of up to 32 MiB in

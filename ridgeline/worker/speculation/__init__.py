@@ -1,1 +1,1 @@
-"""Drafts of tokens to come, which steps verify: who makes them, and how rows carry them."""
+"""Drafts of tokens to come, which steps verify: their proposers, and their form in rows."""

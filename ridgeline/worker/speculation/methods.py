@@ -1,4 +1,4 @@
-"""The choice of who makes the drafts, the networks that do, and the memory of their tables."""
+"""The choice of the proposer of drafts, its networks, and the memory of their tables."""
 
 from __future__ import annotations
 

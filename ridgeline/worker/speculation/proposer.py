@@ -1,4 +1,4 @@
-"""The interface of those who make drafts, as the segments of a step call it.
+"""The interface of the proposers of drafts, as the segments of a step call it.
 
 Legend:
     R  rows
