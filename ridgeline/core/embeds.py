@@ -1,9 +1,10 @@
-"""Prompts that come as embeddings instead of tokens: one vector for each position, in the place of the embedding
-table's rows."""
+"""Vectors in the place of the embedding table's rows: a prompt that comes as such, or the output of an encoder of
+pictures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +40,51 @@ class Embeds:
     @property
     def _stride(self) -> int:
         return self.width * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inserted:
+    """Vectors in the place of the embeddings of some tokens, which are placeholders.
+
+    start: the first of the `count` tokens, counted from the beginning of the prompt, or of a span.
+    key: 16 bytes that stand for the vectors in prefix hashes, such as a hash of the picture. Empty: the request neither
+        takes from the prefix cache nor leaves anything there.
+    embeds: the vectors; None: the worker holds them under `name`, from number `first` on.
+    """
+
+    start: int
+    count: int
+    key: bytes = b""
+    embeds: Embeds | None = None
+    name: str = ""
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    def part(self, start: int, end: int) -> Inserted | None:
+        """Return the part between two positions, with places counted from the first of these; None: there is none."""
+        left, right = max(start, self.start), min(end, self.end)
+        if left >= right:
+            return None
+        skipped = left - self.start
+        return replace(
+            self,
+            start=left - start,
+            count=right - left,
+            embeds=None if self.embeds is None else self.embeds[skipped : right - self.start],
+            first=self.first + skipped,
+        )
+
+    def identity(self, position: int) -> int:
+        """Return the number that stands for the placeholder at a position: no token has it."""
+        return (int.from_bytes(self.key, "little") << 32 | position - self.start) << 32
+
+
+def parts_between(inserted: Iterable[Inserted], start: int, end: int) -> tuple[Inserted, ...]:
+    """Return the parts that lie between two positions, with places counted from the first of these."""
+    return tuple(part for each in inserted if (part := each.part(start, end)) is not None)
 
 
 def embeds_width(enabled: bool, spec: ModelSpec) -> int:

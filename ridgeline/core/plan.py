@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.embeds import Embeds
+from ridgeline.core.embeds import Inserted
 from ridgeline.core.expert_load import ExpertLoad
 from ridgeline.core.pooling import Task
 from ridgeline.core.request import SamplingParams
@@ -124,12 +124,12 @@ class Span(NamedTuple):
     """Input tokens for a row, in place of the slot's last token.
 
     token_ids: int32 [num_tokens of the row].
-    embeds: vectors in the place of the first tokens' embeddings.
+    inserted: vectors in the place of some tokens' embeddings, with places counted from the span's first token.
     """
 
     row: int
     token_ids: np.ndarray
-    embeds: Embeds | None = None
+    inserted: tuple[Inserted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast
 import numpy as np
 
 from ridgeline.core.config import MAX_LOGPROBS as MAX_LOGPROBS
-from ridgeline.core.embeds import Embeds
+from ridgeline.core.embeds import Embeds, Inserted
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.pooling import SECOND_TEXT, Task
 from ridgeline.core.vllm_arguments import SAMPLING, with_vllms_fields
@@ -413,6 +413,9 @@ class Request:
     thinking: the output may begin with reasoning, which is bounded, and to which the token mask does not apply.
     embeds: the prompt's vectors, whose tokens are placeholders. Such a prompt neither takes from the prefix cache nor
         leaves anything there.
+    inserted: vectors in the place of some of the prompt's tokens.
+    prefix_keys: further things that a state depends on, such as the name of an adapter or the version of the weights.
+        Prefix hits happen only between requests with equal keys.
     owner: whose request it is. Owners have equal shares of the engine.
     """
 
@@ -433,6 +436,8 @@ class Request:
     whole: bool = False
     second_text: int = 0
     embeds: Embeds | None = None
+    inserted: tuple[Inserted, ...] = ()
+    prefix_keys: tuple[str, ...] = ()
     owner: str = ""
 
     @property
@@ -445,6 +450,13 @@ class Request:
         """The prompt as it runs: tokens of the second text of a pair are marked."""
         ids, second = self.prompt_token_ids, self.second_text
         return [*ids[:second], *(i | SECOND_TEXT for i in ids[second:])] if second else list(ids)
+
+    @property
+    def all_inserted(self) -> tuple[Inserted, ...]:
+        """Vectors in the place of some of the prompt's tokens, or of all of them."""
+        return (
+            self.inserted if self.embeds is None else (Inserted(start=0, count=len(self.embeds), embeds=self.embeds),)
+        )
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
@@ -482,6 +494,7 @@ class Request:
             self,
             id=f"{self.id} (negative prompt)",
             prompt_token_ids=negative,
+            inserted=(),
             params=self.params.replace(guidance_scale=1.0, negative_prompt=None, logprobs=None, prompt_logprobs=None),
             max_total_tokens=self.max_total_tokens - len(self.prompt_token_ids) + len(negative),
             token_mask=None,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.embeds import Embeds
+from ridgeline.core.embeds import Inserted
 from ridgeline.core.plan import Feature, Guided, RowKind, Rows, Span, StepPlan
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
@@ -101,7 +101,7 @@ class Draft:
         self._num_tokens: list[int] = []
         self._num_logits: list[int] = []
         self._spans: list[np.ndarray | None] = []
-        self._embeds: list[Embeds | None] = []
+        self._inserted: list[tuple[Inserted, ...]] = []
 
     @property
     def empty(self) -> bool:
@@ -118,15 +118,20 @@ class Draft:
         return [*self.standing.columns_R.tolist(), *(seq.slot for seq in self.others)]
 
     def add(
-        self, seq: Sequence, num_tokens: int, num_logits: int, span: np.ndarray | None, embeds: Embeds | None = None
+        self,
+        seq: Sequence,
+        num_tokens: int,
+        num_logits: int,
+        span: np.ndarray | None,
+        inserted: tuple[Inserted, ...] = (),
     ) -> None:
-        """A row besides the standing ones; span None: its input is the slot's last token. embeds: as in `Span`."""
+        """A row besides the standing ones; span None: its input is the slot's last token. inserted: as in `Span`."""
         self.budget -= num_tokens
         self.others.append(seq)
         self._num_tokens.append(num_tokens)
         self._num_logits.append(num_logits)
         self._spans.append(span)
-        self._embeds.append(embeds)
+        self._inserted.append(inserted)
 
     def assemble(self) -> tuple[list[Sequence], Rows, tuple[Span, ...]]:
         """The plan's sequences and rows, standing ones first, and the spans of input tokens."""
@@ -134,7 +139,7 @@ class Draft:
         if not self.others:
             return seqs, rows, ()
         first = len(seqs)
-        spans = tuple(Span(first + i, ids, self._embeds[i]) for i, ids in enumerate(self._spans) if ids is not None)
+        spans = tuple(Span(first + i, ids, self._inserted[i]) for i, ids in enumerate(self._spans) if ids is not None)
         return seqs + self.others, _concatenate(rows, self._rows()), spans
 
     def _rows(self) -> Rows:

@@ -11,7 +11,7 @@ from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel, Headroom, StepShape
 from ridgeline.core.embeds import Embeds
-from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest
+from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
 from ridgeline.core.plan import StepPlan, StepResult
 from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
 from ridgeline.core.sleep import KINDS, Kind
@@ -266,6 +266,8 @@ class Engine:
         self._check_prompt(request.prompt_token_ids, "prompt")
         if request.embeds is not None:
             self._check_embeds(request, request.embeds)
+        if request.inserted:
+            check_inserted(request)
         companion = request.companion()
         members = [request] if companion is None else [request, companion]
         if companion is not None:
@@ -345,3 +347,15 @@ class Engine:
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param)
+
+
+def check_inserted(request: Request) -> None:
+    """Raise ContractViolation for vectors that lie outside of the prompt, or over each other: whoever reads pictures
+    makes these, and no client."""
+    end = 0
+    for each in request.inserted:
+        if each.start < end or each.count < 1 or request.embeds is not None:
+            raise ContractViolation(f"vectors are inserted from token {each.start} on, where others end at {end}.")
+        end = each.end
+    if end > len(request.prompt_token_ids):
+        raise ContractViolation(f"vectors are inserted up to token {end} of {len(request.prompt_token_ids)}.")

@@ -24,6 +24,7 @@ import numpy as np
 from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.config import EngineConfig
 from ridgeline.core.cost import CostModel
+from ridgeline.core.embeds import parts_between
 from ridgeline.core.errors import ContractViolation, InvalidConfig
 from ridgeline.core.plan import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
 from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
@@ -376,8 +377,8 @@ class Scheduler:
         end = start + num_tokens
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
-        embeds = None if seq.request.embeds is None else seq.request.embeds[start:end]
-        draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32), embeds or None)
+        inserted = parts_between(seq.inserted, start, end) if seq.inserted else ()
+        draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32), inserted)
         if seq.source:
             draft.copying.append(seq)
         draft.published += self.cache.publish_chunk(seq, start, end)

@@ -57,6 +57,7 @@ class Sequence:
         "has_waited",
         "hashes",
         "id",
+        "inserted",
         "keeps_at",
         "last_plan",
         "num_logprobs",
@@ -98,7 +99,8 @@ class Sequence:
         self.checkpoint: Checkpoint | None = None
         self.keeps_at = 0
         self.has_waited = False
-        self.private = request.whole or request.embeds is not None
+        self.inserted = request.inserted if request.embeds is None else request.all_inserted
+        self.private = request.whole or not all(each.key for each in self.inserted)
         self.distrusted = False
         self.cached_tokens = self.shared_tokens = 0
         self.last_plan = 0
@@ -128,6 +130,14 @@ class Sequence:
     def members(self) -> tuple[Sequence, ...]:
         """A request's sequences: one, or a guided one's two, the leader first."""
         return (self,) if self.companion is None else (self, self.companion)
+
+    def identity(self, start: int, end: int) -> list[int]:
+        """Return the numbers that stand for tokens in prefix hashes: the tokens, and others for inserted vectors."""
+        known = self.tokens[start:end]
+        for each in self.inserted:
+            for position in range(max(start, each.start), min(end, each.end)):
+                known[position - start] = each.identity(position)
+        return known
 
     def make_private(self) -> None:
         """Let the request run on without the prefix cache."""

@@ -128,7 +128,7 @@ def size_of(plans: list[StepPlan]) -> tuple[int, int, int, bool]:
     """Return the rows, tokens, tokens of each row, and whether graphs can run them, of a round of such plans: what
     `Round` says of them."""
     each = 1 if all(plan.rows.tokens_each == 1 for plan in plans) else 0
-    captured = all(span.embeds is None for plan in plans for span in plan.spans)
+    captured = all(not span.inserted for plan in plans for span in plan.spans)
     return max(len(plan.rows) for plan in plans), max(plan.num_tokens for plan in plans), each, captured
 
 

@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ridgeline.core.embeds import parts_between
 from ridgeline.core.plan import Assign, Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
 
 T = TypeVar("T")
@@ -247,8 +248,7 @@ def _spans_of(plan: StepPlan, cut: Cut) -> tuple[Span, ...]:
 
 
 def _piece_of(span: Span, row: int, start: int, end: int) -> Span:
-    embeds = None if span.embeds is None else span.embeds[start:end]
-    return Span(row, span.token_ids[start:end], embeds or None)
+    return Span(row, span.token_ids[start:end], parts_between(span.inserted, start, end))
 
 
 def _expected_of(plan: StepPlan, cut: Cut) -> Mapping[int, Assign] | None:

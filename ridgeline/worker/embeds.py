@@ -1,7 +1,8 @@
-"""The vectors of prompts that came as such, on their way to the device.
+"""Vectors that stand in the place of tokens' embeddings, on their way to the network.
 
 Legend:
-    t  tokens of the step that came as vectors
+    t  tokens of the step whose embeddings are given
+    L  positions that are stored under a name
     M  model width
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ridgeline.core.embeds import Embeds
+from ridgeline.core.embeds import Inserted
 from ridgeline.core.plan import StepPlan
 from ridgeline.layers.decoder import GivenRows
 from ridgeline.worker.upload import upload
@@ -18,17 +20,29 @@ from ridgeline.worker.upload import upload
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def given_rows(plan: StepPlan, device: torch.device) -> GivenRows | None:
-    """Return the vectors that the plan's spans bring, with the places of their tokens in the step; None if there are
-    none."""
-    given = [(span.row, span.embeds) for span in plan.spans if span.embeds is not None]
-    if not given:
-        return None
-    start_R = np.cumsum(plan.rows.num_tokens_R) - plan.rows.num_tokens_R
-    places_t = np.concatenate([start_R[row] + np.arange(len(embeds)) for row, embeds in given]).astype(np.int64)
-    x_tM = torch.cat([_tensor(embeds).to(device).float() for _, embeds in given])
-    return GivenRows(upload(places_t, device), x_tM)
+class InsertedVectors:
+    """The vectors that plans may insert.
 
+    stored: [L, M] by name, on the device, as an encoder leaves them.
+    """
 
-def _tensor(embeds: Embeds) -> torch.Tensor:
-    return torch.frombuffer(bytearray(embeds.data), dtype=DTYPES[embeds.dtype]).view(-1, embeds.width)
+    def __init__(self, device: torch.device) -> None:
+        self.stored: dict[str, Tensor] = {}
+        self._device = device
+
+    def given_rows(self, plan: StepPlan) -> GivenRows | None:
+        """Return the vectors that the plan's spans bring or name, with the places of their tokens in the step; None if
+        there are none."""
+        given = [(span.row, each) for span in plan.spans for each in span.inserted]
+        if not given:
+            return None
+        start_R = np.cumsum(plan.rows.num_tokens_R) - plan.rows.num_tokens_R
+        places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]
+        x_tM = torch.cat([self._vectors(each).float() for _, each in given])
+        return GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM)
+
+    def _vectors(self, inserted: Inserted) -> Tensor:
+        if inserted.embeds is None:
+            return self.stored[inserted.name][inserted.first : inserted.first + inserted.count]
+        flat = torch.frombuffer(bytearray(inserted.embeds.data), dtype=DTYPES[inserted.embeds.dtype])
+        return flat.view(-1, inserted.embeds.width).to(self._device)

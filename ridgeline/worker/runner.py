@@ -26,7 +26,7 @@ from ridgeline.core.speculation import Speculation
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden
-from ridgeline.worker.embeds import given_rows
+from ridgeline.worker.embeds import InsertedVectors
 from ridgeline.worker.graphs import Graph, Graphs, Progress
 from ridgeline.worker.guidance import Guides
 from ridgeline.worker.inputs import DeviceInputs, Shape
@@ -118,6 +118,7 @@ class Runner:
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
+        self.inserted = InsertedVectors(self.device)
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
         drafts = 0 if speculation is None else speculation.num_drafts
         ahead = 0 if speculation is None else max(drafts, speculation.drafted_ahead)
@@ -193,7 +194,7 @@ class Runner:
         if verifies and self.cut is not None:
             plan = self.cut.plan(plan)
             verifies = bool((plan.rows.kinds_R == RowKind.VERIFY).any())
-        given = given_rows(plan, self.device) if self.decoder.spec.embeds else None
+        given = self.inserted.given_rows(plan) if self.decoder.spec.embeds else None
         graph = self._graph_of(plan, self._graphs) if self._graphs is not None and given is None else None
         if graph is not None:
             graph.inputs.load(plan)

@@ -79,7 +79,7 @@ class Search:
         """Return the hit of n blocks, lengthened by an end after `parent` that agrees with what follows."""
         if not self._index.has_ends(parent):
             return Hit()
-        tokens = tuple(seq.tokens[n * self._block_size : min(seq.may_skip, (n + 1) * self._block_size - 1)])
+        tokens = tuple(seq.identity(n * self._block_size, min(seq.may_skip, (n + 1) * self._block_size - 1)))
         count, end = self._index.nearest_end(parent, tokens) if tokens else (0, None)
         node = self._index.get(end) if count and end is not None else None
         if node is None or (self._exact and count < len(node.end or ())):

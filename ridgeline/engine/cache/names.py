@@ -21,7 +21,7 @@ class Names:
 
     def root(self, seq: Sequence) -> Hash:
         """Return the hash before the sequence's first block."""
-        return root_hash(seq.request.cache_salt, *self._formats)
+        return root_hash(seq.request.cache_salt, *seq.request.prefix_keys, *self._formats)
 
     def parent(self, seq: Sequence, n: int) -> Hash:
         """Return the hash before the sequence's block n."""
@@ -37,5 +37,7 @@ class Names:
         hashes, size = seq.hashes, self.block_size
         while len(hashes) < end:
             n = len(hashes)
-            hashes.append(chain_hash(hashes[-1] if n else self.root(seq), seq.tokens[n * size : (n + 1) * size]))
+            start, end_n = n * size, (n + 1) * size
+            block = seq.identity(start, end_n) if seq.inserted else seq.tokens[start:end_n]
+            hashes.append(chain_hash(hashes[-1] if n else self.root(seq), block))
         return hashes

@@ -22,7 +22,11 @@ Tokens = tuple[int, ...]
 
 def root_hash(*extra_keys: str) -> Hash:
     """Start of every chain that may share blocks: one per combination of extra keys."""
-    return blake2b("\x1f".join(extra_keys).encode("utf-8", "surrogatepass"), digest_size=16, person=b"root").digest()
+    found = blake2b(digest_size=16, person=b"root")
+    for key in extra_keys:
+        text = key.encode("utf-8", "surrogatepass")
+        found.update(len(text).to_bytes(8, "little") + text)
+    return found.digest()
 
 
 def tenant_number(salt: str) -> int:
@@ -31,8 +35,13 @@ def tenant_number(salt: str) -> int:
 
 
 def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
-    """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision."""
-    return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+    """Hash of a block of tokens after `parent`. 128 bits of BLAKE2b: no tenant can construct a collision. Numbers that
+    stand for inserted vectors have more bits than tokens."""
+    try:
+        return blake2b(parent + array("i", tokens).tobytes(), digest_size=16).digest()
+    except OverflowError:
+        wide = b"".join(token.to_bytes(32, "little", signed=True) for token in tokens)
+        return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
 
 
 class Node:

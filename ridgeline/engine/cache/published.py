@@ -104,7 +104,7 @@ class Published:
         and values there may be no numbers, and sequences that attended to them wrote more of the same."""
         known: set[Hash] = set()
         for seq in seqs:
-            first = seq.tokens[: self._names.block_size]
+            first = seq.identity(0, self._names.block_size)
             known.update(chain_hash(self._names.root(seq), first[:count]) for count in range(1, len(first) + 1))
             known.update(seq.hashes)  # ends of later blocks continue these
         self.settle_nothing()  # their content hashes are not known yet
@@ -127,7 +127,7 @@ class Published:
         """Make the written part of the sequence's block n matchable; where a group's blocks are exact, only if its
         state has come as far."""
         size, index = self._names.block_size, self.index
-        tokens, parent = tuple(seq.tokens[n * size : min(seq.written, (n + 1) * size)]), self._names.parent(seq, n)
+        tokens, parent = tuple(seq.identity(n * size, min(seq.written, (n + 1) * size))), self._names.parent(seq, n)
         if not tokens or index.is_covered(parent, tokens):
             return
         node_hash, end = chain_hash(parent, tokens), n * size + len(tokens)
@@ -199,7 +199,7 @@ class Published:
     def _tokens(self, seq: Sequence, n: int, length: int) -> Tokens:
         """Return the tokens of a sequence's block n, of the first `length`."""
         size = self._names.block_size
-        return tuple(seq.tokens[n * size : min(length, (n + 1) * size)])
+        return tuple(seq.identity(n * size, min(length, (n + 1) * size)))
 
     def _rename(self, group: int, block: int, node_hash: Hash, parent: Hash, fits: bool) -> None:
         """Publish a block under its content hash, unless others hold the same. fits: it has one; else it is
