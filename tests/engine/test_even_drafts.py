@@ -17,6 +17,7 @@ from ridgeline.engine.drafting import HOPE
 from ridgeline.engine.even_drafts import PRIOR, WINDOW, EvenDrafting, Shares
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
+from tests.covering import by_pairs
 from tests.engine.desk import make_request
 
 Seconds = Callable[[int, int], float]  # of a step, by rows and drafts of a row
@@ -116,10 +117,12 @@ def test_widths_are_few_and_end_at_the_most() -> None:
     assert verified_widths(11, whole=True) == (11,)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.8, 0.95])
-@pytest.mark.parametrize("name", DEVICES)
-@pytest.mark.parametrize(("most", "rows", "passes"), [(5, 1, True), (5, 8, False), (3, 8, True), (5, 64, True)])
-def test_the_rate_is_near_that_of_the_best_width(most: int, rows: int, name: str, share: float, passes: bool) -> None:
+FORMS = [(5, 1, True), (5, 8, False), (3, 8, True), (5, 64, True)]  # most, rows, passes
+
+
+@pytest.mark.parametrize(("form", "name", "share"), by_pairs(FORMS, [*DEVICES], [0.0, 0.3, 0.6, 0.8, 0.95]), ids=str)
+def test_the_rate_is_near_that_of_the_best_width(form: tuple[int, int, bool], name: str, share: float) -> None:
+    most, rows, passes = form
     device = Device(most, rows, share, DEVICES[name], passes=passes)
     device.rate(500)
     assert device.rate(1500) > 0.96 * best(most, rows, share, DEVICES[name])

@@ -20,6 +20,7 @@ from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.kv_cache import LEVELS, KVScales
 from ridgeline.kernels.op import Platform
 from ridgeline.kernels.tree import NODES, Tree, parent, popcount
+from tests.covering import by_pairs
 from tests.kernels.trees import bits_of, drawn_parents, signed
 from tests.kernels.unseen import spoiled
 
@@ -139,9 +140,7 @@ WAYS = (
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("step", range(len(STEPS)))
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("name", "step", "way"), by_pairs(IMPLEMENTATIONS, range(len(STEPS)), WAYS), ids=str)
 def test_a_node_sees_its_path_and_nothing_else(name: str, step: int, way: dict, device: str) -> None:
     check(name, STEPS[step], case_of(STEPS[step], **way), device)
 
@@ -237,10 +236,11 @@ def test_a_schedule_says_whether_it_knows_trees(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("way", [{}, {"window": 20, "alibi": True}], ids=str)
-@pytest.mark.parametrize("step", [0, 2, 4])
-@pytest.mark.parametrize("levels", [None, *LEVELS], ids=str)
-@pytest.mark.parametrize("name", ["triton", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "levels", "step", "way"),
+    by_pairs(["triton", "sdpa"], [None, *LEVELS], [0, 2, 4], [{}, {"window": 20, "alibi": True}]),
+    ids=str,
+)
 def test_trees_are_attended_to_in_16_bits_and_in_levels(
     name: str, levels: torch.dtype | None, step: int, way: dict, device: str
 ) -> None:

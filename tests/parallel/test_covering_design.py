@@ -24,6 +24,7 @@ from ridgeline.core.request import Request
 from ridgeline.ranks import recruits
 from ridgeline.worker.state import context
 from tests import tiny_models
+from tests.covering import covering
 from tests.driving import Outcome, ask
 from tests.ranks.stages import Stages, meshed
 from tests.ranks.test_pipeline import assert_same
@@ -82,20 +83,6 @@ def divisions(families: Iterable[str]) -> list[Division]:
     """Return every combination that divides something."""
     found = (Division(*values) for values in product(families, (1, 2, 4), (1, 2), (False, True), (1, 2)))
     return [each for each in found if each.tp * each.pp * each.cp > 1]
-
-
-def pairs(division: Division) -> set[tuple[Any, ...]]:
-    """Return every two axes with their values."""
-    return set(combinations(zip(Division._fields, division, strict=True), 2))
-
-
-def covering(allowed: list[Division]) -> list[Division]:
-    """Return few of them in which every pair is that any of them has: always the next one that has most new pairs."""
-    left, chosen = set[tuple[Any, ...]]().union(*map(pairs, allowed)), list[Division]()
-    while left:
-        chosen.append(max(allowed, key=lambda each: len(left & pairs(each))))
-        left -= pairs(chosen[-1])
-    return chosen
 
 
 DESIGN = covering([each for each in divisions(QUICK) if each.works])
