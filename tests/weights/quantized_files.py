@@ -198,13 +198,9 @@ def _numbers(codes: np.ndarray, scale: np.ndarray, zero: np.ndarray, group_of: n
 
 def _stream(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Pack the first dimension into words of 32 bits: number n takes the bits from n · bits on."""
-    count, width = numbers.shape
-    words = np.zeros((count * bits // 32, width), np.uint64)
-    for n in range(count):
-        for bit in range(bits):
-            word, place = divmod(n * bits + bit, 32)
-            words[word] |= ((numbers[n].astype(np.uint64) >> np.uint64(bit)) & np.uint64(1)) << np.uint64(place)
-    return words
+    own = np.arange(bits, dtype=np.uint64)[:, None]
+    found = (numbers.astype(np.uint64)[:, None] >> own & np.uint64(1)).reshape(-1, 32, numbers.shape[1])
+    return (found << np.arange(32, dtype=np.uint64)[:, None]).sum(1, dtype=np.uint64)
 
 
 def gptq(
