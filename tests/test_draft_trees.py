@@ -27,6 +27,7 @@ from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.trees import TreeDraws, words_of
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import tiny_models
+from tests.covering import by_pairs
 from tests.driving import Outcome, Rig, ask, disturbed, rig
 from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
@@ -140,7 +141,11 @@ def texts_of(asked: Sequence[Any], answers: dict[str, Outcome]) -> list[list[int
     return [[*request.prompt_token_ids, *answers[request.id].tokens] for request in asked]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *LATENT])
+# A dense model stands for those whose attention to latents is beside a mixture.
+@pytest.mark.parametrize(
+    "family",
+    [*FAMILIES, *(pytest.param(each, marks=() if each == "minicpm3" else pytest.mark.thorough) for each in LATENT)],
+)
 def test_right_tokens_in_any_branch_change_no_token(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
     folder = tiny_model(family)
     want, settings = plain(folder), medusa_of(folder, tmp_path / "heads")
@@ -300,8 +305,12 @@ by_form = pytest.mark.parametrize(
 )
 
 
-@by_form
-@pytest.mark.parametrize("how", [Always, Fickle], ids=["always", "now and then"])
+def forms_and(*others: Any) -> list[Any]:
+    """Return kinds of heads, forms of trees and values of another parameter, of which every two meet."""
+    return by_pairs([Medusa, Eagle, NarrowEagle3], [False, True], others, where=lambda *case: case[:2] in FORMS)
+
+
+@pytest.mark.parametrize(("kind", "dynamic", "how"), forms_and(Always, Fickle))
 def test_trees_are_those_of_the_paper(
     how: type[Always], kind: type[Head], dynamic: bool, target: Target, model: Path, tmp_path: Path
 ) -> None:
@@ -319,8 +328,7 @@ def test_trees_are_those_of_the_paper(
     assert record.check(oracle_of(head, dynamic=dynamic), texts_of(GREEDY, got)) > 200
 
 
-@by_form
-@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
+@pytest.mark.parametrize(("kind", "dynamic", "buckets"), forms_and(False, True))
 def test_even_steps_draft_as_the_paper_does(
     buckets: bool,
     kind: type[Head],

@@ -171,9 +171,7 @@ def test_drafts_change_no_token(how: type[Always] | None, folder: Path, want: di
     ],
     ids=["small chunks", "small blocks", "little memory"],
 )
-def test_settings_change_no_token(settings: dict[str, Any], folder: Path) -> None:
-    with rig(folder, **settings) as own:
-        want = own.run(*requests())
+def test_settings_change_no_token(settings: dict[str, Any], folder: Path, want: dict[str, Outcome]) -> None:
     with rig(folder, speculative_config=LOOKUP, **settings) as own:
         own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
         check_same(own.run(*requests()), want)
