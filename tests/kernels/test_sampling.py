@@ -19,6 +19,7 @@ from ridgeline.kernels.sampling import triton as gpu
 from ridgeline.kernels.sampling.noised import NOISED, noised
 from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.scoring import score
+from tests.covering import by_pairs
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling_tables import Row, sampling_of
 
@@ -289,9 +290,9 @@ def small_lists(capacity: int) -> gpu.Config:
     return gpu.Config(tile=16, warps=1, capacity=capacity, sample=64, reserve=8, many=64)
 
 
-@pytest.mark.parametrize("capacity", [16, 64, 2048])
-@pytest.mark.parametrize("vocab", [7, 130, 300])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("vocab", "dtype", "capacity"), by_pairs([7, 130, 300], [torch.float32, torch.float16], [16, 64, 2048]), ids=str
+)
 def test_thresholds_are_exact_however_few_candidates_fit(vocab: int, dtype: torch.dtype, capacity: int) -> None:
     """float16 logits tie often; a capacity of 16 sends flat rows the slow way."""
     wanted = [
@@ -370,9 +371,11 @@ EDGES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", IMPLEMENTATIONS[1:])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["equal", "one", "two", "tied"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "name"),
+    by_pairs(["equal", "one", "two", "tied"], [torch.float32, torch.bfloat16], IMPLEMENTATIONS[1:]),
+    ids=str,
+)
 def test_the_edges_of_parameters_and_logits(kind: str, dtype: torch.dtype, name: str, device: str) -> None:
     """All logits equal, all but one or two forbidden, or only five different ones."""
     logits = torch.full((len(EDGES), V), 21.5)

@@ -212,7 +212,9 @@ def test_kernels_run_pieces_as_they_run_rows(name: str, kernel: str) -> None:
     if kernel == "triton":
         pytest.importorskip("triton")
     run = OPS[name].op.choose(Platform.of(CPU), kernel)
-    bound = OPS[name]([75, 1], run=run, marks=(70, 0), fresh=(1,))
+    # Interpreted, a scan goes element by element; and its walk over tokens is the same for a few channels
+    narrow = OPS[name].small if (name, kernel) == ("selective_scan", "triton") else {}
+    bound = OPS[name]([75, 1], run=run, marks=(70, 0), fresh=(1,), **narrow)
     pieces = [Piece(0, 0, 1), Piece(0, 0, 69, marked=True), Piece(0, 0, 5), Piece(0, 1, 1)]
     want_N, got_N = bound.states_N.clone(), bound.states_N.clone()
     want_T = bound.op(bound.given, want_N, bound.turns)
