@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.serving.observed import past
@@ -78,7 +79,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
                 lambda route: route.fulfill(json=left.pop(0) if len(left) > 1 else left[0]),
             )
         if forgets:
-            page.route("**/dashboard/data*", lambda route: route.fulfill(json=route.fetch().json() | {"past": None}))
+            page.route("**/dashboard/data*", without_past)
         answer = page.goto(url)
         assert answer is not None
         assert answer.status == 200
@@ -88,6 +89,13 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
     for context in browser.contexts:
         context.close()
     assert complaints == []
+
+
+def without_past(route: Route) -> None:
+    """Answer as the server does, without the time before. The page may be closed meanwhile."""
+    answer = httpx.get(route.request.url, headers=route.request.headers).json()
+    with suppress(PlaywrightError):
+        route.fulfill(json=answer | {"past": None})
 
 
 def tile(page: Page, name: str) -> tuple[str, str]:
