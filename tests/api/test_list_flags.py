@@ -53,6 +53,7 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "chat": (["--no-enforce-eager"], "enforce_eager", False),
     "quantize": (["--device", "cpu"], "device", "cpu"),
     "bench serve": (["--rate", "4"], "rate", "4"),
+    "bench sweep": (["--seconds", "9"], "seconds", 9.0),
     "eval capacity": (["--device", "cpu"], "device", "cpu"),
     "serve": (["--port=80"], "port", 80),
     "run-batch": (["--seed", "-3"], "seed", -3),
@@ -89,7 +90,11 @@ def test_a_list_keeps_its_words_and_nothing_else_is_the_argument(
     path: tuple[str, ...], option: Any, data: st.DataObject
 ) -> None:
     verb, name = VERBS[path], " ".join(path)
-    numbers = {"stop_token_ids": st.integers(0, 999), "factor": st.integers(1, 4).map(float)}
+    numbers = {
+        "stop_token_ids": st.integers(0, 999),
+        "tokens": st.integers(1, 999),
+        "factor": st.integers(1, 4).map(float),
+    }
     values = data.draw(st.lists(numbers.get(option.name, WORDS), min_size=1, max_size=4))
     between, other, expected = BETWEEN[name]
     argument = next((p for p in verb.params if p.param_type_name == "argument"), None)

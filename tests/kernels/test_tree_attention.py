@@ -139,8 +139,17 @@ WAYS = (
 )
 
 
+# Rows of many tokens have a kernel of their own, in which every kind of attention must occur as well
+LONG = [step for step, rows in enumerate(STEPS) if max(row.queries for row in rows) > 40]
+SHORT = [step for step in range(len(STEPS)) if step not in LONG]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("name", "step", "way"), by_pairs(IMPLEMENTATIONS, range(len(STEPS)), WAYS), ids=str)
+@pytest.mark.parametrize(
+    ("name", "step", "way"),
+    [*by_pairs(IMPLEMENTATIONS, SHORT, WAYS), *by_pairs(IMPLEMENTATIONS, LONG, WAYS)],
+    ids=str,
+)
 def test_a_node_sees_its_path_and_nothing_else(name: str, step: int, way: dict, device: str) -> None:
     check(name, STEPS[step], case_of(STEPS[step], **way), device)
 
