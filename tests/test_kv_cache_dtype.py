@@ -132,7 +132,7 @@ def test_planner_and_roofline_count_the_bytes() -> None:
 
 def test_blocks_of_unlike_formats_have_unlike_hashes() -> None:
     """The same tokens in a cache of another format are another prefix, to other tiers and routers too."""
-    seq = cast("Any", SimpleNamespace(request=SimpleNamespace(cache_salt="tenant")))
+    seq = cast("Any", SimpleNamespace(request=SimpleNamespace(cache_salt="tenant", prefix_keys=())))
     roots = set()
     for form in (*map(kv_format, ("auto", "bfloat16", *QUANTIZED)), KVFormat("fp8_e4m3", "model")):
         groups = model().with_kv_format(form).cache_groups

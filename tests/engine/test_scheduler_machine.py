@@ -144,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(self.config, self.layout)
         if extra_pages % 2:  # outputs become longer than was forecast
-            self.scheduler.running.pressure.admits = lambda seqs, num_running: True  # type: ignore[method-assign]
+            self.scheduler.running.pressure.admits = lambda seqs, num_running, outranked: True  # type: ignore[method-assign]
         if each == 1:
             self.scheduler.running.prefixes = PrefixGroups(self.layout, max_num_seqs, min_saved=1)
         self.distrusted: set[str] = set()
