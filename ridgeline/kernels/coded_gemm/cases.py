@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
 from ridgeline.core.weight_format import SUPER, CodedFormat
-from ridgeline.kernels.case import Cases, OpCase, as_cases
+from ridgeline.kernels.case import Cases, as_cases
 from ridgeline.kernels.coded_gemm.op import (
     IQ2_S,
     IQ4_XS,
@@ -28,12 +28,12 @@ from ridgeline.kernels.coded_gemm.op import (
     Coded,
     packed,
 )
-from ridgeline.kernels.gemm.cases import PROJECTIONS, normed
+from ridgeline.kernels.gemm.cases import PROJECTIONS, NormedProductCase, ProductCase
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
 
 
 @dataclass(frozen=True)
-class CodedCase(OpCase):
+class CodedCase(ProductCase):
     """A case of `coded_linear` for tests and benchmarks. The codes are random.
 
     scales: the dtype of the scales of formats that are not nested; uint8 is E8M0.
@@ -58,11 +58,7 @@ class CodedCase(OpCase):
     def shape(self) -> str:
         """The label without the bias."""
         how = f"{self.format.bits} bits, {self.format.values}, {self.format.zeros}"
-        return f"{self.tokens}x{self.out_width}x{self.in_width} {how}" + (" nested" if self.format.nested else "")
-
-    @property
-    def label(self) -> str:
-        return self.shape + (" bias" if self.bias else "")
+        return f"{super().shape} {how}" + (" nested" if self.format.nested else "")
 
     @property
     def slack(self) -> int:
@@ -87,21 +83,8 @@ class CodedCase(OpCase):
         )  # fmt: skip
 
 
-class CodedNormCase(CodedCase):
+class CodedNormCase(NormedProductCase, CodedCase):
     """The same with a norm, a residual and a gate."""
-
-    epsilons: ClassVar[int] = 32
-
-    @property
-    def label(self) -> str:
-        return self.shape + " silu"
-
-    @property
-    def slack(self) -> int:
-        return 2 * super().slack
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
-        return normed(super().inputs(dtype, device, seed))
 
     def cost(self, itemsize: int) -> Cost:
         return norm_linear_cost(

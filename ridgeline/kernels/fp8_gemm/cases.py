@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
 from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.case import Cases, OpCase, as_cases
+from ridgeline.kernels.case import Cases, as_cases
 from ridgeline.kernels.fp8_gemm.cost import fp8_linear_cost, fp8_norm_linear_cost
 from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, IN_BLOCKS, LARGEST, to_fp8
-from ridgeline.kernels.gemm.cases import PROJECTIONS, normed
+from ridgeline.kernels.gemm.cases import PROJECTIONS, NormedProductCase, ProductCase
 
 
 @dataclass(frozen=True)
-class Fp8Case(OpCase):
+class Fp8Case(ProductCase):
     """A case of `fp8_linear` for tests and benchmarks."""
 
     tokens: int
@@ -44,11 +44,7 @@ class Fp8Case(OpCase):
     def shape(self) -> str:
         """The label without the bias."""
         how = "blocks" if self.format.block else str(self.format.activations)
-        return f"{self.tokens}x{self.out_width}x{self.in_width} {how}"
-
-    @property
-    def label(self) -> str:
-        return self.shape + (" bias" if self.bias else "")
+        return f"{super().shape} {how}"
 
     @property
     def slack(self) -> int:
@@ -62,21 +58,8 @@ class Fp8Case(OpCase):
         )
 
 
-class Fp8NormCase(Fp8Case):
+class Fp8NormCase(NormedProductCase, Fp8Case):
     """The same with a norm, a residual and a gate."""
-
-    epsilons: ClassVar[int] = 32
-
-    @property
-    def label(self) -> str:
-        return self.shape + " silu"
-
-    @property
-    def slack(self) -> int:
-        return 2 * super().slack
-
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
-        return normed(super().inputs(dtype, device, seed))
 
     def cost(self, itemsize: int) -> Cost:
         return fp8_norm_linear_cost(

@@ -13,8 +13,49 @@ from ridgeline.kernels.case import Cases, OpCase
 from ridgeline.kernels.gemm.cost import linear_cost, norm_linear_cost
 
 
+class ProductCase(OpCase):
+    """A case of a product with a weight, in whatever form that is. Subclasses have these fields."""
+
+    tokens: int
+    in_width: int
+    out_width: int
+    bias: bool
+
+    @property
+    def shape(self) -> str:
+        """The label without the bias."""
+        return f"{self.tokens}x{self.out_width}x{self.in_width}"
+
+    @property
+    def label(self) -> str:
+        return self.shape + (" bias" if self.bias else "")
+
+    @property
+    def slack(self) -> int:
+        return self.in_width
+
+
+class NormedProductCase(ProductCase):
+    """The same with a norm, a residual and a gate. It stands in front of the case of the product alone."""
+
+    epsilons: ClassVar[int] = 32
+
+    @property
+    def label(self) -> str:
+        return self.shape + " silu"
+
+    @property
+    def slack(self) -> int:
+        return 2 * super().slack
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        x_TI, weight, bias_O = super().inputs(dtype, device, seed)  # type: ignore[safe-super, call-arg]
+        norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=x_TI.device).to(x_TI.dtype)
+        return x_TI, x_TI.flip(0), norm_I, 1e-5, weight, bias_O, "silu"
+
+
 @dataclass(frozen=True)
-class LinearCase(OpCase):
+class LinearCase(ProductCase):
     """A case of `linear` for tests and benchmarks."""
 
     tokens: int
@@ -32,14 +73,6 @@ class LinearCase(OpCase):
         x_TI = normal(self.tokens, self.in_width).to(dtype)
         weight_OI = (normal(self.out_width, self.in_width) * self.in_width**-0.5).to(dtype)
         return x_TI, weight_OI, normal(self.out_width).to(dtype) if self.bias else None
-
-    @property
-    def label(self) -> str:
-        return f"{self.tokens}x{self.out_width}x{self.in_width}" + (" bias" if self.bias else "")
-
-    @property
-    def slack(self) -> int:
-        return self.in_width
 
     def cost(self, itemsize: int) -> Cost:
         return linear_cost(self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias)
@@ -92,13 +125,6 @@ class NormLinearCase(OpCase):
             self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias, residual=self.residual,
             gate=self.gate,
         )  # fmt: skip
-
-
-def normed(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of an op with a norm, a residual and a gate, made of those of the product alone."""
-    x_TI, weight, bias_O = given
-    norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=x_TI.device).to(x_TI.dtype)
-    return x_TI, x_TI.flip(0), norm_I, 1e-5, weight, bias_O, "silu"
 
 
 CASES = (

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.cost import Cost
-from ridgeline.kernels.case import Cases, OpCase
-from ridgeline.kernels.gemm.cases import PROJECTIONS
+from ridgeline.kernels.case import Cases
+from ridgeline.kernels.gemm.cases import PROJECTIONS, ProductCase
 from ridgeline.kernels.int8_gemm.cost import int8_linear_cost
 from ridgeline.kernels.int8_gemm.op import LEVELS, RUN
 
 
 @dataclass(frozen=True)
-class Int8Case(OpCase):
+class Int8Case(ProductCase):
     """A case for tests and benchmarks."""
 
     tokens: int
@@ -37,14 +37,6 @@ class Int8Case(OpCase):
         x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
         bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
         return x_TI, level_OJ, scale_O.to(dtype), bias_O
-
-    @property
-    def label(self) -> str:
-        return f"{self.tokens}x{self.out_width}x{self.in_width}" + (" bias" if self.bias else "")
-
-    @property
-    def slack(self) -> int:
-        return self.in_width
 
     def cost(self, itemsize: int) -> Cost:
         return int8_linear_cost(self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias)
