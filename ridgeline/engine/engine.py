@@ -350,8 +350,8 @@ class Engine:
 
 
 def check_inserted(request: Request) -> None:
-    """Raise ContractViolation for vectors that lie outside of the prompt, or over each other: whoever reads pictures
-    makes these, and no client."""
+    """Raise ContractViolation for vectors that lie outside of the prompt, or over each other. The reader of pictures
+    makes these, and no client does."""
     end = 0
     for each in request.inserted:
         if each.start < end or each.count < 1 or request.embeds is not None:

@@ -71,7 +71,7 @@ class RecurrentCase(OpCase):
 
 
 def cases_of_layers(small: Iterable[C], *layers: C) -> Cases:
-    """Return the small cases without padding, whose outputs nobody defines, and steps of layers of real models. The
+    """Return the small cases without padding, whose outputs are undefined, and steps of layers of real models. The
     benchmark of kernels times the first layer, and a sweep all of them."""
 
     def steps(layer: C, rows: Iterable[tuple[int, ...]]) -> list[C]:

@@ -24,7 +24,7 @@ class LookupCase:
     room: int = 100
 
     def inputs(self, device: torch.device, seed: int = 0) -> list:
-        """Return the arguments of `lookup_drafts`. The last row's slot has stopped, and the last slot is nobody's."""
+        """Return the arguments of `lookup_drafts`. The last row's slot has stopped, and the last slot is free."""
         generator = torch.Generator().manual_seed(seed)
         rows, most = len(self.lengths), max(self.lengths) + self.columns + 2
         texts = torch.randint(0, self.vocab_size, (rows + 1, most), generator=generator, dtype=torch.int32)
