@@ -1,10 +1,11 @@
-"""The way of a request's first step through our own code, as a profiler's hook sees it: files and functions entered.
+"""The way of a step through our own code, as a profiler's hook sees it: files and functions entered.
 
-    python benchmarks/walk.py [--calls]
+    python -m benchmarks.walk [--calls]
 
-It follows `LLM.generate("x")` on a CPU with the embedded model, from the call to the moment when the worker's thread
-has drawn the first token. Functions of the standard library and of other packages are not counted. Neither is what
-runs only once, since the engine has answered another prompt before.
+The first step is that of `LLM.generate("x")` on a CPU with the embedded model, from the call to the moment when the
+worker's thread has drawn the first token. The steady step is a decode step of eight requests, with what the caller does
+with its tokens. Functions of the standard library and of other packages are not counted. Neither is what runs only
+once, since the engine has answered other prompts before.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import argparse
 import sys
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ridgeline
 from ridgeline import LLM, SamplingParams
+from ridgeline.engine.engine import Engine
+from ridgeline.worker.local import LocalWorker
 
 ROOT = Path(ridgeline.__file__).parent
+PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 UNNAMED = ("<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<module>")
 
 
@@ -50,12 +56,17 @@ class Walk:
         return sum(count for (file, _), count in self.entered.items() if file.startswith(room))
 
 
+def opened(running: int) -> LLM:
+    """Return an engine that has answered so many prompts together."""
+    llm = LLM(device="cpu", max_num_seqs=max(2, running), max_model_len=256)
+    llm.generate(["warm up"] * running, PARAMS, use_tqdm=False)
+    return llm
+
+
 def walk(prompt: str = "x") -> tuple[Walk, Walk]:
     """What the caller's thread enters before its first step waits for the worker, and what the worker's thread enters
     for that step."""
-    llm = LLM(device="cpu", max_num_seqs=2, max_model_len=256)
-    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    llm.generate("warm up", params, use_tqdm=False)
+    llm = opened(1)
     caller, worker, worker_class = Walk(), Walk(), type(llm.engine._worker)
     own = threading.current_thread()
     submitted = threading.Event()
@@ -78,23 +89,68 @@ def walk(prompt: str = "x") -> tuple[Walk, Walk]:
         return result
 
     llm.engine._worker.collect = collected  # type: ignore[method-assign]
+    with hooked(llm, hook):
+        llm.generate(prompt, PARAMS, use_tqdm=False)
+    return caller, worker
+
+
+class Steady(NamedTuple):
+    """What a steady step enters. engine: in `Engine.step`, which waits for a result and makes a plan. text: between two
+    of these, where tokens become text. worker: in the worker's thread, for one plan."""
+
+    engine: Walk
+    text: Walk
+    worker: Walk
+
+
+def steady_walk(running: int = 8, step: int = 10) -> Steady:
+    """Follow a decode step of so many requests."""
+    llm = opened(running)
+    found, own = Steady(Walk(), Walk(), Walk()), threading.current_thread()
+    steps, starts = Engine.step.__code__, LocalWorker._start.__code__
+    stepped = started = 0
+    inside = False
+
+    def hook(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal stepped, started, inside
+        if threading.current_thread() is not own:
+            started += event == "call" and frame.f_code is starts
+            if started == step + 1:
+                found.worker.note(frame, event, argument)
+            return
+        if event == "call" and frame.f_code is steps:
+            stepped, inside = stepped + 1, True
+        if stepped == step:
+            (found.engine if inside else found.text).note(frame, event, argument)
+        if event == "return" and frame.f_code is steps:
+            inside = False
+
+    with hooked(llm, hook):
+        llm.generate(["x"] * running, replace(PARAMS, max_tokens=step + 10), use_tqdm=False)
+    return found
+
+
+@contextmanager
+def hooked(llm: LLM, hook: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Let a hook see what this thread and the worker's enter."""
     pool = llm.engine._worker._thread  # type: ignore[attr-defined]
     pool.submit(sys.setprofile, hook).result()
     sys.setprofile(hook)
     try:
-        llm.generate(prompt, params, use_tqdm=False)
+        yield
     finally:
         sys.setprofile(None)
         pool.submit(sys.setprofile, None).result()
-    return caller, worker
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", action="store_true", help="Print how often each function was entered.")
     show_calls = parser.parse_args().calls
-    both = dict(zip(("before the worker's thread", "in the worker's thread"), walk(), strict=True))
-    for where, found in both.items():
+    first, steady = walk(), steady_walk()
+    all_found = dict(zip(("first step, before the worker's thread", "first step, in it"), first, strict=True))
+    all_found |= {f"steady step, {where}": found for where, found in steady._asdict().items()}
+    for where, found in all_found.items():
         print(f"\n{where}: {len(found.files)} files, {len(found.functions)} functions, {found.calls()} entered")
         for file in found.files:
             names = [

@@ -104,10 +104,6 @@ class Draft:
         self._inserted: list[tuple[Inserted, ...]] = []
 
     @property
-    def empty(self) -> bool:
-        return not self.others and not self.standing.seqs
-
-    @property
     def seqs(self) -> Iterator[Sequence]:
         """The sequences that have rows so far."""
         return chain(self.standing.seqs, self.others)

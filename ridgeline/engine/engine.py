@@ -53,7 +53,7 @@ class Engine:
         self.last_plan: StepPlan | None = None
         self._ran: int | None = None  # tokens of its step, where they are not those that were planned
         self._reach: dict[int, float] = {}  # bits of a step's number of tokens → `ExpertLoad.reach` of the newest one
-        self._submitted: deque[tuple[StepPlan, float]] = deque()  # plans in flight, with their limits
+        self._submitted: deque[tuple[StepPlan, float]] = deque()  # in flight, with the least seconds; 0: not known
         self._failed_in_a_row, self._failing_since = 0, 0.0
         self._lost: str | None = None  # why nothing runs any more
         self._paused, self._sleeps = False, False
@@ -195,7 +195,9 @@ class Engine:
                 return
             self._worker.submit(plan)
             self._provide_masks()
-            self._submitted.append((plan, self._limit(plan)))  # now, while the device is busy with it
+            # Now, while the device is busy with it
+            limit = 0.0 if self._cost_model is None else self._cost_model.step_limit(self.shape_of(plan))
+            self._submitted.append((plan, limit))
 
     def _account(self, result: StepResult) -> None:
         """Add a step's time to the sum. Raise DeviceLost where it is no use to go on."""
@@ -221,12 +223,6 @@ class Engine:
     def _check_device(self) -> None:
         if self._lost is not None:
             raise DeviceLost(f"the device does no work any more ({self._lost}); start a new process.")
-
-    def _limit(self, plan: StepPlan) -> float:
-        """Seconds the plan takes at the least; 0 without a cost model."""
-        if self._cost_model is None:
-            return 0.0
-        return self._cost_model.step_limit(self.shape_of(plan))
 
     def shape_of(self, plan: StepPlan) -> StepShape:
         """Return the shape that decides the plan's cost, with the experts that steps of about this size reach, if such

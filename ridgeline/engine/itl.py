@@ -58,7 +58,7 @@ class ItlBound:
     def note(self, plan: StepPlan, elapsed: float) -> None:
         """A step took `elapsed` seconds (0: not known). Those with prompt tokens beside decoding rows are compared."""
         rows = plan.rows
-        if self.target is None or elapsed <= 0 or rows.tokens_each:
+        if elapsed <= 0 or rows.tokens_each:
             return
         if not rows.kinds_R.min() < rows.kinds_R.max() == RowKind.CHUNK:
             return

@@ -12,13 +12,14 @@ GOOD_STEPS = 1024  # after so many the step may double again
 
 
 class Pace:
-    """tokens: of one step at most. rows: sequences running at once at most. tokens_each: that a decoding one brings."""
+    """tokens: of one step at most. rows: sequences running at once at most. tokens_each: that a decoding one brings.
+    shrunk: these are fewer than configured."""
 
     def __init__(self, max_tokens: int, max_rows: int, tokens_each: int = 1) -> None:
         self._full = max_tokens, max_rows
         self._each = tokens_each
         self.tokens, self.rows = self._full
-        self._good = 0
+        self._good, self.shrunk = 0, False
         self._least, self._prompt = 1, 1
 
     def keep_room(self, rows: int, prompt: int = 1) -> None:
@@ -36,7 +37,7 @@ class Pace:
         least = self._fewest
         if plan.num_tokens <= least:
             return False
-        self._good = 0
+        self._good, self.shrunk = 0, True
         self.tokens = max(least, plan.num_tokens // 2)
         self.rows = min(self.rows, self.tokens // self._each)
         logger.warning(
@@ -47,10 +48,9 @@ class Pace:
         return True
 
     def went_well(self) -> None:
-        """A step is done."""
-        if (self.tokens, self.rows) == self._full:
-            return
+        """A step is done while steps are smaller than configured."""
         self._good += 1
         if self._good >= GOOD_STEPS:
             self._good = 0
             self.tokens, self.rows = min(2 * self.tokens, self._full[0]), min(2 * self.rows, self._full[1])
+            self.shrunk = (self.tokens, self.rows) != self._full

@@ -61,7 +61,8 @@ class Results:
         if record.verifies:
             self._note_verified(record, result.emitted_R, later, newest)
         self._settle(record, result.emitted_R, tokens_KR, finish_R)
-        self._running.learn(record, result)
+        if self._running.drafting is not None:
+            self._running.learn(self._running.drafting, record, result)
         return events
 
     def _count_drafts(self, drafted_R: np.ndarray, emitted_R: np.ndarray) -> None:

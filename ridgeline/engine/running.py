@@ -124,13 +124,11 @@ class Running:
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
 
-    def learn(self, record: InFlight, result: StepResult) -> None:
+    def learn(self, drafting: Drafting | EvenDrafting, record: InFlight, result: StepResult) -> None:
         """Let the next rows verify as many drafts as pays, by how those of a step turned out."""
-        if self.drafting is None:
-            return
         now = time.monotonic()
         since, self._last_result = max(record.made, self._last_result), now
-        if self.drafting.note(record, result, now - since):
+        if drafting.note(record, result, now - since):
             self._standing = None
 
     def end_decoding(self, seq: Sequence) -> None:

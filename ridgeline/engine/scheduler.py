@@ -157,9 +157,10 @@ class Scheduler:
             draft.budget -= int(draft.standing.rows.num_tokens_R.sum())
             if self.running.paced:
                 self._advance_paced(draft)
-            self._advance_prompts(draft)
+            if self.running.prefilling or self._waiting.heap:
+                self._advance_prompts(draft)
             self._advance_decoding(draft)
-        if draft.empty:
+        if not draft.others and not draft.standing.seqs:
             return self._unblock()
         return self._submit(draft)
 
@@ -206,7 +207,8 @@ class Scheduler:
         standing, kv_len, capacity = self.running.standing_rows(), self.slots.kv_len, self.slots.capacity
         full_R = kv_len[standing.columns_R] >= capacity[standing.columns_R]
         full = [standing.seqs[i] for i in full_R.nonzero()[0].tolist()]
-        full += [seq for seq in self.running.due(self._retired) if kv_len[seq.slot] >= capacity[seq.slot]]
+        if self.running.paced:
+            full += [seq for seq in self.running.due(self._retired) if kv_len[seq.slot] >= capacity[seq.slot]]
         if full and self._relieve():
             full = [seq for seq in full if seq.slot != NO_SLOT]
         if not full:
@@ -402,7 +404,8 @@ class Scheduler:
 
     def _submit(self, draft: Draft) -> StepPlan:
         self._plan_id += 1
-        self._keep_states(draft)
+        if draft.chunks:
+            self._keep_states(draft)
         seqs, rows, spans = draft.assemble()
         kv_bound_R = self.slots.kv_len[rows.slots_R]
         if self.config.draft_depth is not None:
@@ -413,7 +416,7 @@ class Scheduler:
             kv_bound_R=kv_bound_R,
             spans=spans,
             deltas=tuple(self.running.deltas),
-            copies=self.cache.copies(draft.copying, self._plan_id),
+            copies=self.cache.copies(draft.copying, self._plan_id) if draft.copying else (),
             reset=self._recovery.reset,
             expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
             drafts=self.running.drafting is not None and self.running.drafts_pay,
@@ -437,10 +440,13 @@ class Scheduler:
             events = StepEvents(events=self._note_failure(record, result))
         else:
             self._retired = result.plan_id
-            self._pace.went_well()
-            self._itl.note(record.plan, result.elapsed)
+            if self._pace.shrunk:
+                self._pace.went_well()
+            if self._itl.target is not None:
+                self._itl.note(record.plan, result.elapsed)
             events = self._results.accept(record, result, self.in_flight, self._plan_id)
-            self.cache.published.settle(self._retired)
+            if self.cache.published.partings.parted:
+                self.cache.published.settle(self._retired)
         events.events.extend(self._results.unsent)
         self._results.unsent.clear()
         return events

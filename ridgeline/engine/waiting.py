@@ -9,34 +9,34 @@ from ridgeline.engine.sequence import Sequence, Status
 
 
 class WaitingQueue:
-    """A heap. An entry is skipped if its request waits no more (admitted as a suspect, aborted, finished by a late
-    token) or has another place by now."""
+    """heap: an entry is skipped if its request waits no more (admitted as a suspect, aborted, finished by a late token)
+    or has another place by now."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple, Sequence]] = []
+        self.heap: list[tuple[tuple, Sequence]] = []
         self._refused: tuple[Sequence, int, int, int] | None = None
 
     def push(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
-        heapq.heappush(self._heap, (seq.order, seq))
+        heapq.heappush(self.heap, (seq.order, seq))
 
     def head(self) -> Sequence | None:
         """The next to be admitted."""
-        while self._heap:
-            order, seq = self._heap[0]
+        while self.heap:
+            order, seq = self.heap[0]
             if seq.status is Status.WAITING and seq.order == order:
                 return seq
-            heapq.heappop(self._heap)
+            heapq.heappop(self.heap)
         return None
 
     def promote(self, seq: Sequence, order: tuple) -> None:
         """Let a request that waits have another place."""
         seq.order = order
-        heapq.heappush(self._heap, (order, seq))
+        heapq.heappush(self.heap, (order, seq))
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the requests that wait, in any order."""
-        return (seq for order, seq in self._heap if seq.status is Status.WAITING and seq.order == order)
+        return (seq for order, seq in self.heap if seq.status is Status.WAITING and seq.order == order)
 
     def refuse(self, seq: Sequence, free_pages: int, num_running: int, plan_id: int) -> None:
         """Remember that `seq` did not fit, so that its prefix is not searched again at every step."""

@@ -163,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
         if end == start or self.manager.tables.extend(seq, end - 1, end) is None:
             return
         salt = seq.request.cache_salt
-        for g, sources, targets in self.manager.copies([seq] if seq.source else [], 0):
+        for g, sources, targets in self.manager.copies([seq], 0) if seq.source else ():
             owner, there = self.content[g, sources[0]]
             assert (owner, list(there[:start])) == (salt, seq.tokens[:start])
             assert targets == (seq.blocks[g][start // self.size],)
@@ -227,7 +227,7 @@ class CacheMachine(RuleBasedStateMachine):
         if fails:
             self.manager.published.settle_nothing()
         self.manager.published.settle(self.plan)
-        assert not self.manager.published._partings.due(None)
+        assert not self.manager.published.partings.due(None)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

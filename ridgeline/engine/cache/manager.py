@@ -182,12 +182,12 @@ class CacheManager:
         return {checkpoint for checkpoint in found if checkpoint is not None}
 
     def copies(self, seqs: PySequence[Sequence], plan: int) -> tuple[CopyBlocks, ...]:
-        """Return the copies that `plan`, the first of these sequences, must make. Later plans may overwrite the
-        sources."""
+        """Return the copies that `plan`, the first of these sequences, must make. There are some sequences. Later plans
+        may overwrite the sources."""
         starting = [(seq, seq.cached_tokens // self.block_size) for seq in seqs]
         copies = tuple(
             CopyBlocks(g, tuple(seq.source[g] for seq in seqs), tuple(seq.blocks[g][n] for seq, n in starting))
-            for g in range(len(self.specs) if seqs else 0)
+            for g in range(len(self.specs))
         )
         for seq in seqs:
             self._release_source(seq, plan)

@@ -45,10 +45,12 @@ class Parted(NamedTuple):
 
 
 class Partings:
+    """parted: those whose tokens are not all known."""
+
     def __init__(self, index: PrefixIndex, block_size: int, exact: tuple[int, ...]) -> None:
         self._index, self._block_size, self._exact = index, block_size, exact
         self._numbers = count(1)
-        self._parted: list[Parted] = []
+        self.parted: list[Parted] = []
 
     def begin(self, pool: BlockPool, seq: Sequence, kv_len: int, parent: Hash, last_plan: int) -> Parted | None:
         """Keep what a sequence has not published, which its blocks hold up to kv_len. parent: the hash of what it has.
@@ -71,15 +73,13 @@ class Partings:
         while since and all(seq.blocks[g][since - 1] == seq.blocks[g][last] for g in self._exact):
             since -= 1
         parted = Parted(seq, kv_len, last_plan, Checkpoint(kv_len, seq.checkpoint), tuple(columns), since)
-        self._parted.append(parted)
+        self.parted.append(parted)
         return parted
 
     def due(self, retired: int | None) -> list[Parted]:
         """Take out those of which all is known once plan `retired` has run; with None all."""
-        if not self._parted:
-            return []
-        found = [parted for parted in self._parted if retired is None or parted.last_plan <= retired]
-        self._parted = [parted for parted in self._parted if parted not in found] if retired is not None else []
+        found = [parted for parted in self.parted if retired is None or parted.last_plan <= retired]
+        self.parted = [parted for parted in self.parted if parted not in found] if retired is not None else []
         return found
 
     def kept(self, column: Column, *, exact: bool) -> list[tuple[int, int]]:

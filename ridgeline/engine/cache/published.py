@@ -20,14 +20,14 @@ from ridgeline.engine.sequence import Sequence
 
 
 class Published:
-    """index: what can be found. Blocks that the pool gives up leave it by `on_evict`."""
+    """index: what can be found. Blocks that the pool gives up leave it by `on_evict`. partings: preempted sequences."""
 
     def __init__(self, num_groups: int, names: Names, checkpoints: Checkpoints) -> None:
         self.index = PrefixIndex(num_groups)
         self.pool: BlockPool
         self._names, self._checkpoints, self._exact = names, checkpoints, checkpoints.groups
         self._growing = [g for g in range(num_groups) if g not in self._exact]
-        self._partings = Partings(self.index, names.block_size, self._exact)
+        self.partings = Partings(self.index, names.block_size, self._exact)
 
     def publish(self, seq: Sequence, kv_len: int) -> list[Hash]:
         """Make the sequence's full blocks below kv_len matchable, and its state at the end of one of them, if it was to
@@ -155,17 +155,17 @@ class Published:
 
     def settle(self, retired: int) -> None:
         """Make the states of preempted sequences matchable, once the last of their tokens are known."""
-        for parted in self._partings.due(retired):
+        for parted in self.partings.due(retired):
             self._leave_parted(parted)
 
     def settle_nothing(self) -> None:
         """Drop the last blocks of preempted sequences: a plan failed."""
-        for parted in self._partings.due(None):
+        for parted in self.partings.due(None):
             self.unpublish([column.name for column in parted.columns])
 
     def _part(self, seq: Sequence, kv_len: int, last_plan: int) -> None:
         """Keep the state of a preempted sequence, until its tokens are known and longer."""
-        parted = self._partings.begin(self.pool, seq, kv_len, self._names.parent(seq, seq.published), last_plan)
+        parted = self.partings.begin(self.pool, seq, kv_len, self._names.parent(seq, seq.published), last_plan)
         if parted is not None:
             states = [(g, block) for g, block in parted.columns[-1].blocks if g in self._exact]
             self._checkpoints.add(states, parted.checkpoint)
@@ -174,12 +174,12 @@ class Published:
         """Replace the temporary hashes of a preempted sequence's blocks by content hashes, up to its last retired
         token."""
         seq, size, length = parted.seq, self._names.block_size, parted.length
-        states, last = self._partings.kept(parted.columns[-1], exact=True), (length - 1) // size
+        states, last = self.partings.kept(parted.columns[-1], exact=True), (length - 1) // size
         right = self._names.shares(seq) and len(seq.tokens) > length
         whole = right and last >= parted.since and len(states) == len(self._exact)
         parent = self._names.parent(seq, parted.columns[0].n) if right else b""
         for column in parted.columns:
-            tokens, kept = self._tokens(seq, column.n, length), self._partings.kept(column, exact=False)
+            tokens, kept = self._tokens(seq, column.n, length), self.partings.kept(column, exact=False)
             fits = right and len(tokens) == size
             if column.n == last and len(tokens) < size:
                 everything = sum(g not in self._exact for g, _ in column.blocks) == len(kept)
