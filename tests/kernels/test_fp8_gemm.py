@@ -33,7 +33,6 @@ pytest.importorskip("triton")
 from ridgeline.kernels.fp8_gemm import products
 from ridgeline.kernels.fp8_gemm.choose import (
     FIXED,
-    Stream,
     Tile,
     Tiles,
     choose_hopper,
@@ -49,6 +48,7 @@ from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
 from ridgeline.kernels.fp8_gemm.saturation import saturations, total_saturations
 from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
 from ridgeline.kernels.fp8_gemm.triton import eight
+from ridgeline.kernels.gemm.choose import Stream
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),

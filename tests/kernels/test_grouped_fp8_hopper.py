@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+from ridgeline.kernels.gemm import hopper_ring
 from ridgeline.kernels.grouped_gemm import hopper_finish, hopper_load, hopper_stream, hopper_sums, hopper_tiles
 from tests.kernels.test_grouped_walk import Language, Pointer, in_python
 
@@ -106,7 +107,7 @@ def stand_ins() -> dict[str, Any]:
     return {
         "mbarrier": quiet, "fence_async_shared": lambda: None, "warpgroup_mma": multiply,
         "sums_layout": lambda *_: None,
-        "_awaited": lambda sums, pending, parts: sums, "first_rows": lambda tile, width: tile[:width],
+        "awaited": lambda sums, pending, parts: sums, "first_rows": lambda tile, width: tile[:width],
         "warpgroup_mma_wait": waited,
     }  # fmt: skip
 
@@ -118,11 +119,14 @@ def stand_ins() -> dict[str, Any]:
 def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: int, gather: bool) -> None:
     outputs, rows, width, expert, row, pair, last = 256, 64, 16, 2, 192, 7, 7 + 13
     problem, names = Problem(outputs, parts, blocked, gather), stand_ins()
-    for name in ("zeros", "_scales", "products", "promoted", "rescaled"):
-        names[name] = in_python(getattr(hopper_sums, name), language(), **names)
+    for module, name in (
+        (hopper_ring, "zeros"), (hopper_sums, "_scales"), (hopper_sums, "products"), (hopper_sums, "promoted"),
+        (hopper_sums, "rescaled"),
+    ):  # fmt: skip
+        names[name] = in_python(getattr(module, name), language(), **names)
     finished: list[Any] = []
-    names |= {"_completed": lambda sums, *_: sums, "_store": lambda sums, *_: finished.append(sums)}
-    names["_leave"] = names["_store"]
+    names |= {"_completed": lambda sums, *_: sums, "store": lambda sums, *_: finished.append(sums)}
+    names |= {"_leave": names["store"], "tall": lambda *_: None}
     finish = in_python(hopper_stream._finish, language(), **names)
     part_rows = [part * outputs + row + np.arange(rows) for part in range(parts)]
     pairs = np.arange(pair, last)

@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gemm.choose import RING
 from ridgeline.kernels.grouped_gemm import op
 from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
-from ridgeline.kernels.grouped_gemm.hopper_plans import RING, Stream, Tiles, choose, stream
+from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, choose, stream
 
 pytest.importorskip("triton")
 from ridgeline.kernels.grouped_gemm import hopper

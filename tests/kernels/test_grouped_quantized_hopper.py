@@ -16,9 +16,10 @@ from torch import Tensor
 from ridgeline.core.weight_format import Fp8Format
 from ridgeline.kernels.coded_gemm.op import MXFP4, NVFP4, W4
 from ridgeline.kernels.fp8_gemm.op import rounded
+from ridgeline.kernels.gemm.choose import RING
 from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
 from ridgeline.kernels.grouped_gemm.choose import Widened
-from ridgeline.kernels.grouped_gemm.hopper_plans import RING, Stream, Tiles, choose_coded, choose_fp8, coded, stream
+from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, choose_coded, choose_fp8, coded, stream
 from ridgeline.kernels.grouped_gemm.matrices import arranged, part
 from ridgeline.kernels.grouped_gemm.packed import fits, packed
 

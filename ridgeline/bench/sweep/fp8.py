@@ -25,12 +25,13 @@ from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
 from ridgeline.kernels.activation.op import gated_activation
 from ridgeline.kernels.activation.triton import gated_activation as gated
 from ridgeline.kernels.fp8_gemm import choose, library
-from ridgeline.kernels.fp8_gemm.choose import Stream, Tiles
+from ridgeline.kernels.fp8_gemm.choose import Tiles
 from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.products import rounded_linear
 from ridgeline.kernels.fp8_gemm.rounded import Rounded, room
 from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
 from ridgeline.kernels.gemm import triton as gemm
+from ridgeline.kernels.gemm.choose import RING, Stream
 
 PROCESSORS, EPS = 132, 1e-5
 FORMS = ("token", "block", "int8")  # token, block: scales of E4M3
@@ -83,7 +84,7 @@ def plans_of(matrix: Fp8Matrix, tokens: int, form: str) -> Iterator[Plan]:
         # Boxes with fewer rows beyond the last token; half as many barriers
         split = 2 if inputs > 8192 else 1
         for columns, block in ((8, 256), (8, 512), (16, 512)):
-            yield Stream(64, columns, block, choose.RING // ((64 + columns) * block), split)
+            yield Stream(64, columns, block, RING // ((64 + columns) * block), split)
     if tokens in (1, 8) and form in ("token", "group") and gated:
         yield Stream(128, 8, 128, 6)
     if tokens <= 64:

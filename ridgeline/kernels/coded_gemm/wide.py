@@ -13,7 +13,7 @@ Scales multiply the codes in the same instruction that takes the zero away, so s
 accumulators from the first input to the last, and while these multiply a unit the next one's operands are made. A
 weight is thereby rounded to x's type, as a dequantized one is. Programs stay and take tiles in turn; codes of the next
 tile are asked for before the last sums of this one are written. If tiles are few, SPLIT programs share the inputs of
-one, as in gemm/hopper.py.
+one, as in gemm/hopper_stream.py.
 
 Legend:
     R  rows of a warpgroup
@@ -44,7 +44,8 @@ from ridgeline.kernels.coded_gemm.op import Q4_K, W4
 from ridgeline.kernels.coded_gemm.places import in_places
 from ridgeline.kernels.coded_gemm.wide_load import _producer, _ring
 from ridgeline.kernels.coded_gemm.wide_products import _consumer
-from ridgeline.kernels.gemm.hopper import PANEL, _arrivals, _descriptor, _descriptor_layout
+from ridgeline.kernels.gemm.hopper_finish import shared_sums
+from ridgeline.kernels.gemm.hopper_ring import box, descriptor
 from ridgeline.kernels.gluon_names import barriers
 from ridgeline.kernels.launch import launch_options, num_multiprocessors
 
@@ -66,12 +67,13 @@ def wide_kernel(
     TILES: tiles of TOKENS tokens.
     REGISTERS: of a thread that multiplies.
     DEPTH: units of codes that are asked for ahead.
-    sums, arrival: as in gemm/hopper.py, for tiles of one warpgroup's rows. With a SPLIT there is a program for every
-    item.
+    sums, arrival: as in gemm/hopper_stream.py, for tiles of one warpgroup's rows. With a SPLIT there is a program for
+    every item.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     UNITS: gl.constexpr = inputs // UNIT
+    PANEL: gl.constexpr = x_desc.block_shape[1]
     x = gl.allocate_shared_memory(x_desc.dtype, [STAGES * (UNIT // PANEL), TOKENS, PANEL], x_desc.layout)
     ROWS: gl.constexpr = 64 * MANY if GATE != "" else 1
     COLUMNS: gl.constexpr = TOKENS if GATE != "" else 1
@@ -132,16 +134,13 @@ def launch(
     token_tiles = triton.cdiv(tokens, plan.tokens)
     items = pairs * token_tiles * plan.split
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)
-    sums, arrivals = x_TI, x_TI  # any pointer will do where nothing is split
-    if plan.split > 1:
-        sums = torch.empty(items * 2 * plan.many * 64 * plan.tokens, dtype=torch.float32, device=device)
-        arrivals = _arrivals(device)[plan.split]
+    sums, arrivals = shared_sums(items * 2 * plan.many * 64 * plan.tokens, plan.split, x_TI)
     x_TI = x_TI if placed else in_places(x_TI, span(how))
     numbers = (weight.zero_OG, weight.outer_OS, weight.outer_minimum_OS, weight.scale, bias_O)
     some = [x_TI if x is None else x for x in numbers]
     programs = items if plan.split > 1 else min(items, num_multiprocessors(device))
     wide_kernel[(programs,)](
-        _descriptor(x_TI, min(plan.tokens, 32)), weight.code_OB.view(torch.int16), weight.scale_OG, *some, y_TO, sums,
+        descriptor(x_TI, min(plan.tokens, 32)), weight.code_OB.view(torch.int16), weight.scale_OG, *some, y_TO, sums,
         arrivals, tokens, outputs, **_constants(plan, how, inputs, x_TI.dtype), TILES=token_tiles,
         FACTOR=weight.scale is not None, BIAS=bias_O is not None, GATE=gate or "", num_warps=4,
         maxnreg=plan.registers, **launch_options(device),
@@ -150,7 +149,7 @@ def launch(
 
 
 def _aot(plan: Wide, gate: str, how: CodedFormat = W4, scale: str = "*fp16") -> AotKernel:
-    signature = {"x_desc": f"tensordesc<bf16[{min(plan.tokens, 32)}, {PANEL.value}],{_descriptor_layout()!r}>"}
+    signature = {"x_desc": box("bf16", min(plan.tokens, 32))}
     signature |= {"code_ptr": "*i16", "scale_ptr": scale, "zero_ptr": scale, "outer_ptr": "*fp16"}
     signature |= {"outer_minimum_ptr": "*fp16", "factor_ptr": "*fp32", "bias_ptr": "*bf16", "y_ptr": "*bf16"}
     signature |= {"sums_ptr": "*fp32", "arrival_ptr": "*i32", "tokens": "i32", "outputs": "i32:16"}

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from ridgeline.kernels.coded_gemm.fragments_kernel import _groups
-from ridgeline.kernels.gemm.hopper import PANEL, _load_tokens
+from ridgeline.kernels.gemm.hopper_ring import load_tokens
 from ridgeline.kernels.gluon_names import load_rows
 
 
@@ -130,5 +130,5 @@ def _producer(
             mbarrier.wait(empty.index(here), ((count // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(here), TOKENS * UNIT * 2)
             first = (part * (UNITS // SPLIT) + step) * UNIT
-            _load_tokens(x_desc, x, full, here, token_tile * TOKENS, first, tokens, UNIT // PANEL)
+            load_tokens(x_desc, x, full, here, token_tile * TOKENS, first, tokens, UNIT // x.shape[2])
             count += 1

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 from ridgeline.kernels.coded_gemm.fragments_asm import scaled_operands, subtracted
 from ridgeline.kernels.coded_gemm.fragments_kernel import _groups, _number
 from ridgeline.kernels.coded_gemm.wide_load import _ask, _begun, _fetch, _item, _next
-from ridgeline.kernels.gemm.hopper import PANEL, _store, _together
+from ridgeline.kernels.gemm.hopper_finish import store, tall, together, wide
 from ridgeline.kernels.gluon_names import barrier
 
 
@@ -149,15 +149,15 @@ def _finish(
     row = pair * (2 * ROWS) + WHICH * ROWS if GATE == "" else pair * ROWS
     token = token_tile * TOKENS
     if SPLIT > 1:
-        wide: gl.constexpr = gl.BlockedLayout([1, 4], [128 // ROWS, ROWS // 4], [4, 1], [1, 0])
+        across: gl.constexpr = wide(ROWS, 4)
         mine = (pair * 2 + WHICH) * TILES + token_tile
-        share = _together((acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, ROWS, 1, TOKENS, SPLIT, wide)
+        share = together((acc,), sums_ptr, arrival_ptr, mine, part, tokens - token, ROWS, 1, TOKENS, SPLIT, across)
         token += part * (TOKENS // SPLIT)
-        _store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 0, wide)
+        store(share, bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 0, across)
     else:
-        tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, 4], [0, 1])
+        layout: gl.constexpr = tall(ROWS, 4)
         if GATE == "":
-            _store((acc,), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 1, tall)
+            store((acc,), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, "", 1, layout)
         elif WHICH == 1:
             mbarrier.wait(taken, (turn & 1) ^ 1)
             ups.store(acc)
@@ -168,7 +168,7 @@ def _finish(
             up = ups.load(sums)
             barrier()
             mbarrier.arrive(taken, count=1)
-            _store((acc, up), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, tall)
+            store((acc, up), bias_ptr, y_ptr, row, token, tokens, outputs, BIAS, GATE, 1, layout)
 
 
 @gluon.jit
@@ -211,7 +211,7 @@ def _consumer(
             here = count % STAGES
             mbarrier.wait(full.index(here), (count // STAGES) & 1)
             for i in gl.static_range(UNIT // 16):
-                b = x.index(here * (UNIT // PANEL) + i // 4).slice(i % 4 * 16, 16, 1).permute((1, 0))
+                b = x.index(here * (UNIT // x.shape[2]) + i // 4).slice(i % 4 * 16, 16, 1).permute((1, 0))
                 acc = warpgroup_mma(a[i], b, acc, is_async=True)
             later, slot, ask, get, numbers = _made(
                 low, high, slot, ask, get, numbers, from_, items, outputs, like, WHICH, TILES, UNIT, UNITS,

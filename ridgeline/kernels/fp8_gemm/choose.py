@@ -13,31 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ridgeline.kernels.gemm.choose import RING, Stream, power_of_two
+
 PANEL = 128  # inputs in one swizzled row of shared memory, and inputs of a block with a scale of its own
-RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
-RING_AND_SCALES = 222_000  # likewise where up to 64 tokens are turned, which takes less
+RING_AND_SCALES = 222_000  # bytes of shared memory like RING where up to 64 tokens are turned, which takes less
 STREAM_TOKENS = 64  # up to that, tiles have no more columns than there are tokens
 GROUPED_INPUTS = 32_768  # the scales of longer rows would take the place of weights in shared memory
 ROUNDED_TOKENS = 64  # the rounding of 256 tokens takes 3 µs; what it saves to do it before was not measured
 LIBRARY_TOKENS = 1024
 LIBRARY_INPUTS = 16_384
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A cut of hopper_stream.py: a tile is `rows` weight rows, 64 or 128 (of each half if gated), by `tokens`.
-
-    block: inputs of a stage.
-    split: how many programs share a tile's inputs.
-    promote: sums of E4M3 products leave the matrix units after each 128 inputs, which keeps them exact to float32.
-    """
-
-    rows: int
-    tokens: int
-    block: int
-    stages: int
-    split: int = 1
-    promote: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +74,7 @@ def choose_hopper(
         return stream(rows, 128, inputs, tiles, gated=gated, processors=processors, long=not gated and inputs >= 8192)
     # Programs that share a tile's inputs wait for each other for about as long as 4096 inputs take
     long = not gated and inputs >= (4096 if blocked else 8192)
-    padded, rows = max(16, _power_of_two(tokens)), 64
+    padded, rows = max(16, power_of_two(tokens)), 64
     tiles = -(-outputs // 64)
     if tiles > processors:
         rows, tiles = 128, -(-outputs // 128)
@@ -135,7 +119,7 @@ def groups(plan: Stream, inputs: int) -> int:
     """Return the rows of the table of scales in shared memory: at least a program's blocks of 128 inputs."""
     blocks = -(-inputs // plan.block)
     most = (blocks + plan.split - 1) // plan.split  # of one program that shares a tile
-    return _power_of_two(most * (plan.block // PANEL))
+    return power_of_two(most * (plan.block // PANEL))
 
 
 def fitting(plan: Stream, parts: int, groups: int) -> Stream:
@@ -159,7 +143,3 @@ def choose_tile(tokens: int, outputs: int) -> Tile:
 
 
 FIXED = Tile(64, 64)  # one cut for any number of tokens: an output's bits then depend on its own token alone
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -5,7 +5,7 @@ Each of two warpgroups multiplies half of the tokens, and one warp fills a ring 
 share of the tiles one after the other, so the ring fills with the next tile's blocks while the last one's results are
 written.
 
-With PROMOTE the sums of each 128 inputs leave the matrix units and are added up in float32 (see hopper_stream.py).
+With PROMOTE the sums of each 128 inputs leave the matrix units and are added up in float32 (see gemm/hopper_stream.py).
 Tiles then have 128 rows: partial sums of 64 x 256 and sums of as many would take 256 registers of a thread. While one
 warpgroup adds, the other one multiplies. Scales are loaded 128 inputs ahead.
 
@@ -33,24 +33,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.activation.triton import gated
-from ridgeline.kernels.fp8_gemm.hopper_stream import PANEL
+from ridgeline.kernels.gemm.hopper_finish import halves, neighbours
+from ridgeline.kernels.gemm.hopper_stream import GROUP as PANEL
 from ridgeline.kernels.gluon_names import barriers, load_tile, viewed
 
 TOGETHER = gl.constexpr(2048)  # neighbouring tokens whose tiles go through the weights together
-
-
-@gluon.constexpr_function
-def _neighbours(half: int) -> gl.DistributedLinearLayout:
-    """Return a layout of 64 x `half` results with 8 neighbouring ones in a thread, which stores them at once. Rows stay
-    in the warp in which products leave them."""
-    wide = [[0, 32], [0, 64]] if half == 128 else [[0, 32]]
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *wide],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, half],
-    )
 
 
 @gluon.jit
@@ -92,12 +79,6 @@ def _loader(
 
 
 @gluon.jit
-def _halves(x):
-    """Return the left and the right half of a tensor, whose columns a thread holds in both. No number moves."""
-    return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
-
-
-@gluon.jit
 def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.constexpr, SUM: gl.constexpr):
     """Return the sums of both halves, [W, C] each. A stage is given back when the products after it are under way."""
     HALF: gl.constexpr = w.shape[1] // 2
@@ -115,7 +96,7 @@ def _products(x, w, full, empty, step, blocks, PART: gl.constexpr, STAGES: gl.co
         mbarrier.arrive(empty.index((step + block + STAGES - 1) % STAGES), count=1, pred=block > 0)
     sums = warpgroup_mma_wait(0, deps=(sums,))
     mbarrier.arrive(empty.index((step + blocks + STAGES - 1) % STAGES), count=1)
-    low_WC, high_WC = _halves(sums.to(gl.float32))
+    low_WC, high_WC = halves(sums.to(gl.float32))
     return low_WC, high_WC
 
 
@@ -133,7 +114,7 @@ def _promoted(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF, 32])
     x_layout: gl.constexpr = x.type.layout
     zeros = gl.zeros([64, 2 * HALF], gl.float32, layout)
-    low_WC, high_WC = _halves(zeros)
+    low_WC, high_WC = halves(zeros)
     sums = (low_WC, high_WC) if WAVES == 1 else (low_WC, high_WC, low_WC, high_WC)
     # A thread has the same rows of halves as of a tile
     rows: gl.constexpr = gl.SliceLayout(1, low_WC.type.layout)
@@ -160,7 +141,7 @@ def _promoted(
             more = warpgroup_mma_wait(0, deps=(more,))
             if wave == WAVES - 1:
                 mbarrier.arrive(empty.index(here), count=1)
-            low_WC, high_WC = _halves(more)
+            low_WC, high_WC = halves(more)
             if BLOCKED:
                 low_WC = low_WC * gl.expand_dims(x_scales[wave] * low_scale, 1)
                 high_WC = high_WC * gl.expand_dims(x_scales[wave] * high_scale, 1)
@@ -204,7 +185,7 @@ def _finished(
 @gluon.jit
 def _write(y_WC, y_ptr, token, row, tokens, outputs):
     """Round results, and write those of real tokens and outputs."""
-    layout: gl.constexpr = _neighbours(y_WC.shape[1])
+    layout: gl.constexpr = neighbours(y_WC.shape[1])
     y_WC = gl.convert_layout(y_WC.to(y_ptr.dtype.element_ty), layout)
     token_W1 = gl.expand_dims(token + gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
     row_1C = gl.expand_dims(row + gl.arange(0, y_WC.shape[1], gl.SliceLayout(0, layout)), 0)
@@ -260,7 +241,7 @@ def tiles_kernel(
     TOKENS: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr, PROMOTE: gl.constexpr, BIAS: gl.constexpr,
     GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Compute y [T, O]. The arguments are those of hopper_stream.stream_kernel. With a gate and BLOCKED, the outputs
+    """Compute y [T, O]. The arguments are those of hopper.stream_kernel. With a gate and BLOCKED, the outputs
     must be a multiple of 128.
 
     TOKENS: those of a tile, 128, or 256 with PROMOTE.

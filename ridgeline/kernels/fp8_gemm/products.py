@@ -19,7 +19,6 @@ from ridgeline.kernels.activation.triton import gated_activation
 from ridgeline.kernels.fp8_gemm import library
 from ridgeline.kernels.fp8_gemm.choose import (
     FIXED,
-    Stream,
     Tile,
     Tiles,
     choose_hopper,
@@ -31,6 +30,7 @@ from ridgeline.kernels.fp8_gemm.eight import Eight
 from ridgeline.kernels.fp8_gemm.rounded import Rounded
 from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
 from ridgeline.kernels.fp8_gemm.tiles import launch_tiles
+from ridgeline.kernels.gemm.choose import Stream
 from ridgeline.kernels.launch import compute_capability, num_multiprocessors
 from ridgeline.kernels.norm.triton import rms_norm
 

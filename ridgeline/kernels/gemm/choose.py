@@ -4,8 +4,8 @@ It stands apart from the device code, so that tuning never touches the mathemati
 
     1 or 2 tokens   rows.py, norm and gate included
     3 or 4          rows.py if the matrix is small, else as below
-    5 to 256        on Hopper hopper.py with its gate, behind a norm kernel: folding the norm into an operand of the
-                    matrix units costs more than a launch. From 129 tokens on small matrices only
+    5 to 256        on Hopper hopper_stream.py with its gate, behind a norm kernel: folding the norm into an operand of
+                    the matrix units costs more than a launch. From 129 tokens on small matrices only
     5 to 32         on other GPUs tiles.py, likewise
     more            the library
 """
@@ -51,10 +51,11 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Stream:
-    """A cut of hopper.py: a tile is `rows` weight rows, 64 or 128 (of each half if gated), by `tokens`.
+    """A cut of hopper_stream.py: a tile is `rows` weight rows, 64 or 128 (of each half if gated), by `tokens`.
 
     block: inputs of a stage.
     split: how many programs share a tile's inputs.
+    promote: sums of E4M3 products leave the matrix units after each 128 inputs, which keeps them exact to float32.
     """
 
     rows: int
@@ -62,11 +63,19 @@ class Stream:
     block: int
     stages: int
     split: int = 1
+    promote: bool = False
+
+    @property
+    def named(self) -> dict[str, int]:
+        """Return the constants of the kernel."""
+        return {
+            "ROWS": self.rows, "TOKENS": self.tokens, "BLOCK": self.block, "STAGES": self.stages, "SPLIT": self.split
+        }  # fmt: skip
 
 
 TILES_TOKENS = 32  # with more tokens tiles without TMA tie with cuBLAS or lose (docs/log.md)
 STREAM_TOKENS = 256  # with more tokens kernels of our own were not reliably faster than the library's (docs/log.md)
-RING = 217_000  # bytes of shared memory for the stages of hopper.py; barriers and turned tiles need a few thousand more
+RING = 217_000  # bytes of shared memory for the stages of a ring; barriers and turned tiles need a few thousand more
 
 
 def choose(
@@ -92,11 +101,11 @@ def choose(
     if tokens <= 2:
         return _rows(tokens, inputs, outputs, norm, gated)
     if tokens <= 4 and outputs <= 2048 and inputs <= 4096 and not gated:
-        block = max(256, min(_power_of_two(inputs), 2048))
+        block = max(256, min(power_of_two(inputs), 2048))
         return RowsPlan(1 if outputs <= 1024 else 2, 4, block, min(2, block // 256))
     if hopper:
         return _stream(tokens, inputs, outputs, gated, hopper)
-    tiles = _tiles(max(16, _power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
+    tiles = _tiles(max(16, power_of_two(tokens)), inputs, outputs * (2 if gated else 1))
     while (tiles.rows + tiles.tokens) * tiles.block * itemsize * tiles.stages > shared:
         tiles = replace(tiles, block=tiles.block // 2) if tiles.block > 128 else replace(tiles, stages=tiles.stages - 1)
     return tiles
@@ -111,7 +120,7 @@ def _rows(tokens: int, inputs: int, outputs: int, norm: bool, gated: bool) -> Ro
     The numbers were tuned on an H200. docs/log.md ("Where a decode step's time was") has layers before and after: with
     one token 14.2 → 13.4 µs for Qwen3-0.6B, 35.2 → 33.8 µs for Llama-3.2-1B, and 108.4 → 104.5 µs for Llama-3.1-8B.
     """
-    block = max(256, _power_of_two(inputs))
+    block = max(256, power_of_two(inputs))
     if block > 4096 or (inputs % 1024 == 0 and inputs < block):
         return _long_rows(tokens, inputs, norm, gated)
     many = outputs >= 32_768  # so many that the start and the end of the kernel do not count
@@ -153,8 +162,8 @@ def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
 
 
 def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int) -> Stream | None:
-    """Return the cut of hopper.py, or None. Half of the multiprocessors read about all that the memory gives, and few
-    programs read x less often.
+    """Return the cut of hopper_stream.py, or None. Half of the multiprocessors read about all that the memory gives,
+    and few programs read x less often.
 
     If tiles are few, the tokens are split, provided that this alone gives enough programs: weights are then read twice,
     but from the cache. Otherwise the inputs are split, for which the programs of a tile must wait for each other.
@@ -165,7 +174,7 @@ def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int
     if tokens > 128 and (2 if gated else 1) * outputs * inputs > 1 << 23:
         return None
     long = not gated and inputs >= (8192 if tokens > 16 else 4096)
-    padded, tiles = max(16, _power_of_two(tokens)), -(-outputs // 64)
+    padded, tiles = max(16, power_of_two(tokens)), -(-outputs // 64)
     if not long and tokens > 32 and processors // 3 < tiles * -(-tokens // 32) <= processors // 2:
         padded = 32
     elif not long and tokens > 64:
@@ -184,5 +193,6 @@ def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int
     return Stream(rows, padded, block, min(most, 16, max(2, -(-inputs // (block * split)))), split)
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """Return the least power of two that is no less than n."""
     return 1 << (n - 1).bit_length()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ridgeline.kernels.gemm.choose import power_of_two
+
 ROWS_TOKENS = 4  # with more tokens experts are shared by several of them, whose rows would be read for each
 CELLS = 32_768  # weights that a program of 8 warps keeps in registers, 128 a thread
 
@@ -53,9 +55,9 @@ def choose_gate_up(
     tokens: int, inputs: int, inner: int, *, experts: int, used: int, itemsize: int = 2, shared: int = 232_448
 ) -> Rows | Tiles:
     """Return the cut of the first op. shared: bytes of shared memory that a program may have."""
-    block = max(256, _power_of_two(inputs))
+    block = max(256, power_of_two(inputs))
     if tokens <= ROWS_TOKENS and 2 * block <= CELLS:
-        rows = min(2 if block <= 4096 else 1, _power_of_two(inner))
+        rows = min(2 if block <= 4096 else 1, power_of_two(inner))
         return Rows(rows, block, max(1, min(8, 2 * rows * block // 2048)))
     return choose_tiles(tokens, experts=experts, used=used, itemsize=itemsize, shared=shared)
 
@@ -64,10 +66,10 @@ def choose_down(
     tokens: int, inner: int, outputs: int, *, experts: int, used: int, itemsize: int = 2, shared: int = 232_448
 ) -> Rows | Tiles:
     """Return the cut of the second op. A program of rows.py reads the rows of all experts of a token at once."""
-    block, choices = max(256, _power_of_two(inner)), _power_of_two(used)
+    block, choices = max(256, power_of_two(inner)), power_of_two(used)
     if tokens <= ROWS_TOKENS and choices * block <= CELLS:
         # Of 1, 2 and 4 rows two were the fastest for 1, 2 and 4 tokens (docs/log.md)
-        rows = max(1, min(2, CELLS // (choices * block), _power_of_two(outputs)))
+        rows = max(1, min(2, CELLS // (choices * block), power_of_two(outputs)))
         return Rows(rows, block, max(1, min(8, choices * rows * block // 4096)))
     return choose_tiles(tokens, experts=experts, used=used, itemsize=itemsize, shared=shared)
 
@@ -85,7 +87,7 @@ def choose_quantized(
     if tokens * used > WIDENED * experts:
         return Widened()
     each = tokens * used / min(experts, tokens * used)
-    held = max(16, min(64, _power_of_two(int(1.5 * each))))
+    held = max(16, min(64, power_of_two(int(1.5 * each))))
     return Tiles(64, held, 128 if itemsize == 2 and inputs % 128 == 0 else 64, 4, 3)
 
 
@@ -96,7 +98,7 @@ def _quantized_rows(inputs: int, outputs: int, together: int, per_byte: int) -> 
     block = 2048
     while block > 256 and -(-inputs // block) * block > 1.1 * inputs:
         block //= 2
-    rows = max(1, min(_power_of_two(size * per_byte // (together * block)), 8, _power_of_two(outputs)))
+    rows = max(1, min(power_of_two(size * per_byte // (together * block)), 8, power_of_two(outputs)))
     return Rows(rows, block, max(1, min(8, together * rows * block // per_byte * 4 // size)))
 
 
@@ -110,14 +112,10 @@ def choose_tiles(tokens: int, *, experts: int, used: int, itemsize: int, shared:
     """Return the cut of tiles.py. A tile holds an expert's pairs, if counts are about even, so that most weights are
     read once."""
     each = tokens * used / min(experts, tokens * used)
-    held = max(16, min(128, _power_of_two(int(1.5 * each))))
+    held = max(16, min(128, power_of_two(int(1.5 * each))))
     plan = Tiles(128, held, 64, 8, 4) if held >= 64 else Tiles(64, held, 128, 4, 4)
     while (plan.rows + plan.tokens) * plan.block * itemsize * plan.stages > shared and plan.stages > 1:
         plan = replace(plan, stages=plan.stages - 1)
     while (plan.rows + plan.tokens) * plan.block * itemsize * plan.stages > shared:
         plan = replace(plan, block=plan.block // 2)
     return plan
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.core.weight_format import Activations
 from ridgeline.kernels.aot import AotKernel
 from ridgeline.kernels.fp8_gemm.op import Fp8
 from ridgeline.kernels.fp8_gemm.rounding import round_rows
+from ridgeline.kernels.gemm.hopper_ring import box, descriptor
 from ridgeline.kernels.grouped_gemm.combine import combine
 from ridgeline.kernels.grouped_gemm.hopper_plans import (
     CODED_BLOCK,
@@ -157,7 +156,7 @@ def products(
     if isinstance(plan, Tiles):
         told = {name: on.constants[name] for name in ("KIND", "SPAN")}
         grouped_tiles_kernel[(processors,)](
-            on.x, _descriptor(on.x, 128), _descriptor(on.weight, plan.rows // 2), on.scale, on.x_scale, bias,
+            on.x, descriptor(on.x, 128), descriptor(on.weight, plan.rows // 2), on.scale, on.x_scale, bias,
             routes.token_P, routes.start_E1, y_PO, _ticket(device), len(x), **named, **told, ROWS=plan.rows, GATE=gate,
             STAGES=plan.stages, num_warps=4, **launch_options(device),
         )  # fmt: skip
@@ -167,22 +166,12 @@ def products(
     sums = torch.empty(size, dtype=torch.float32, device=device)
     rows = TILE // 2 if isinstance(weight, Packed) else plan.rows
     grouped_stream_kernel[(programs,)](
-        on.x, _descriptor(on.weight, rows), on.scale, on.x_scale, on.factor, bias, routes.token_P, routes.start_E1,
+        on.x, descriptor(on.weight, rows), on.scale, on.x_scale, on.factor, bias, routes.token_P, routes.start_E1,
         y_PO, sums, _flags(device), len(x),
         **named, **on.constants, GATE=gate, ROWS=plan.rows, TOKENS=plan.tokens, NARROW=plan.narrow, BLOCK=plan.block,
         STAGES=plan.stages, num_warps=plan.warps, maxnreg=plan.registers, **launch_options(device),
     )  # fmt: skip
     return y_PO
-
-
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """Return a descriptor of boxes of so many rows by 128 bytes."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 128 // x.itemsize], _layout(8 * x.itemsize))
-
-
-@cache
-def _layout(bits: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
 
 
 # Both are made by the first eager launch, which comes before any graph is captured.
@@ -201,12 +190,6 @@ def _ticket(device: torch.device) -> Tensor:
 
 
 _TYPES = {"": ("bf16", "bf16", "bf16"), "fp8": ("fp8e4nv", "fp8e4nv", "fp32"), "e2m1": ("bf16", "i16", "u8")}
-_BITS = {"bf16": 16, "i16": 16, "fp8e4nv": 8}
-
-
-def _box(kind: str, rows: int) -> str:
-    bits = _BITS[kind]
-    return f"tensordesc<{kind}[{rows}, {1024 // bits}],{_layout(bits)!r}>"
 
 
 def _aot(
@@ -220,11 +203,11 @@ def _aot(
     signature |= {"token_ptr": "*i32", "start_ptr": "*i32", "y_ptr": "*bf16", "x_rows": "i32"}
     unit = "QGMMA" if kind == "fp8" else "HGMMA"
     if isinstance(plan, Tiles):
-        signature |= {"x_desc": _box(x, 128), "w_desc": _box(numbers, plan.rows // 2), "ticket_ptr": "*i32"}
+        signature |= {"x_desc": box(x, 128), "w_desc": box(numbers, plan.rows // 2), "ticket_ptr": "*i32"}
         # A tile's roles keep a few of their arguments on the stack
         return AotKernel(grouped_tiles_kernel, signature, named, num_warps=4, tensor_cores=unit, archs=("sm_90",))
     named |= {"TOKENS": plan.tokens, "NARROW": plan.narrow, "BLOCK": plan.block, "FACTOR": False}
-    signature |= {"w_desc": _box(numbers, TILE // 2 if kind == "e2m1" else plan.rows)}
+    signature |= {"w_desc": box(numbers, TILE // 2 if kind == "e2m1" else plan.rows)}
     signature |= {"sums_ptr": "*fp32", "flag_ptr": "*i32", "factor_ptr": "*fp32"}
     # Consumers of codes keep where they leave unfinished sums on the stack, outside of their loops
     return AotKernel(

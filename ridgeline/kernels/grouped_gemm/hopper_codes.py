@@ -20,8 +20,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from ridgeline.kernels.gemm.hopper import _awaited
-from ridgeline.kernels.grouped_gemm.hopper_sums import first_rows, sums_layout, zeros
+from ridgeline.kernels.gemm.hopper_ring import awaited, sums_layout, zeros
+from ridgeline.kernels.grouped_gemm.hopper_sums import first_rows
 
 LIFT = gl.constexpr(2.0**63)
 
@@ -100,7 +100,7 @@ def coded_products(
     next."""
     layout: gl.constexpr = sums_layout(ROWS, WIDTH, 16)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    sums = zeros(ROWS, WIDTH, PARTS, layout)
+    sums = zeros(ROWS, WIDTH, PARTS, layout, gl.float32)
     for i in range(steps):
         here = (step + i) % STAGES
         mbarrier.wait(full.index(here), ((step + i) // STAGES) & 1)
@@ -117,10 +117,10 @@ def coded_products(
                 for j in gl.static_range(4):
                     right = first_rows(x.index(here * 2 + panel), WIDTH).slice(j * 16, 16, 1).permute((1, 0))
                     sum_CW = warpgroup_mma(left[j], right, sum_CW, is_async=True)
-                sums = _awaited(_replaced(sums, sum_CW, part, PARTS), 4, PARTS)
+                sums = awaited(_replaced(sums, sum_CW, part, PARTS), 4, PARTS)
                 if part == 0 and panel == 0:
                     mbarrier.arrive(empty.index((step + i + STAGES - 1) % STAGES), count=1, pred=i > 0)
-    sums = _awaited(sums, 0, PARTS)
+    sums = awaited(sums, 0, PARTS)
     mbarrier.arrive(empty.index((step + steps + STAGES - 1) % STAGES), count=1)
     return sums
 

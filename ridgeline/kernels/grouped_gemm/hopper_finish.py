@@ -12,21 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ridgeline.kernels.activation.triton import gated
-
-
-@gluon.constexpr_function
-def _wide(columns):
-    """Return a layout with 8 neighbouring columns in a thread, so that they are stored at once. Rows stay in the warp
-    in which products leave them."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[
-            [0, 1], [0, 2], [0, 4], [8, 0], *([0, 32 << i] for i in range((int(columns) // 32).bit_length() - 1))
-        ],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, int(columns)],
-    )  # fmt: skip
+from ridgeline.kernels.gemm.hopper_finish import halves, neighbours
 
 
 @gluon.jit
@@ -52,13 +38,6 @@ def _scaled(value, scale_ptr, column, scale_W, OUTPUTS: gl.constexpr):
     at = column + gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
     scale = gl.load(scale_ptr + at, mask=at < OUTPUTS, other=0)
     return value * gl.expand_dims(scale_W, 1) * gl.expand_dims(scale, 0)
-
-
-@gluon.jit
-def halves(x):
-    """Return the left and the right half of a tensor, whose columns a thread holds in both. No number moves."""
-    HALF: gl.constexpr = x.shape[1] // 2
-    return x.reshape([x.shape[0], 2, HALF]).permute((0, 2, 1)).split()
 
 
 @gluon.jit
@@ -92,7 +71,7 @@ def write(
         if BIAS:
             up_WF = _biased(up_WF, bias_ptr + OUTPUTS, column, OUTPUTS)
         y_WF = gated(y_WF, up_WF, GATE)
-    layout: gl.constexpr = _wide(y_WF.shape[1])
+    layout: gl.constexpr = neighbours(y_WF.shape[1])
     y_WF = gl.convert_layout(y_WF.to(y_ptr.dtype.element_ty), layout)
     row_W1 = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
     column_1F = gl.expand_dims(column + gl.arange(0, y_WF.shape[1], gl.SliceLayout(0, layout)), 0)

@@ -7,8 +7,10 @@ module does not import torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
-RING = 217_000  # bytes of shared memory for stages; barriers and turned tiles need a few thousand more
+from ridgeline.kernels.gemm.choose import RING, power_of_two
+
 # Pairs per expert up to which weights are streamed. At 32 of them tiles were 3 % faster, at 16 they were slower
 # (Qwen3-30B-A3B on an H200, docs/log.md).
 STREAMED = 24
@@ -57,7 +59,7 @@ def choose(pairs: int, experts: int, inputs: int, *, gated: bool) -> Stream | Ti
     average = pairs / experts
     if average > STREAMED:
         return Tiles()
-    tokens = max(16, _power_of_two(2 * average))
+    tokens = max(16, power_of_two(ceil(2 * average)))
     resident = 2 if tokens == 16 and not gated else 1
     return stream(64, tokens, max(8, tokens // 4), 64 if gated else 128, inputs, gated=gated, resident=resident)
 
@@ -80,7 +82,7 @@ def choose_coded(pairs: int, experts: int, *, gated: bool) -> Stream:
     pairs are the largest whose sums fit the registers, gated ones with 64 rows; making operands then takes a third of
     the products' time.
     """
-    tokens = min(128, max(16, _power_of_two(2 * pairs / experts)))
+    tokens = min(128, max(16, power_of_two(ceil(2 * pairs / experts))))
     rows = 128 if tokens == 64 or (tokens == 128 and not gated) else 64
     return coded(rows, tokens, tokens // 2, gated=gated, resident=2 if tokens <= 32 else 1)
 
@@ -100,7 +102,3 @@ def coded(rows: int, tokens: int, narrow: int, *, gated: bool, resident: int) ->
     """Return a cut for MXFP4 with as many stages as fit: of weights a byte for two inputs, and one for 32."""
     stage = rows * (2 if gated else 1) * (CODED_BLOCK // 2 + CODED_BLOCK // 32) + tokens * CODED_BLOCK * 2
     return Stream(rows, tokens, narrow, CODED_BLOCK, min(RING // resident // stage, 12), resident)
-
-
-def _power_of_two(n: float) -> int:
-    return 1 << (max(1, -int(-n // 1)) - 1).bit_length()

@@ -1,8 +1,8 @@
 """Experts' products for Hopper where the memory is the bound: weights are streamed once, at the memory's rate.
 
-Weights are the left operand of the matrix units, and an expert's pairs are the columns, as in gemm/hopper.py. One warp
-streams blocks of weights into a ring of shared memory, four more gather the pairs' rows of x into it, and the rest
-multiply and finish items. The producers run ahead over the borders of items, so the memory never waits.
+Weights are the left operand of the matrix units, and an expert's pairs are the columns, as in gemm/hopper_stream.py.
+One warp streams blocks of weights into a ring of shared memory, four more gather the pairs' rows of x into it, and the
+rest multiply and finish items. The producers run ahead over the borders of items, so the memory never waits.
 
 The blocks of all items are cut into equal shares, one for each program, so none works longer than another. An item
 that a share cuts is finished by the program that has its first block: it comes to it last, and the programs behind it,
@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.gemm.hopper import _store
+from ridgeline.kernels.gemm.hopper_finish import store, tall
 from ridgeline.kernels.gluon_names import barrier, barriers, viewed
 from ridgeline.kernels.grouped_gemm.hopper_codes import coded_products, lifted
 from ridgeline.kernels.grouped_gemm.hopper_load import gatherer, streamer
@@ -85,7 +85,6 @@ def _finish(
     FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Multiply a piece of an item, and finish the item or leave the piece. last: the end of the expert's pairs."""
-    WARPS: gl.constexpr = ROWS // 16
     BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
     PANELS: gl.constexpr = BLOCK // x.shape[2]
     if KIND == "e2m1":
@@ -110,8 +109,7 @@ def _finish(
                 sums, scale_ptr, x_scale_ptr, token_ptr, expert, row, pair, last, OUTPUTS, PARTS, GATHER
             )  # fmt: skip
         own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
-        tall: gl.constexpr = gl.BlockedLayout([8, 1], [ROWS // 8, 256 // ROWS], [1, WARPS], [0, 1])
-        _store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall)
+        store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall(ROWS, ROWS // 16))
 
 
 @gluon.jit

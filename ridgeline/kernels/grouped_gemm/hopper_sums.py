@@ -17,14 +17,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from ridgeline.kernels.gemm.hopper import _awaited
+from ridgeline.kernels.gemm.hopper_ring import awaited, sums_layout, zeros
 from ridgeline.kernels.gluon_names import viewed
-
-
-@gluon.constexpr_function
-def sums_layout(rows, width, bits):
-    """Return the layout of a tile's sums. bits: of a number that is multiplied."""
-    return gl.NVMMADistributedLayout([3, 0], [int(rows) // 16, 1], [16, int(width), 256 // int(bits)])
 
 
 @gluon.jit
@@ -37,22 +31,13 @@ def first_rows(tile, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def zeros(ROWS: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr, layout: gl.constexpr):
-    """Return sums of nothing for each part."""
-    sums = ()
-    for _ in gl.static_range(PARTS):
-        sums = sums + (gl.zeros([ROWS, WIDTH], gl.float32, layout),)
-    return sums
-
-
-@gluon.jit
 def products(
     w, x, full, empty, step, steps,
     ROWS: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Return the parts' sums, [C, W] each. A stage is given back when the products after it are under way."""
     layout: gl.constexpr = sums_layout(ROWS, WIDTH, x.dtype.primitive_bitwidth)
-    sums = zeros(ROWS, WIDTH, PARTS, layout)
+    sums = zeros(ROWS, WIDTH, PARTS, layout, gl.float32)
     for i in range(steps):
         here = (step + i) % STAGES
         mbarrier.wait(full.index(here), ((step + i) // STAGES) & 1)
@@ -65,9 +50,9 @@ def products(
                 b = first_rows(x.index(here * PANELS + panel), WIDTH).permute((1, 0))
                 sum_CW = warpgroup_mma(a, b, sum_CW, is_async=True)
             grown = grown + (sum_CW,)
-        sums = _awaited(grown, PARTS * PANELS, PARTS)
+        sums = awaited(grown, PARTS * PANELS, PARTS)
         mbarrier.arrive(empty.index((step + i + STAGES - 1) % STAGES), count=1, pred=i > 0)
-    sums = _awaited(sums, 0, PARTS)
+    sums = awaited(sums, 0, PARTS)
     mbarrier.arrive(empty.index((step + steps + STAGES - 1) % STAGES), count=1)
     return sums
 
@@ -94,7 +79,7 @@ def promoted(
     block: of the first stage. Weights' scales are asked for one panel ahead.
     """
     layout: gl.constexpr = sums_layout(ROWS, WIDTH, x.dtype.primitive_bitwidth)
-    sums = zeros(ROWS, WIDTH, PARTS, layout)
+    sums = zeros(ROWS, WIDTH, PARTS, layout, gl.float32)
     nothing_CW = gl.zeros([ROWS, WIDTH], gl.float32, layout)
     scales = _scales(scale_ptr, block * PANELS, COLUMNS, PARTS, BEHIND)
     for i in range(steps):
@@ -109,7 +94,7 @@ def promoted(
                 fresh = fresh + (warpgroup_mma(a, b, nothing_CW, use_acc=False, is_async=True),)
             coming = _scales(scale_ptr, (block + i) * PANELS + panel + 1, COLUMNS, PARTS, BEHIND)
             x_scale_W = s.index(here * PANELS + panel).slice(0, WIDTH).load(gl.SliceLayout(0, layout))
-            fresh = _awaited(fresh, 0, PARTS)
+            fresh = awaited(fresh, 0, PARTS)
             grown = ()
             for part in gl.static_range(PARTS):
                 grown = grown + (sums[part] + fresh[part] * gl.expand_dims(x_scale_W * scales[part], 0),)

@@ -27,10 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ridgeline.kernels.gemm.hopper_finish import halves
+from ridgeline.kernels.gemm.hopper_ring import sums_layout
 from ridgeline.kernels.gluon_names import barriers, load_tile, viewed
-from ridgeline.kernels.grouped_gemm.hopper_finish import finish, halves, lines_of, write
+from ridgeline.kernels.grouped_gemm.hopper_finish import finish, lines_of, write
 from ridgeline.kernels.grouped_gemm.hopper_load import gather_rows
-from ridgeline.kernels.grouped_gemm.hopper_sums import sums_layout
 from ridgeline.kernels.grouped_gemm.hopper_walk import counts_of, find_item, hear, tell
 
 PAIRS = gl.constexpr(128)  # pairs of a tile
