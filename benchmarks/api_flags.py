@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ridgeline.cli.options import ENGINE_HELP
 from ridgeline.cli.serve import SERVE_HELP, own_flags
-from ridgeline.core.vllm_flags import ALIASES, FLAGS, Flag, State, Takes
+from ridgeline.core.settings.vllm_flags import ALIASES, FLAGS, Flag, State, Takes
 
 ROOT = Path(__file__).parents[1]
 PAGE, VLLM = ROOT / "docs" / "api-flags.md", ROOT / "tests" / "vllm_flags.txt"
@@ -19,7 +19,7 @@ PAGE, VLLM = ROOT / "docs" / "api-flags.md", ROOT / "tests" / "vllm_flags.txt"
 HEAD = """# Flags of vLLM's server
 
 `python -m benchmarks.api_flags` writes this page from the tables that the command line reads
-(`core/vllm_flags.py`, `cli/serve.py`), and a test compares them. The flags are those of vLLM
+(`core/settings/vllm_flags.py`, `cli/serve.py`), and a test compares them. The flags are those of vLLM
 0.33, and those of older versions that scripts still have.
 
 `ridgeline serve` takes them as `vllm serve` does: with underscores or dashes, several values after
@@ -28,7 +28,7 @@ short forms. A list keeps every word up to the next flag, so the model stands be
 behind `--`. `ridgeline migrate 'vllm serve …'` prints our command and what differs. `LLM()` and
 the YAML file of `--config` read the same tables. Other arguments of vLLM's Python API, fields of
 its parameters and methods of its `LLM` that are not here are refused by name
-(`core/vllm_arguments.py`).
+(`core/settings/vllm_arguments.py`).
 
 * **the same**: it is a setting of ours.
 * **renamed**: ours has another name. The server says so and goes on.

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.bench.results import Machine, Record, append, host
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.serving.generation.service import GenerationRequest, Piece
 from ridgeline.serving.http.chat import Chat
 from ridgeline.serving.http.sse import EventStream

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.results import append_lines
-from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.attention.cost import attention_cost, visible
-from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.op import Platform
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.paged.cost import attention_cost, visible
+from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.models import model_config
 from ridgeline.parallel.ring import Solo

@@ -16,13 +16,13 @@ import time
 import numpy as np
 import torch
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
-from ridgeline.core.plan import StepPlan, StepResult
-from ridgeline.core.request import Request, SamplingParams
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.plan.step import StepPlan, StepResult
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.engine.scheduler import Scheduler
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.runner import Forwarded, Runner

@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.attention.torch_ops import paged_attention
+from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.torch_ops import paged_attention
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 28, 16, 8, 128, 16
 CASES: dict[str, tuple[list[list[int]], int | None]] = {  # parts (lengths that are alike), window

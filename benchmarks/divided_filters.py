@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.step import Feature
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.parallel.processes import ProcessAxis, join

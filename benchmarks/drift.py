@@ -27,18 +27,18 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from ridgeline.kernels.gated_delta import op as gated_delta
-from ridgeline.kernels.gated_delta.cases import DeltaCase, channel_case
-from ridgeline.kernels.linear_attention import op as linear_attention
-from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
-from ridgeline.kernels.op import Platform
-from ridgeline.kernels.selective_scan import op as selective_scan
-from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
-from ridgeline.kernels.ssd import op as ssd
-from ridgeline.kernels.ssd.cases import SsdCase
-from ridgeline.kernels.turns import Turns, turns_of
-from ridgeline.kernels.wkv import op as wkv
-from ridgeline.kernels.wkv.cases import WkvCase
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.scans.gated_delta import op as gated_delta
+from ridgeline.kernels.scans.gated_delta.cases import DeltaCase, channel_case
+from ridgeline.kernels.scans.linear_attention import op as linear_attention
+from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
+from ridgeline.kernels.scans.selective_scan import op as selective_scan
+from ridgeline.kernels.scans.selective_scan.cases import SelectiveScanCase
+from ridgeline.kernels.scans.ssd import op as ssd
+from ridgeline.kernels.scans.ssd.cases import SsdCase
+from ridgeline.kernels.scans.turns import Turns, turns_of
+from ridgeline.kernels.scans.wkv import op as wkv
+from ridgeline.kernels.scans.wkv.cases import WkvCase
 
 CPU = torch.device("cpu")
 WINDOW = 256  # tokens over which an error is taken

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.exchange import words
-from ridgeline.kernels.exchange.cost import rows_bytes, words_bytes
+from ridgeline.kernels.ranks.exchange import words
+from ridgeline.kernels.ranks.exchange.cost import rows_bytes, words_bytes
 from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.peer_exchange import PeerExchange
 from ridgeline.parallel.processes import join

@@ -34,7 +34,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from ridgeline import LLM, SamplingParams
 from ridgeline.bench.results import host
-from ridgeline.core.request import Request, TokenMask
+from ridgeline.core.plan.request import Request, TokenMask
 from ridgeline.serving.grammars.grammar import matcher
 from ridgeline.serving.grammars.kept import Compiled
 from ridgeline.serving.grammars.masks import GrammarMask

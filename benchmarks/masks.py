@@ -33,13 +33,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ridgeline.core.plan import Feature
-from ridgeline.core.request import Request, SamplingParams
-from ridgeline.core.token_bits import num_words, packed
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.plan.token_bits import num_words, packed
 from ridgeline.engine import masked_drafts
 from ridgeline.engine import masks as engine_masks
 from ridgeline.engine.sequence import Sequence
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.worker.masks import Masks

@@ -34,8 +34,8 @@ from rich.table import Table
 from ridgeline.assembly import assemble
 from ridgeline.assembly.rank import assemble_rank
 from ridgeline.bench.results import host
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.request import Request, SamplingParams
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.engine import Engine
 from ridgeline.ranks import leader, member
 from ridgeline.ranks.messages import Begin, Ready

@@ -33,11 +33,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.core.cache_layout import CacheGroup, CacheLayout
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import Assign, Finish, Release, StepPlan, StepResult
-from ridgeline.core.request import Request, SamplingParams
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.plan.step import Assign, Finish, Release, StepPlan, StepResult
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
+from ridgeline.core.specs.state import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence
 

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.bench.results import append_lines
-from ridgeline.core.delta_spec import GatedDeltaSpec
-from ridgeline.core.linear_spec import LinearAttentionSpec
-from ridgeline.core.mamba_spec import Mamba2Spec, MambaSpec
-from ridgeline.core.model_spec import MixerSpec, NormSpec
-from ridgeline.core.pieces import bounds_of, pieces_of
-from ridgeline.core.state_spec import RecurrentSpec
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.pieces import bounds_of, pieces_of
+from ridgeline.core.specs.delta import GatedDeltaSpec
+from ridgeline.core.specs.linear import LinearAttentionSpec
+from ridgeline.core.specs.mamba import Mamba2Spec, MambaSpec
+from ridgeline.core.specs.model import MixerSpec, NormSpec
+from ridgeline.core.specs.state import RecurrentSpec
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.turns import turns_of
+from ridgeline.kernels.scans.turns import turns_of
 from ridgeline.layers.build import Build
 from ridgeline.layers.dense import FreshRows
 from ridgeline.layers.kinds import mixer

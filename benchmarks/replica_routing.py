@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from itertools import count
 
-from ridgeline.core.routing import Router
+from ridgeline.core.plan.routing import Router
 
 REPLICAS, CONVERSATIONS, TURNS, SYSTEM = 4, 200, 8, 256
 PROMPT_SPEED, TOKEN_SECONDS, HALF_SPEED = 2000.0, 0.02, 60_000.0  # the load at which decoding is half as fast

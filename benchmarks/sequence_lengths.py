@@ -31,8 +31,8 @@ from rich.table import Table
 
 from benchmarks.sequence_mixers import Form, Run, Setting, Work, forms
 from ridgeline.bench.results import Record, append, host_with
-from ridgeline.core.cost import Cost
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.base.cost import Cost
 from ridgeline.perf.hardware import Hardware
 from ridgeline.version import __version__
 from ridgeline.worker.machine import hardware_of

@@ -1,7 +1,7 @@
 """Mixers of sequences of one width, as sequence_lengths.py measures them: how each is run, what it should give, and
 what it costs.
 
-Legend: see kernels/linear_attention/op.py, and
+Legend: see kernels/scans/linear_attention/op.py, and
     B  rows of equal length
     S  tokens of a row
     D  width of an attention head
@@ -20,20 +20,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ridgeline.core.cost import Cost
-from ridgeline.kernels.attention import op as attention
-from ridgeline.kernels.attention.cases import AttentionCase
-from ridgeline.kernels.attention.cost import attention_cost
-from ridgeline.kernels.linear_attention import op as linear
-from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
-from ridgeline.kernels.linear_attention.cost import chunked_costs, linear_attention_cost, training_cost
-from ridgeline.kernels.op import Platform
-from ridgeline.kernels.selective_scan import op as scan
-from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
-from ridgeline.kernels.selective_scan.cost import selective_scan_cost
-from ridgeline.kernels.ssd import op as ssd
-from ridgeline.kernels.ssd.cases import SsdCase
-from ridgeline.kernels.ssd.cost import ssd_cost
+from ridgeline.kernels.attention.paged import op as attention
+from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.attention.paged.cost import attention_cost
+from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.scans.linear_attention import op as linear
+from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
+from ridgeline.kernels.scans.linear_attention.cost import chunked_costs, linear_attention_cost, training_cost
+from ridgeline.kernels.scans.selective_scan import op as scan
+from ridgeline.kernels.scans.selective_scan.cases import SelectiveScanCase
+from ridgeline.kernels.scans.selective_scan.cost import selective_scan_cost
+from ridgeline.kernels.scans.ssd import op as ssd
+from ridgeline.kernels.scans.ssd.cases import SsdCase
+from ridgeline.kernels.scans.ssd.cost import ssd_cost
 
 Results = tuple[Tensor, ...]
 Run = Callable[[], Results]

@@ -28,8 +28,8 @@ import grpc
 import uvloop
 
 from ridgeline.bench.serving.client import Address, Client
-from ridgeline.core.request import SamplingParams
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb

@@ -4,8 +4,8 @@
 
     NCCL        torch.distributed
     symmetric   torch's symmetric memory: one shot up to 256 KiB, two from there on
-    words       kernels/all_reduce/triton.py; 512: with at least so many words a program, +norm 32: with so many warps
-    direct      kernels/all_reduce/direct.py in one shot (two GPUs) or two
+    words       kernels/ranks/all_reduce/triton.py; 512: with at least so many words a program, +norm 32: so many warps
+    direct      kernels/ranks/all_reduce/direct.py in one shot (two GPUs) or two
     parts       reduce-scatter, norm of a part of the rows, all-gather: parallel/token_parts.py
     gather      all ranks' tensors beside each other, as words and by NCCL
 
@@ -33,8 +33,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.kernels.norm.op import rms_norm
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.small.norm.op import rms_norm
 from ridgeline.parallel.token_parts import PIECES, TokenParts
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)  # KiB
@@ -99,7 +99,7 @@ class Bench:
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         import torch.distributed._symmetric_memory as symmetric
 
-        from ridgeline.kernels.op import Platform
+        from ridgeline.kernels.base.op import Platform
         from ridgeline.parallel.peer_memory import PeerSums
         from ridgeline.parallel.processes import ProcessAxis
 
@@ -126,7 +126,7 @@ class Bench:
         return found
 
     def ways(self, x_TM: Tensor) -> dict[str, Way]:
-        from ridgeline.kernels.all_reduce import direct, triton
+        from ridgeline.kernels.ranks.all_reduce import direct, triton
 
         sums, memory, weight_M = self.sums, self.sums.memory, self.weight_M
         assert memory is not None

@@ -95,7 +95,7 @@ def force(slots: int, positions: int) -> Callable[[float, int], None]:
 
 def fix_width(running: Any, drafts: int) -> None:
     """Let rows of an engine verify as many drafts in every step in which they may."""
-    from ridgeline.core.speculation import MOST_VERIFIED
+    from ridgeline.core.settings.speculation import MOST_VERIFIED
 
     running.drafting.width = lambda rows, masked: drafts if rows * (1 + drafts) <= MOST_VERIFIED else 0
 

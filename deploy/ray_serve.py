@@ -23,9 +23,9 @@ from ray import serve
 from ray.serve import Application
 
 from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap

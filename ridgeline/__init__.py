@@ -8,8 +8,8 @@ from ridgeline.version import __version__
 cores.wait_passively()  # here, because every process of ours imports this before torch
 
 if TYPE_CHECKING:
-    from ridgeline.core.pooling import PoolingParams
-    from ridgeline.core.request import SamplingParams
+    from ridgeline.core.plan.request import SamplingParams
+    from ridgeline.core.specs.pooling import PoolingParams
     from ridgeline.llm import LLM
     from ridgeline.offline.jobs import TextPrompt, TokensPrompt
     from ridgeline.text.beams import BeamSearchParams
@@ -29,8 +29,8 @@ __all__ = [
 
 _LAZY = {
     "LLM": "ridgeline.llm",
-    "PoolingParams": "ridgeline.core.pooling",
-    "SamplingParams": "ridgeline.core.request",
+    "PoolingParams": "ridgeline.core.specs.pooling",
+    "SamplingParams": "ridgeline.core.plan.request",
     "BeamSearchParams": "ridgeline.text.beams",
     "CompletionOutput": "ridgeline.text.outputs",
     "RequestOutput": "ridgeline.text.outputs",

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.pooling import PoolingSpec
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.pooling import PoolingSpec
+from ridgeline.core.specs.state import KVSpec, RecurrentSpec
+from ridgeline.kernels.base.cost import CostModel, StepShape
 from ridgeline.kernels.ops import DETERMINISTIC
 
 # Requests at once and tokens per step, unless the user says otherwise.

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from ridgeline.assembly import Assembly, assemble
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import Headroom
-from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidConfig, InvalidRequest, ModelLoadError
-from ridgeline.core.pooling import PoolingParams, PoolingSpec, Task
-from ridgeline.core.rank_waits import RankWaits
-from ridgeline.core.request import SamplingParams
-from ridgeline.core.sleep import KINDS, Kind
-from ridgeline.core.vllm_arguments import BEAMS, CHATS, METHODS, PROMPTS, SCORES, takes_vllms
-from ridgeline.core.vllm_flags import of_keywords
+from ridgeline.core.plan.embeds import embeds_width
+from ridgeline.core.plan.rank_waits import RankWaits
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.sleep import KINDS, Kind
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.vllm_arguments import BEAMS, CHATS, METHODS, PROMPTS, SCORES, takes_vllms
+from ridgeline.core.settings.vllm_flags import of_keywords
+from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, Task
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.models.config import Config, ModelConfig, sampling_defaults
 from ridgeline.offline.beam_rounds import run_rounds
 from ridgeline.offline.jobs import Job, JobMaker, Params, Prompt, StreamOutput, TextPrompt, TokensPrompt
@@ -60,8 +60,8 @@ class LLM:
     """A model, loaded to run prompts on it, many at a time.
 
     `model` is a folder, a hub id, or empty for the embedded model. Keyword arguments are the fields of
-    `core.config.LLMConfig`, or vLLM's: of those (core/vllm_flags.py) some have no effect here, which is logged, and
-    others are refused. Raise InvalidConfig or ModelLoadError, each with one sentence.
+    `core.settings.config.LLMConfig`, or vLLM's: of those (core/settings/vllm_flags.py) some have no effect here, which
+    is logged, and others are refused. Raise InvalidConfig or ModelLoadError, each with one sentence.
     """
 
     def __init__(self, model: str | Path = "", **options: Any) -> None:

@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.plan import StepResult
-from ridgeline.core.request import Preemption, Request, SamplingParams, TokenLogprobs, TokenMask
+from ridgeline.core.plan.request import Preemption, Request, SamplingParams, TokenLogprobs, TokenMask
+from ridgeline.core.plan.step import StepResult
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.engine import Engine
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.runner import Runner

@@ -19,8 +19,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from ridgeline.core.plan import StepPlan
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import StepPlan
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.runner import Forwarded
 from tests import tiny_models

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
 from tests.driving import ask, rig

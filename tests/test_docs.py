@@ -17,7 +17,7 @@ import pytest
 import typer.main
 
 from ridgeline.cli import app
-from ridgeline.core.vllm_flags import FLAGS
+from ridgeline.core.settings.vllm_flags import FLAGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")])
@@ -169,7 +169,7 @@ def test_growth_has_in_italics_what_is_not_there_yet() -> None:
 
 @page_of_today
 def test_modules_and_their_names_are_there(page: Path) -> None:
-    """`ridgeline.core.plan.Worker`, `core.plan.Worker` and `core/plan.Worker` are one name."""
+    """`ridgeline.core.plan.step.Worker`, `core.plan.step.Worker` and `core/plan/step.Worker` are one name."""
     for span in spans(page):
         for name in re.findall(r"(?<![\w./-])[a-z_]+(?:[./]\w+)+(?![\w./(-])", span):
             parts = re.split(r"[./]", name)

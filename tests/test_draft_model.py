@@ -14,9 +14,9 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import device
-from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.plan import Assign, SetBlocks
+from ridgeline.core.plan.step import Assign, SetBlocks
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_DRAFTS
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead

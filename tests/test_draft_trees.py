@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ridgeline.core.draft_tree import MOST_NODES, dynamic_tree_of, static_tree_of
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan import Feature
-from ridgeline.core.speculation import speculation_of
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.settings.draft_tree import MOST_NODES, dynamic_tree_of, static_tree_of
+from ridgeline.core.settings.speculation import speculation_of
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.axis import Alone
 from ridgeline.worker.slots import Slots

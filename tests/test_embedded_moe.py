@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.kernels.route import op
+from ridgeline.kernels.gemm.route import op
 from ridgeline.layers.decoder import Decoder
 from ridgeline.training.balance import experts_of, load_figures
 from ridgeline.training.evaluate import bits_per_byte

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_cache import ExpertCacheFigures
-from ridgeline.kernels.grouped_gemm.op import grouped_down, grouped_gate_up
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.expert_cache import ExpertCacheFigures
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.gemm.experts.op import grouped_down, grouped_gate_up
+from ridgeline.kernels.gemm.route.op import Routes, in_order
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.route.op import Routes, in_order
 from ridgeline.layers.expert_cache import ExpertCache
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests import tiny_models

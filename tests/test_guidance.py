@@ -15,7 +15,7 @@ import transformers
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan.step import Feature
 from ridgeline.kernels.sampling import torch_ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.text.outputs import CompletionOutput

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.core.model_spec import attention_of
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
+from ridgeline.core.specs.model import attention_of
 from ridgeline.layers.linear import Linear
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import parameters

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.embeds import PLACEHOLDER, Inserted, parts_between
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.request import Request
+from ridgeline.core.plan.embeds import PLACEHOLDER, Inserted, parts_between
+from ridgeline.core.plan.request import Request
 from tests import tiny_models
 from tests.driving import Rig, ask, disturbed, rig
 

@@ -12,15 +12,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.kv_format import KVFormat, kv_format
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
-from ridgeline.core.state_spec import KVSpec
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from ridgeline.core.specs.state import KVSpec
 from ridgeline.engine.cache.manager import CacheManager
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.base.kv_format import KVFormat, kv_format
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.perf.footprint import kv_bytes_per_token

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.latent_spec import LatentAttentionSpec, LatentSpec
-from ridgeline.core.sharding import part_of
-from ridgeline.kernels.attention.torch_ops import WORKSPACE_BYTES
-from ridgeline.kernels.expanded_attention.cost import EXPANDED_BYTES, LEAST_TOKENS
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
+from ridgeline.kernels.attention.expanded.cost import EXPANDED_BYTES, LEAST_TOKENS
+from ridgeline.kernels.attention.paged.torch_ops import WORKSPACE_BYTES
 from ridgeline.layers.linear import Linear
 from ridgeline.models import model_config
 from ridgeline.parallel.mesh import Mesh

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.core.draft_tree import lookahead_tree_of
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan import Assign, Feature
-from ridgeline.core.request import Preemption
-from ridgeline.core.speculation import speculation_of
+from ridgeline.core.plan.request import Preemption
+from ridgeline.core.plan.step import Assign, Feature
+from ridgeline.core.settings.draft_tree import lookahead_tree_of
+from ridgeline.core.settings.speculation import speculation_of
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.lookahead import BUCKETS, NEWEST, Lookahead, first_pool, first_window
 from ridgeline.worker.speculation.proposer import Taken

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ridgeline
-from ridgeline.core.plan import MaskedDrafts
-from ridgeline.core.request import MASK_FAILED, Preemption, Request, Thinking, TokenMask, drafting
-from ridgeline.core.token_bits import has, only, packed, unpacked
+from ridgeline.core.plan.request import MASK_FAILED, Preemption, Request, Thinking, TokenMask, drafting
+from ridgeline.core.plan.step import MaskedDrafts
+from ridgeline.core.plan.token_bits import has, only, packed, unpacked
 from ridgeline.engine.masks import constrained
 
 pytest.importorskip("llguidance")

@@ -40,7 +40,7 @@ def _python() -> Iterator[str]:
                     arguments = ", ".join(list(inspect.signature(function).parameters)[1:])
                     yield f"python ridgeline.{name}.{method}({arguments})"
     from ridgeline import llm
-    from ridgeline.core.config import LLMConfig
+    from ridgeline.core.settings.config import LLMConfig
 
     yield from (f"python LLM({field.name}=)" for field in dataclasses.fields(LLMConfig))
     names = ("LLM", "Params", "Prompt", "StreamOutput", "TokensPrompt")
@@ -63,7 +63,7 @@ def _verbs(command: Any, path: str) -> Iterator[str]:
 
 
 def _http() -> Iterator[str]:
-    from ridgeline.core.serving import ServeConfig
+    from ridgeline.core.settings.serving import ServeConfig
     from ridgeline.serving.http.app import create_app
 
     face: Any = SimpleNamespace(config=ServeConfig(), beside=())

@@ -11,7 +11,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.quantization import SCHEMES
 
 QUANTIZATIONS = [name for name in SCHEMES if name != "plain"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.request import Preemption, Request
+from ridgeline.core.plan.request import Preemption, Request
 from ridgeline.worker.speculation.lookup import Lookup
 from tests.driving import Outcome, Rig, ask, rig
 from tests.test_speculation import DRAFTS, LOOKUP, Always, Turning, check_same, evenly, plain, requests

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from ridgeline.assembly import choices
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec
-from ridgeline.core.request import Preemption, Request
+from ridgeline.core.plan.request import Preemption, Request
+from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec
 from ridgeline.kernels.ops import DETERMINISTIC
 from ridgeline.models import model_config
 from ridgeline.weights.loader import read_model_config

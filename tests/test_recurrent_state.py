@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline import LLM, BeamSearchParams, SamplingParams
-from ridgeline.core.request import Preemption, Request
+from ridgeline.core.plan.request import Preemption, Request
 from tests.driving import Rig, ask
 from tests.toy_models import fill, greedy, toy_model, toy_rig
 

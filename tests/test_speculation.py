@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from benchmarks.told_drafts import tell
-from ridgeline.core.plan import Feature, RowKind, StepPlan
-from ridgeline.core.request import Request
-from ridgeline.core.speculation import verified_widths
-from ridgeline.core.token_bits import packed
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import Feature, RowKind, StepPlan
+from ridgeline.core.plan.token_bits import packed
+from ridgeline.core.settings.speculation import verified_widths
 from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.worker import graphs
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs

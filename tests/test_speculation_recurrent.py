@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.request import Preemption, Request
+from ridgeline.core.plan.request import Preemption, Request
 from ridgeline.worker.state.recurrent import Recurrent
 from tests.driving import Rig, ask, disturbed, rig
 from tests.test_speculation import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import Speculation, speculation_of
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.speculation import Speculation, speculation_of
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from itertools import combinations
 import pytest
 
 from ridgeline.cli.serve import of_engine_and_server
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.processes import placement
 
 TP, PP, CP, DP = (

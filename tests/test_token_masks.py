@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.request import MASK_FAILED
-from ridgeline.core.token_bits import packed, unpacked
+from ridgeline.core.plan.request import MASK_FAILED
+from ridgeline.core.plan.token_bits import packed, unpacked
 from ridgeline.engine.masks import constrained, due
 from ridgeline.engine.sequence import Sequence
 from tests import tiny_models

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.told_drafts import tell
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan.step import StepPlan
 from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape

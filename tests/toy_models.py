@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.assembly import choices
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, Product, Products
-from ridgeline.core.request import Request
-from ridgeline.core.state_spec import RecurrentSpec, StatePart
+from ridgeline.core.plan.request import Request
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, Product, Products
+from ridgeline.core.specs.state import RecurrentSpec, StatePart
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build
 from ridgeline.layers.decoder import Decoder

@@ -42,7 +42,7 @@ import msgspec
 import zmq
 
 from benchmarks.serving_endurance import Served, children, resident
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.transport.messages import Hello, Submit, encode
 
 PATIENCE = 120.0  # seconds for one answer

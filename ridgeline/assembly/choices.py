@@ -11,20 +11,20 @@ import torch
 
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft
 from ridgeline.assembly.forms import kept_forms
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import DEFAULT_BLOCK_SIZE, LLMConfig, check_limits
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.kv_format import kv_format
-from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.reserve import StepSizes
-from ridgeline.core.sharding import with_cached_experts
-from ridgeline.core.speculation import LAYER_SKIP, Speculation
-from ridgeline.core.stages import of_stage
-from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.core.plan.sharding import with_cached_experts
+from ridgeline.core.plan.stages import of_stage
+from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE, LLMConfig, check_limits
+from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec, with_draft
+from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_dtype, choose_kernels, choose_limits
-from ridgeline.kernels.launch import num_multiprocessors
-from ridgeline.kernels.op import Platform, on_gpu
+from ridgeline.kernels.base.kv_format import kv_format
+from ridgeline.kernels.base.launch import num_multiprocessors
+from ridgeline.kernels.base.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh

@@ -11,7 +11,7 @@ from ridgeline.assembly.choices import Choices
 from ridgeline.assembly.draft import load_draft
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.state_spec import DTYPE_BYTES
+from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.context import link_between, pays_from

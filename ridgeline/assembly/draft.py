@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 
 from ridgeline.assembly.forms import kept_forms
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.draft_head import HeadConfig, HeadSpec, MedusaSpec, size_of
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.kv_format import kv_format
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import BARE, DRAFT_MODEL, HEADS, MTP, NAMED, Speculation
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.speculation import BARE, DRAFT_MODEL, HEADS, MTP, NAMED, Speculation
+from ridgeline.core.specs.draft_head import HeadConfig, HeadSpec, MedusaSpec, size_of
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ridgeline.core.config import LLMConfig
-from ridgeline.kernels.op import on_gpu
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.kernels.base.op import on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.experts import keeps_stacks
 from ridgeline.quantization.held import runs_well

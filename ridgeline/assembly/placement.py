@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.sharding import Placement
+from ridgeline.core.plan.sharding import Placement
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.perf.placement import placed
 
 

@@ -12,12 +12,12 @@ from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.draft import folders_read
 from ridgeline.assembly.placement import placement_of
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.defaults import choose_limits, device_of_rank
-from ridgeline.kernels.launch import on_device
+from ridgeline.kernels.base.launch import on_device
 from ridgeline.parallel.exchange import Exchange, SwapExchange
 from ridgeline.parallel.lines import connect
 from ridgeline.parallel.mesh import Mesh

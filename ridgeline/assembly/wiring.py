@@ -15,23 +15,23 @@ from ridgeline.assembly.choices import check_speculation, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.draft import DraftChoice, HeadChoice, choose_draft, folders_read
 from ridgeline.assembly.placement import placement_of
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import EngineConfig, LLMConfig
-from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.kv_format import kv_format
-from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.reserve import StepSizes
-from ridgeline.core.sharding import part_of
-from ridgeline.core.speculation import NAMED
-from ridgeline.core.stages import deal, stage_of
-from ridgeline.core.state_spec import DTYPE_BYTES
-from ridgeline.core.worker import Worker
+from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.plan.stages import deal, stage_of
+from ridgeline.core.plan.worker import Worker
+from ridgeline.core.settings.config import EngineConfig, LLMConfig
+from ridgeline.core.settings.speculation import NAMED
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import ModelSpec, with_draft
+from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.side_by_side import Engines
-from ridgeline.kernels.launch import on_device
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.cost import CostModel, StepShape
+from ridgeline.kernels.base.kv_format import kv_format
+from ridgeline.kernels.base.launch import on_device
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.perf.precision import Precision, precision

@@ -15,10 +15,10 @@ from torch import Tensor
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.profile.ops import Recorded
 from ridgeline.bench.results import Record
-from ridgeline.core.cost import Cost
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.case import OpCase
-from ridgeline.kernels.op import Implementation, Op, Platform
+from ridgeline.kernels.base.case import OpCase
+from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.op import Implementation, Op, Platform
 from ridgeline.kernels.ops import OPS
 from ridgeline.perf.hardware import Hardware
 

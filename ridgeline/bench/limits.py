@@ -13,10 +13,10 @@ import numpy as np
 
 from ridgeline.bench.results import Record
 from ridgeline.bench.workloads import Metric, Phase, Workload
-from ridgeline.core.cost import CostModel, StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.weight_format import HeldMatrix
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.cost import CostModel, StepShape
+from ridgeline.kernels.base.weight_format import HeldMatrix
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find, from_device_name
 from ridgeline.perf.held import held_precision

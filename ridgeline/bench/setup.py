@@ -19,10 +19,10 @@ from ridgeline.bench.results import Record, host_with
 from ridgeline.bench.runner import Job, Outcome, Where, check, run
 from ridgeline.bench.workloads import Size, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.sharding import part_of
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.defaults import choose_device
-from ridgeline.kernels.launch import on_device
+from ridgeline.kernels.base.launch import on_device
 from ridgeline.models.config import ModelConfig
 from ridgeline.version import __version__
 from ridgeline.weights.folder import EMBEDDED_MODEL

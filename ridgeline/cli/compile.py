@@ -13,10 +13,10 @@ import typer
 
 from ridgeline.cli.options import json_object
 from ridgeline.cli.sizes import config_path, read_config
-from ridgeline.core.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import BARE
+from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
+from ridgeline.core.settings.speculation import BARE
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}
 # most GPUs of these kinds have the memory for the engine's largest steps
@@ -60,7 +60,7 @@ def compile(
     from ridgeline.assembly.choices import check_speculation
     from ridgeline.assembly.draft import choose_draft, draft_folder
     from ridgeline.defaults import DEFAULT_LIMITS, LARGE_STEP  # imports torch, which takes seconds
-    from ridgeline.kernels.op import Platform
+    from ridgeline.kernels.base.op import Platform
     from ridgeline.kernels.ops import DETERMINISTIC, Ops
     from ridgeline.quantization.scheme import scheme
     from ridgeline.worker.compilers import Compilers

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.core.config import DTYPES
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.config import DTYPES
 
 if TYPE_CHECKING:
     from ridgeline.weights.convert.check import Report

@@ -19,9 +19,9 @@ from ridgeline.cli.bench import Device, DType, Extra, Model
 from ridgeline.cli.eval_rounding import cache, quantization
 from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import MAX_LOGPROBS
+from ridgeline.core.plan.request import MAX_LOGPROBS
+from ridgeline.core.settings.config import LLMConfig
 
 if TYPE_CHECKING:
     from ridgeline.bench.quality.capacity import Capacity

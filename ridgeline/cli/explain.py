@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
-from ridgeline.core.config import DTYPES
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import MOST_DRAFTS
+from ridgeline.core.settings.config import DTYPES
+from ridgeline.core.settings.speculation import MOST_DRAFTS
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.division import Divided, Division
 from ridgeline.perf.explain import ExplainRow, explain_table, reached_experts, step_shape, with_reached
 from ridgeline.perf.roofline import Roofline

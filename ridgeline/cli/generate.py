@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ridgeline.cli.options import CLI_DEFAULTS, with_options
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.weights.folder import resolve_model
 from ridgeline.weights.hub import is_hub_id
 

@@ -11,7 +11,7 @@ import typer
 from ridgeline.cli.lists import is_word
 from ridgeline.cli.translate import Line, Translation, translate
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.vllm_flags import State
+from ridgeline.core.settings.vllm_flags import State
 
 MODULE = re.compile(r"vllm\.entrypoints\.(openai\.)?api_server")
 IMAGE = re.compile(r"(^|.*/)vllm([/_.-][\w./-]*)?([:@][\w.:@-]+)?$")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.core.model_spec import AttentionSpec, ModelSpec, attention_of
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec, attention_of
 
 
 def models(
@@ -80,7 +80,7 @@ def describe_mixers(spec: ModelSpec, attentions: Sequence[AttentionSpec], dtype:
 
 def describe_experts(spec: ModelSpec) -> dict[str, object]:
     """Return the facts of a mixture of experts; empty for a dense model."""
-    from ridgeline.core.expert_spec import ExpertsSpec
+    from ridgeline.core.specs.experts import ExpertsSpec
 
     found = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
     if not found:

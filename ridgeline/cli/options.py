@@ -17,9 +17,9 @@ from typing import Any
 
 import typer
 
-from ridgeline.core.config import COUNTS, LLMConfig, count
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.settings.config import COUNTS, LLMConfig, count
 
 ENGINE_HELP = {
     "model": "Model folder or Hugging Face hub id; the embedded model when none is given.",

@@ -15,7 +15,7 @@ from ridgeline.cli.explain import verifying_table
 from ridgeline.cli.plan_divisions import show_divisions
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.speculation import MOST_DRAFTS
+from ridgeline.core.settings.speculation import MOST_DRAFTS
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 

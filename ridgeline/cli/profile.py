@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ridgeline.cli.options import with_ranks
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.rank_waits import RankWaits
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.rank_waits import RankWaits
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.settings.config import LLMConfig
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM

@@ -15,8 +15,8 @@ import typer
 
 from ridgeline.cli.serve import ServeCommand, prepare, read_file, with_options
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
-from ridgeline.core.vllm_flags import Takes
+from ridgeline.core.settings.serving import ServeConfig
+from ridgeline.core.settings.vllm_flags import Takes
 
 if TYPE_CHECKING:
     from ridgeline.serving.batches.offline import OfflineBatch

@@ -21,11 +21,11 @@ from typer.core import TyperCommand
 from ridgeline.cli.lists import tell_where
 from ridgeline.cli.options import ENGINE_HELP, option
 from ridgeline.cli.translate import items, translate
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import NamedModel, ServeConfig
-from ridgeline.core.together import SIZES
-from ridgeline.core.vllm_flags import FLAGS, State, Takes, of_keywords
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.together import SIZES
+from ridgeline.core.settings.vllm_flags import FLAGS, State, Takes, of_keywords
 
 if TYPE_CHECKING:
     from ridgeline.serving.processes.supervisor import Supervisor

@@ -1,5 +1,5 @@
 """vLLM's command lines as our own: lists of values, underscores, objects spelled by their keys, and its flags
-(core/vllm_flags.py)."""
+(core/settings/vllm_flags.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ridgeline.cli.lists import SECRETS, check_behind, check_list, check_secret, is_word
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.vllm_flags import ALIASES, FLAGS, VALUES, Flag, State, Takes
+from ridgeline.core.settings.vllm_flags import ALIASES, FLAGS, VALUES, Flag, State, Takes
 
 MODEL = "model"  # an argument of ours, and a flag of vLLM's
 NEGATIONS = (("no-", ""), ("disable-", "enable-"), ("enable-", "disable-"))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.op import Coded
-from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.fp8.op import Fp8
+from ridgeline.kernels.gemm.w8a8.onednn import pack
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.w8a8_gemm.onednn import pack
 from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.make.grids import Form

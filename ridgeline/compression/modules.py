@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import Source, WeightMap
+from ridgeline.core.specs.model import Source, WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear

@@ -15,7 +15,7 @@ from ridgeline.compression.calibration import LENGTH, SEQUENCES, default_documen
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.compression.walk import Outcome, SchemeOfMatrix, quantize_decoder
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models.config import ModelConfig

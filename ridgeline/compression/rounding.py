@@ -15,7 +15,7 @@ from ridgeline.compression.made import Made
 from ridgeline.compression.modules import Matrix, split
 from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.weight_format import Fp8Format
+from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.quantization.make.gptq import Gptq, gptq
 from ridgeline.quantization.make.grids import Fp8Grid, Grid, Int8Grid, LevelGrid, Rounded, TableGrid
 from ridgeline.quantization.make.hqq import half_quadratic

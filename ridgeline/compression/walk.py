@@ -25,7 +25,7 @@ from ridgeline.compression.made import Made, ReorderedWeight
 from ridgeline.compression.modules import Matrix, ignored, matrices, stacked, stored_rows
 from ridgeline.compression.rounding import check_fits, grid_of, round_matrix
 from ridgeline.compression.schemes import MakeConfig
-from ridgeline.core.model_spec import WeightMap
+from ridgeline.core.specs.model import WeightMap
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseStates
 from ridgeline.layers.experts import ExpertStack

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.embeds import Inserted
-from ridgeline.core.plan import Feature, Guided, RowKind, Rows, Span, StepPlan
+from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.step import Feature, Guided, RowKind, Rows, Span, StepPlan
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 

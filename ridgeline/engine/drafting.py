@@ -24,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, RowKind, StepResult
+from ridgeline.core.plan.step import Feature, RowKind, StepResult
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.sequence import Sequence
 

@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.cost import CostModel, Headroom, StepShape
-from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import ContractViolation, DeviceLost, InvalidConfig, InvalidRequest
-from ridgeline.core.plan import StepPlan, StepResult
-from ridgeline.core.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
-from ridgeline.core.sleep import KINDS, Kind
-from ridgeline.core.worker import Sleeps, Worker
+from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.request import MAX_STOP_IDS, Request, RequestStats, SamplingParams, StepEvents
+from ridgeline.core.plan.sleep import KINDS, Kind
+from ridgeline.core.plan.step import StepPlan, StepResult
+from ridgeline.core.plan.worker import Sleeps, Worker
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.masks import constrained
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.kernels.base.cost import CostModel, Headroom, StepShape
 
 # Steps that failed in a row, and seconds without one that went well, after which no request is to blame any more. Both:
 # requests that make a step fail run alone, one after the other, and many of them fail within a moment.

@@ -1,8 +1,8 @@
 """The number of drafts that all rows of a step verify, where a step has one shape: in a captured graph.
 
-Some numbers have graphs: the widths (`core.speculation.verified_widths`). A step of a width w takes T(w) seconds, and a
-row of it brings E(w) = 1 + p₁ + … + p_w tokens, where pᵢ is the probability that the first i drafts are right. Of the
-widths and none the one with the highest E(w) / T(w) is taken, for steps of about as many rows.
+Some numbers have graphs: the widths (`core.settings.speculation.verified_widths`). A step of a width w takes T(w)
+seconds, and a row of it brings E(w) = 1 + p₁ + … + p_w tokens, where pᵢ is the probability that the first i drafts are
+right. Of the widths and none the one with the highest E(w) / T(w) is taken, for steps of about as many rows.
 
 E is known for all widths as soon as drafts are tried: what is learned of a place holds for every width that reaches it,
 and a place that was not tried is judged by those that were. So only times have to be measured, each in a few steps. A
@@ -23,8 +23,8 @@ from statistics import median
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, RowKind, StepResult
-from ridgeline.core.speculation import MOST_VERIFIED, verified_widths
+from ridgeline.core.plan.step import Feature, RowKind, StepResult
+from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.drafting import BURSTS, HOPE, LONG, LONGEST, SHORT
 from ridgeline.engine.sequence import Sequence

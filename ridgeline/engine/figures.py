@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.cache.checkpoints import Counts
 
 N = TypeVar("N", int, float)

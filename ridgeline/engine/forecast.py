@@ -13,7 +13,7 @@ from collections.abc import Sequence as PySequence
 
 import numpy as np
 
-from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.core.cost import CostModel, StepShape
-from ridgeline.core.plan import RowKind, StepPlan
+from ridgeline.core.plan.step import RowKind, StepPlan
+from ridgeline.kernels.base.cost import CostModel, StepShape
 
 DECODE_STEPS = 3  # at this many, the balance of prompts and decodes of a server at its limit is not disturbed
 LEAST = 64  # prompt tokens that every step may run

@@ -7,8 +7,8 @@ from itertools import repeat
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, StepLogprobs, StepResult
-from ridgeline.core.request import PromptLogprobs, TokenLogprobs
+from ridgeline.core.plan.request import PromptLogprobs, TokenLogprobs
+from ridgeline.core.plan.step import Feature, StepLogprobs, StepResult
 from ridgeline.engine.draft import InFlight
 
 Entries = tuple[TokenLogprobs | None, PromptLogprobs | None]

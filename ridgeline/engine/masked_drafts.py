@@ -22,12 +22,12 @@ from functools import partial
 
 import numpy as np
 
-from ridgeline.core import token_bits
-from ridgeline.core.lookup import continued
-from ridgeline.core.plan import MaskedDrafts
-from ridgeline.core.request import DraftingMask, drafting
+from ridgeline.core.plan import token_bits
+from ridgeline.core.plan.request import DraftingMask, drafting
+from ridgeline.core.plan.step import MaskedDrafts
 from ridgeline.engine.masks import Fail, guarded, prepare
 from ridgeline.engine.sequence import Sequence
+from ridgeline.kernels.step.lookup.continued import continued
 
 Lengths = tuple[int, int]  # of the tokens that prompt lookup compares: at least, at most; 0, 0: it looks nothing up
 

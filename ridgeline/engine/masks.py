@@ -1,7 +1,7 @@
 """Token masks, which are foreign code: whatever they do, only their own request may suffer. And what the
 request's parameters add to them: `allowed_token_ids`, `bad_words`, `min_tokens`.
 
-Legend: W words of packed bits (`core.token_bits`).
+Legend: W words of packed bits (`core.plan.token_bits`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ridgeline.core import token_bits
 from ridgeline.core.errors import ContractViolation, InvalidRequest
-from ridgeline.core.request import MASK_FAILED, Request, TokenMask, drafting
+from ridgeline.core.plan import token_bits
+from ridgeline.core.plan.request import MASK_FAILED, Request, TokenMask, drafting
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.thinking import ThinkingMask
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan.step import StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.plan import PrefixGroup
+from ridgeline.core.plan.step import PrefixGroup
+from ridgeline.core.specs.cache_layout import CacheLayout
 
 MIN_SAVED = 128  # reads of keys that a group must save, in tokens: its rows' partial results cost something too
 MAX_GROUPS = 4  # each costs a search over all rows

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, Finish, RowKind, Rows, StepResult
-from ridgeline.core.request import Preemption, StepEvents, TokenEvent
+from ridgeline.core.plan.request import Preemption, StepEvents, TokenEvent
+from ridgeline.core.plan.step import Feature, Finish, RowKind, Rows, StepResult
 from ridgeline.engine import masks
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.logprobs import NO_ENTRIES, row_entries

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import Assign, Delta, Release, RowKind, Rows, StepResult
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import Assign, Delta, Release, RowKind, Rows, StepResult
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import tenant_number
 from ridgeline.engine.draft import NOBODY, InFlight, Standing

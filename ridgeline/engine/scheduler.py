@@ -21,14 +21,13 @@ from collections.abc import Sequence as PySequence
 
 import numpy as np
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.cost import CostModel
-from ridgeline.core.embeds import parts_between
 from ridgeline.core.errors import ContractViolation, InvalidConfig
-from ridgeline.core.plan import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
-from ridgeline.core.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
-from ridgeline.core.state_spec import WINDOW_CHUNK
+from ridgeline.core.plan.embeds import parts_between
+from ridgeline.core.plan.request import Preemption, Request, RequestStats, StepEvents, TokenEvent
+from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, StepPlan, StepResult
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.state import WINDOW_CHUNK
 from ridgeline.engine import masks
 from ridgeline.engine.draft import Draft, InFlight
 from ridgeline.engine.figures import Figures
@@ -41,6 +40,7 @@ from ridgeline.engine.results import Results
 from ridgeline.engine.running import Running
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 from ridgeline.engine.waiting import WaitingQueue
+from ridgeline.kernels.base.cost import CostModel
 
 LOOK_AGAIN = 16  # plans after which it is looked again if the first waiting request can start, or in whose place
 

@@ -7,8 +7,8 @@ from array import array
 from collections import Counter
 from enum import Enum
 
-from ridgeline.core.plan import features_of, reports_apart
-from ridgeline.core.request import Preemption, Request, RequestStats, drafting
+from ridgeline.core.plan.request import Preemption, Request, RequestStats, drafting
+from ridgeline.core.plan.step import features_of, reports_apart
 from ridgeline.engine.cache.checkpoints import Checkpoint
 
 

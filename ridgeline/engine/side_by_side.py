@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import DeviceLost, InvalidConfig
-from ridgeline.core.plan import StepPlan
-from ridgeline.core.request import Request, RequestStats, StepEvents
-from ridgeline.core.routing import Router
-from ridgeline.core.worker import Worker
+from ridgeline.core.plan.request import Request, RequestStats, StepEvents
+from ridgeline.core.plan.routing import Router
+from ridgeline.core.plan.step import StepPlan
+from ridgeline.core.plan.worker import Worker
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.figures import Figures
 from ridgeline.engine.scheduler import Scheduler
+from ridgeline.kernels.base.cost import Headroom
 
 
 class Engines(Engine):
     """One engine made of several. A request runs where its beginning is cached, unless there is too much to do there
-    (`core.routing`).
+    (`core.plan.routing`).
 
     worker: all their workers, of which each engine has one part.
     """

@@ -1,7 +1,7 @@
 """The mask of a request that reasons before it answers. It ends reasoning that has spent its budget, and lets the
 request's own mask begin where the reasoning has ended.
 
-Legend: W words of packed bits (`core.token_bits`).
+Legend: W words of packed bits (`core.plan.token_bits`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from ridgeline.core import token_bits
-from ridgeline.core.request import Request, Thinking, TokenMask, drafting
+from ridgeline.core.plan import token_bits
+from ridgeline.core.plan.request import Request, Thinking, TokenMask, drafting
 
 
 class ThinkingMask:

@@ -5,46 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.activation.op import ACTIVATION, GATED_ACTIVATION
-from ridgeline.kernels.attention.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
-from ridgeline.kernels.attention.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
-from ridgeline.kernels.causal_conv.op import CAUSAL_CONV
-from ridgeline.kernels.coded_gemm.op import CODED_LINEAR, CODED_NORM_LINEAR
-from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
-from ridgeline.kernels.embedding.op import EMBEDDING, EMBEDDING_PART
-from ridgeline.kernels.expanded_attention.op import EXPANDED_ATTENTION
-from ridgeline.kernels.fp8_gemm.op import FP8_LINEAR, FP8_NORM_LINEAR
-from ridgeline.kernels.gated_delta.op import DELTA_ATTENTION, GATED_DELTA
-from ridgeline.kernels.gated_norm.op import GATED_NORM
-from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR
-from ridgeline.kernels.grouped_gemm.op import GROUPED_DOWN, GROUPED_GATE_UP
-from ridgeline.kernels.head_linear.op import HEAD_LINEAR
-from ridgeline.kernels.int8_gemm.op import INT8_LINEAR
-from ridgeline.kernels.latent_attention.op import LATENT_ATTENTION, LATENT_KV
-from ridgeline.kernels.launch import settle_cache_keys
-from ridgeline.kernels.linear_attention.op import LINEAR_ATTENTION
-from ridgeline.kernels.lookup.op import LOOKUP_DRAFTS
-from ridgeline.kernels.lookup.recent import RECENT_DRAFTS
-from ridgeline.kernels.norm.op import LAYER_NORM, RMS_NORM
-from ridgeline.kernels.op import Op, Overrides, Platform, on_gpu
-from ridgeline.kernels.output_gate.op import OUTPUT_GATE
-from ridgeline.kernels.packed_attention.op import PACKED_ATTENTION
-from ridgeline.kernels.rotary.op import ROPE, ROPE_KV
-from ridgeline.kernels.route.op import ROUTE, ROUTE_TO_SOME
+from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
+from ridgeline.kernels.attention.expanded.op import EXPANDED_ATTENTION
+from ridgeline.kernels.attention.latent.op import LATENT_ATTENTION, LATENT_KV
+from ridgeline.kernels.attention.packed.op import PACKED_ATTENTION
+from ridgeline.kernels.attention.paged.op import ATTENTION_SCHEDULE, PAGED_ATTENTION
+from ridgeline.kernels.attention.paged.partial import MERGE_ATTENTION, PARTIAL_ATTENTION
+from ridgeline.kernels.base.errors import InvalidConfig
+from ridgeline.kernels.base.launch import settle_cache_keys
+from ridgeline.kernels.base.op import Op, Overrides, Platform, on_gpu
+from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR
+from ridgeline.kernels.gemm.experts.op import GROUPED_DOWN, GROUPED_GATE_UP
+from ridgeline.kernels.gemm.fp8.op import FP8_LINEAR, FP8_NORM_LINEAR
+from ridgeline.kernels.gemm.heads.op import HEAD_LINEAR
+from ridgeline.kernels.gemm.int8.op import INT8_LINEAR
+from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
+from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME
+from ridgeline.kernels.gemm.w8a8.op import W8A8_LINEAR
 from ridgeline.kernels.sampling.cuts import CUT_BEGIN, CUT_END, CUT_ROUND
 from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
-from ridgeline.kernels.selective_scan.op import SELECTIVE_SCAN
-from ridgeline.kernels.ssd.op import SSD
+from ridgeline.kernels.scans.causal_conv.op import CAUSAL_CONV
+from ridgeline.kernels.scans.gated_delta.op import DELTA_ATTENTION, GATED_DELTA
+from ridgeline.kernels.scans.linear_attention.op import LINEAR_ATTENTION
+from ridgeline.kernels.scans.selective_scan.op import SELECTIVE_SCAN
+from ridgeline.kernels.scans.ssd.op import SSD
+from ridgeline.kernels.scans.wkv.op import WKV
+from ridgeline.kernels.small.activation.op import ACTIVATION, GATED_ACTIVATION
+from ridgeline.kernels.small.embedding.op import EMBEDDING, EMBEDDING_PART
+from ridgeline.kernels.small.gated_norm.op import GATED_NORM
+from ridgeline.kernels.small.norm.op import LAYER_NORM, RMS_NORM
+from ridgeline.kernels.small.output_gate.op import OUTPUT_GATE
+from ridgeline.kernels.small.rotary.op import ROPE, ROPE_KV
+from ridgeline.kernels.small.token_gate.op import TOKEN_GATE
 from ridgeline.kernels.step.compact import STEP_COMPACT
 from ridgeline.kernels.step.keep import STEP_KEEP
+from ridgeline.kernels.step.lookup.op import LOOKUP_DRAFTS
+from ridgeline.kernels.step.lookup.recent import RECENT_DRAFTS
 from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS
 from ridgeline.kernels.step.verify import STEP_VERIFY
-from ridgeline.kernels.token_gate.op import TOKEN_GATE
-from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR
-from ridgeline.kernels.wkv.op import WKV
 
 
 class Ops:

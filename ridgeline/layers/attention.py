@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.model_spec import AttentionSpec
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.linear import Linear

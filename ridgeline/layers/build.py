@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import torch
 from torch import nn
 
-from ridgeline.core.model_spec import RopeSpec
+from ridgeline.core.specs.model import RopeSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.rotary import Rotary
 from ridgeline.parallel.axis import ALONE, Axis

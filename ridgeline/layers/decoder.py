@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec
-from ridgeline.core.pooling import SECOND_TEXT
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec
+from ridgeline.core.specs.pooling import SECOND_TEXT
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers import kinds
 from ridgeline.layers.build import Build

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.state_spec import RecurrentSpec, StateSpec
-from ridgeline.kernels.attention.op import softmax_with_sinks
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
-from ridgeline.kernels.latent_attention.op import prepared
-from ridgeline.kernels.turns import Turns, rows_of
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.state import RecurrentSpec, StateSpec
+from ridgeline.kernels.attention.latent.op import prepared
+from ridgeline.kernels.attention.paged.op import softmax_with_sinks
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.scans.turns import Turns, rows_of
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.latent_attention import Latents
 

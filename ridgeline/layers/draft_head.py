@@ -1,4 +1,4 @@
-"""The network of a head that drafts from hidden states (`core.draft_head.DraftHeadSpec`).
+"""The network of a head that drafts from hidden states (`core.specs.draft_head.DraftHeadSpec`).
 
 EAGLE: Li et al., arXiv 2401.15077. EAGLE-3: arXiv 2503.01840. Multi-token prediction: DeepSeek-V3, arXiv 2412.19437.
 
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.draft_head import DraftHeadSpec
-from ridgeline.core.model_spec import LayerSpec, NormSpec
+from ridgeline.core.specs.draft_head import DraftHeadSpec
+from ridgeline.core.specs.model import LayerSpec, NormSpec
 from ridgeline.layers import kinds
 from ridgeline.layers.attention import Attends, Attention
 from ridgeline.layers.build import Build

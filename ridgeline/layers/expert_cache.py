@@ -24,9 +24,9 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.core.expert_cache import ExpertCacheFigures
+from ridgeline.core.plan.expert_cache import ExpertCacheFigures
+from ridgeline.kernels.gemm.route.op import Routes, without_waiting
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.route.op import Routes, without_waiting
 
 
 class ExpertCache:

@@ -19,9 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import NormSpec
-from ridgeline.kernels.route.op import Router, Routes, without_waiting
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import NormSpec
+from ridgeline.kernels.gemm.route.op import Router, Routes, without_waiting
 from ridgeline.layers.build import Build
 from ridgeline.layers.expert_cache import ExpertCache, wanted
 from ridgeline.layers.linear import Linear

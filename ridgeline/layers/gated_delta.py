@@ -15,9 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.delta_spec import GatedDeltaSpec
-from ridgeline.kernels.gated_delta.op import DeltaInputs
-from ridgeline.kernels.gated_delta.transfer import transfer
+from ridgeline.core.specs.delta import GatedDeltaSpec
+from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
+from ridgeline.kernels.scans.gated_delta.transfer import transfer
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.model_spec import NormSpec
-from ridgeline.core.pooling import HeadSpec, PoolingSpec
+from ridgeline.core.specs.model import NormSpec
+from ridgeline.core.specs.pooling import HeadSpec, PoolingSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ridgeline.core.model_spec import AttentionSpec
-from ridgeline.kernels.kv_cache import KVScales
+from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.rotary.op import split_heads, without_weight
+from ridgeline.kernels.small.rotary.op import split_heads, without_weight
 
 
 @dataclass(frozen=True)

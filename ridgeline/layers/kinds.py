@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ridgeline.core.model_spec import FeedForwardSpec, MixerSpec
 from ridgeline.core.registry import Registry
+from ridgeline.core.specs.model import FeedForwardSpec, MixerSpec
 from ridgeline.layers.build import Build
 
 # Modules are made from (spec, model width, build) and called with (norm, x, residual, positions, the layer's state),

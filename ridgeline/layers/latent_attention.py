@@ -22,7 +22,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.latent_spec import LatentAttentionSpec
+from ridgeline.core.specs.latent import LatentAttentionSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Axis

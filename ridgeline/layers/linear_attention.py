@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ridgeline.core.linear_spec import DeltaAttentionSpec, LinearAttentionSpec
-from ridgeline.kernels.gated_delta.op import DeltaInputs
-from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
-from ridgeline.kernels.linear_attention.op import LinearInputs
-from ridgeline.kernels.linear_attention.transfer import transfer as decayed_by
+from ridgeline.core.specs.linear import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
+from ridgeline.kernels.scans.gated_delta.transfer import transfer as moved_by
+from ridgeline.kernels.scans.linear_attention.op import LinearInputs
+from ridgeline.kernels.scans.linear_attention.transfer import transfer as decayed_by
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm

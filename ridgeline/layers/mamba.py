@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.mamba_spec import MambaSpec
-from ridgeline.kernels.selective_scan.op import ScanInputs
-from ridgeline.kernels.selective_scan.transfer import transfer
+from ridgeline.core.specs.mamba import MambaSpec
+from ridgeline.kernels.scans.selective_scan.op import ScanInputs
+from ridgeline.kernels.scans.selective_scan.transfer import transfer
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.kernels.ssd.op import SsdInputs
-from ridgeline.kernels.ssd.transfer import transfer
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.kernels.scans.ssd.op import SsdInputs
+from ridgeline.kernels.scans.ssd.transfer import transfer
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm

@@ -1,4 +1,4 @@
-"""Medusa's heads (`core.draft_head.MedusaSpec`).
+"""Medusa's heads (`core.specs.draft_head.MedusaSpec`).
 
 Legend:
     T  tokens that are scored
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.draft_head import MedusaSpec
+from ridgeline.core.specs.draft_head import MedusaSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.model_spec import NormSpec
+from ridgeline.core.specs.model import NormSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.parallel.axis import Axis

@@ -15,9 +15,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from ridgeline.kernels.causal_conv.op import ConvInputs
-from ridgeline.kernels.causal_conv.transfer import transfer
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.scans.causal_conv.op import ConvInputs
+from ridgeline.kernels.scans.causal_conv.transfer import transfer
+from ridgeline.kernels.scans.turns import Turns
 from ridgeline.layers.build import Build
 
 

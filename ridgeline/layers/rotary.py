@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import RopeNumber, RopeSpec
+from ridgeline.core.specs.model import RopeNumber, RopeSpec
 
 Scaling = dict[str, RopeNumber]
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.rwkv_spec import ChannelMixSpec, TimeMixSpec
-from ridgeline.kernels.causal_conv.op import ConvInputs
-from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
-from ridgeline.kernels.turns import Turns
-from ridgeline.kernels.wkv.op import WkvInputs
-from ridgeline.kernels.wkv.transfer import transfer as weighed_by
+from ridgeline.core.specs.rwkv import ChannelMixSpec, TimeMixSpec
+from ridgeline.kernels.scans.causal_conv.op import ConvInputs
+from ridgeline.kernels.scans.causal_conv.transfer import transfer as shifted_by
+from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.wkv.op import WkvInputs
+from ridgeline.kernels.scans.wkv.transfer import transfer as weighed_by
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm, summed_norm

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ridgeline.core.shared_spec import SharedBlockSpec
+from ridgeline.core.specs.shared import SharedBlockSpec
 from ridgeline.layers.attention import Attends, Attention
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear

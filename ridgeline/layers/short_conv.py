@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ridgeline.core.conv_spec import ShortConvSpec
+from ridgeline.core.specs.conv import ShortConvSpec
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ridgeline.core.side_spec import SideBySideSpec
+from ridgeline.core.specs.side import SideBySideSpec
 from ridgeline.layers.attention import Attends, AttentionBehind
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear

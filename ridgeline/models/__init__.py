@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import ModelSpec, WeightMap
 from ridgeline.core.registry import Registry
+from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config, ModelConfig, checkpoint_dtype, sampling_defaults, token_ids
 
 ARCHITECTURES = Registry(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, WeightMap
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import llama_like
 from ridgeline.models.names import mamba2, named, outer

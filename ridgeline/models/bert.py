@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.core.pooling import HeadSpec, PoolingSpec
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.pooling import HeadSpec, PoolingSpec
 from ridgeline.models.config import Config, head_width
 from ridgeline.models.labels import classification
 from ridgeline.models.names import named

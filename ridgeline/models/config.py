@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from ridgeline.core.config import DTYPES
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import ModelSpec, WeightMap
+from ridgeline.core.settings.config import DTYPES
+from ridgeline.core.specs.model import ModelSpec, WeightMap
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 

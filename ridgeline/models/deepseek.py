@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import ExpertNames, expert_weights, later_layers, routing, shared_experts, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS

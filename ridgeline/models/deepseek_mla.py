@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import drafting_layers, later_layers, routing, shared_experts, with_experts
 from ridgeline.models.latent import DEFAULTS, latent_like, latent_weights

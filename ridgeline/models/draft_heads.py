@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.draft_head import DraftHeadSpec, HeadConfig, MedusaSpec
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
-from ridgeline.core.speculation import EAGLE, MEDUSA
+from ridgeline.core.settings.speculation import EAGLE, MEDUSA
+from ridgeline.core.specs.draft_head import DraftHeadSpec, HeadConfig, MedusaSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models import ARCHITECTURES
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS, Llama, llama_like

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import MLPSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import ModelSpec, NormSpec, WeightMap
-from ridgeline.core.side_spec import SideBySideSpec
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.side import SideBySideSpec
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import llama_like

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, NormSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama, llama_like
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.linear_spec import LinearAttentionSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec, WeightMap
+from ridgeline.core.specs.linear import LinearAttentionSpec
+from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec, NormSpec, RopeSpec, WeightMap
 from ridgeline.models.config import Config, head_width, wrong
 from ridgeline.models.names import named, outer
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
 
-LIMIT = 7.0  # the bound of kernels/activation's swiglu_clamped
+LIMIT = 7.0  # the bound of kernels/small/activation's swiglu_clamped
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import MLPSpec, ModelSpec, WeightMap
 from ridgeline.models.bamba import DEFAULTS as BAMBA_DEFAULTS
 from ridgeline.models.bamba import mixer_weights, with_mamba2
 from ridgeline.models.config import Config, wrong

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import MLPSpec, ModelSpec
 from ridgeline.models.config import Config
 from ridgeline.models.experts import ExpertNames, expert_weights, routing, with_experts
 from ridgeline.models.granite import DEFAULTS as GRANITE_DEFAULTS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.mamba_spec import MambaSpec
-from ridgeline.core.model_spec import (
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.mamba import MambaSpec
+from ridgeline.core.specs.model import (
     AttentionSpec,
     LayerSpec,
     MixerSpec,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.linear_spec import DeltaAttentionSpec
-from ridgeline.core.model_spec import MixerSpec, ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.linear import DeltaAttentionSpec
+from ridgeline.core.specs.model import MixerSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.deepseek_mla import experts
 from ridgeline.models.experts import ExpertNames, drafting_layers, later_layers, routing, with_experts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.pooling import HeadSpec, Kind, PoolingSpec
+from ridgeline.core.specs.pooling import HeadSpec, Kind, PoolingSpec
 from ridgeline.models.config import Config, wrong
 
 MOST_LABELS = 1 << 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import ExpertNames, expert_weights
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS

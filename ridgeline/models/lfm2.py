@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import floor
 from typing import Any
 
-from ridgeline.core.conv_spec import ShortConvSpec
-from ridgeline.core.model_spec import (
+from ridgeline.core.specs.conv import ShortConvSpec
+from ridgeline.core.specs.model import (
     AttentionSpec,
     FeedForwardSpec,
     LayerSpec,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import MLPSpec, ModelSpec, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.experts import ExpertNames, layer_experts, routing, with_experts
 from ridgeline.models.lfm2 import DEFAULTS as LFM2_DEFAULTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.mamba_spec import MambaSpec
-from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.mamba import MambaSpec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, NormSpec, Source, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.names import mamba
 from ridgeline.models.selective import CONTEXT, conv_length, dt_rank, expanded, need_silu

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.mamba import backbone, of_one_mixer
 from ridgeline.models.names import mamba2, named

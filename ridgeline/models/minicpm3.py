@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, head_width
 from ridgeline.models.latent import DEFAULTS as LATENT_DEFAULTS
 from ridgeline.models.latent import latent_like, latent_weights

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import drafting_layers, expert_weights, routing, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS

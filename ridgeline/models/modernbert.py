@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ridgeline.core.model_spec import (
+from ridgeline.core.specs.model import (
     AttentionSpec,
     LayerSpec,
     MLPSpec,
@@ -15,7 +15,7 @@ from ridgeline.core.model_spec import (
     Source,
     WeightMap,
 )
-from ridgeline.core.pooling import HeadSpec, PoolingSpec
+from ridgeline.core.specs.pooling import HeadSpec, PoolingSpec
 from ridgeline.models.config import Config, head_width, wrong
 from ridgeline.models.labels import classification
 from ridgeline.models.names import named

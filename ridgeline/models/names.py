@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ridgeline.core.mamba_spec import Mamba2Spec, MambaSpec
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.core.specs.mamba import Mamba2Spec, MambaSpec
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 
 LONGEST_CONV = 1024  # inputs of a convolution's output: far more than any model has
 

@@ -7,9 +7,9 @@ from math import inf
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import ABSENT, AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, WeightMap
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import ABSENT, AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import MAX_COUNTS, Config, wrong
 from ridgeline.models.experts import ExpertNames, layer_experts, routing, with_experts
 from ridgeline.models.mamba import backbone

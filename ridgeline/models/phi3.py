@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like

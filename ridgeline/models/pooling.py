@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.model_spec import AttentionSpec, ModelSpec, Source, WeightMap
-from ridgeline.core.pooling import HeadSpec, Kind, PoolingSpec
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec, Source, WeightMap
+from ridgeline.core.specs.pooling import HeadSpec, Kind, PoolingSpec
 from ridgeline.models.config import Config, ModelConfig
 
 BARE = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")  # decoders that were saved without an output layer

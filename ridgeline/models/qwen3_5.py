@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.model_spec import ModelSpec, WeightMap
+from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.experts import with_experts
 from ridgeline.models.qwen3_next import DEFAULTS, UNUSED, Qwen3Next, gated_experts, gated_hybrid

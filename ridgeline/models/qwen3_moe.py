@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config
 from ridgeline.models.experts import expert_weights, routing, sparse_layers, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.delta_spec import GatedDeltaSpec
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.delta import GatedDeltaSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec, NormSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.experts import expert_weights, routing, sparse_layers, with_experts
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS

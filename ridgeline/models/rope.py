@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import RopeNumber, RopeSpec
+from ridgeline.core.specs.model import RopeNumber, RopeSpec
 from ridgeline.models.config import LAYER_TYPES, MAX_INTEGER, Config, wrong
 
 SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.model_spec import ABSENT, LayerSpec, MixerSpec, ModelSpec, NormSpec, Source, WeightMap
-from ridgeline.core.rwkv_spec import ChannelMixSpec, TimeMixSpec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, MixerSpec, ModelSpec, NormSpec, Source, WeightMap
+from ridgeline.core.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.names import named, single
 

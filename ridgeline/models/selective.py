@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import NormSpec
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import NormSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.names import LONGEST_CONV
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.labels import classification
 from ridgeline.models.llama import Llama

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models.config import Config
 from ridgeline.models.latent import DEFAULTS as LATENT_DEFAULTS
 from ridgeline.models.latent import latent_like, latent_weights

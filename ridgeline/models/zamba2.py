@@ -8,8 +8,8 @@ from math import inf
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import (
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import (
     ABSENT,
     AttentionSpec,
     LayerSpec,
@@ -19,7 +19,7 @@ from ridgeline.core.model_spec import (
     Source,
     WeightMap,
 )
-from ridgeline.core.shared_spec import SharedBlockSpec
+from ridgeline.core.specs.shared import SharedBlockSpec
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.names import mamba2, named, outer
 from ridgeline.models.rope import rope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.offline.jobs import Job
 from ridgeline.text.beams import BeamSearch
 from ridgeline.text.outputs import RequestOutput

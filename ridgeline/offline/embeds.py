@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidRequest
+from ridgeline.core.plan.embeds import Embeds
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

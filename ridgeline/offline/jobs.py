@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, NotRequired, TypedDict
 
-from ridgeline.core.embeds import PLACEHOLDER
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.embeds import PLACEHOLDER
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.engine.engine import Engine
 from ridgeline.offline.embeds import embeds_of
 from ridgeline.text.arguments import integers, short

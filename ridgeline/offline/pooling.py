@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest, RidgelineError
-from ridgeline.core.pooling import PoolingParams, PoolingSpec
-from ridgeline.core.request import Request, RequestStats
+from ridgeline.core.plan.request import Request, RequestStats
+from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.interrupts import uninterrupted
 from ridgeline.offline.jobs import check_keys

@@ -7,11 +7,11 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from threading import RLock
 
-from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import Request, RequestStats
+from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.engine.engine import Engine
 from ridgeline.interrupts import uninterrupted
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.offline.jobs import Job, StreamOutput
 from ridgeline.progress import batch_bar
 from ridgeline.text.completion import Completion

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.sharding import Placement, part_of, with_experts_of_a_rank
-from ridgeline.core.stages import deal, stage_of
+from ridgeline.core.plan.sharding import Placement, part_of, with_experts_of_a_rank
+from ridgeline.core.plan.stages import deal, stage_of
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.parallel.axis import ALONE, Axis, SwapsRows
 from ridgeline.parallel.exchange import Exchange
 from ridgeline.parallel.pipe import WHOLE, Pipe
@@ -19,12 +19,12 @@ from ridgeline.parallel.stamps import Stamps, watched
 class Mesh:
     """The axes on which a rank has neighbours.
 
-    tp: the ranks that divide every matrix (`core.sharding`).
+    tp: the ranks that divide every matrix (`core.plan.sharding`).
     whole_experts: they divide the experts of a mixture between them, and no expert's matrices.
     placement: the experts of each of them, where some have copies; None: equal parts.
-    pp: the stages of a pipeline. layers: how many each has, as a user wants it (`core.stages`).
-    cp: the ranks that divide the cached tokens, and those of long prompts (`core.stripes`). Each has all of the model,
-        or the same part by tp.
+    pp: the stages of a pipeline. layers: how many each has, as a user wants it (`core.plan.stages`).
+    cp: the ranks that divide the cached tokens, and those of long prompts (`core.plan.stripes`). Each has all of the
+        model, or the same part by tp.
     exchange: ranks that have tokens of their own, and all of the model but the experts, which they divide. There is no
         other axis then.
     movers: the ranks between which experts can move while they run; None: experts stay where they are.

@@ -8,8 +8,8 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 
-from ridgeline.kernels.all_reduce.peers import PROGRAMS, inbox_bytes, peers
-from ridgeline.kernels.exchange import rows, words
+from ridgeline.kernels.ranks.all_reduce.peers import PROGRAMS, inbox_bytes, peers
+from ridgeline.kernels.ranks.exchange import rows, words
 from ridgeline.parallel.exchange import Arrived, Swaps, check_tokens
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 
-from ridgeline.kernels.all_reduce import choose, direct, triton
-from ridgeline.kernels.all_reduce.direct import Memory
-from ridgeline.kernels.all_reduce.peers import Peers, inbox_bytes, peers
+from ridgeline.kernels.ranks.all_reduce import choose, direct, triton
+from ridgeline.kernels.ranks.all_reduce.direct import Memory
+from ridgeline.kernels.ranks.all_reduce.peers import Peers, inbox_bytes, peers
 
 
 class PeerSums:

@@ -1,5 +1,5 @@
 """Recurrent ops over rows whose tokens ranks divide: one exchange of what pieces do to states
-(`kernels/transfer.py`).
+(`kernels/scans/transfer.py`).
 
 Every rank finds the transfers of its pieces without knowing any state, and sends them to the others. All then go
 through each row's pieces in order, from the state in front of the row. So every rank knows the states in front of its
@@ -37,12 +37,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheGroup
-from ridgeline.core.pieces import Piece
-from ridgeline.core.reserve import Reserved, StepSizes
-from ridgeline.core.state_spec import RecurrentSpec
-from ridgeline.kernels.transfer import Transfer
-from ridgeline.kernels.turns import Inputs, Pieces, RecurrentOp, Tells, Turns
+from ridgeline.core.plan.pieces import Piece
+from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.specs.cache_layout import CacheGroup
+from ridgeline.core.specs.state import RecurrentSpec
+from ridgeline.kernels.scans.transfer import Transfer
+from ridgeline.kernels.scans.turns import Inputs, Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
 
 SHORT = 8  # tokens of a row, up to which all ranks run it
@@ -51,7 +51,7 @@ TOLD_COPIES = 5  # of them at once: what arrives, lies together, is taken apart,
 
 
 class PieceScan:
-    """A step's rows as pieces on ranks, a `kernels.turns.Divided`.
+    """A step's rows as pieces on ranks, a `kernels.scans.turns.Divided`.
 
     pieces: those of all ranks, with the pieces of a row in order. A rank may have several pieces of a row, and its
         tokens lie in the order of its pieces.

@@ -90,7 +90,7 @@ class DeviceStamps:
         self._taken = 0  # notes that were returned so far; takes are read in order
 
     def stamp(self, what: int) -> None:
-        from ridgeline.kernels.all_reduce.stamp import stamp  # here, because it needs Triton
+        from ridgeline.kernels.ranks.all_reduce.stamp import stamp  # here, because it needs Triton
 
         stamp(self._notes_N2, self._count_1, what)
 

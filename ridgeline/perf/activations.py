@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.registry import Registry
-from ridgeline.core.reserve import Reserved, StepSizes
-from ridgeline.core.speculation import MOST_WAITING
-from ridgeline.kernels.attention.cost import WORKSPACE_BYTES
+from ridgeline.core.settings.speculation import MOST_WAITING
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES
 from ridgeline.perf.footprint import step_bytes_per_token
 
 LOGIT_COPIES = 3  # float32, of each position that is scored

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.user_cache import user_cache
+from ridgeline.kernels.base.user_cache import user_cache
 
 
 class GemmRate(NamedTuple):

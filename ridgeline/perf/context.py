@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import LayerSpec, ModelSpec, attention_of
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, attention_of
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.links import ENGINES, Links
 
 FORMS = ("heads", "keys", "queries")
@@ -143,8 +143,8 @@ def pays_from(
 def pairs_of(deal: str, ranks: int, start: int, end: int) -> np.ndarray:
     """Return by rank how many pairs of a query and a key that it sees there are, for a chunk of a prompt.
 
-    deal: "striped" (`core.stripes`), "zigzag" (of 2 N equal pieces each rank has one from the front and one from the
-        back) or "contiguous" (N equal pieces).
+    deal: "striped" (`core.plan.stripes`), "zigzag" (of 2 N equal pieces each rank has one from the front and one from
+        the back) or "contiguous" (N equal pieces).
     """
     position = np.arange(start, end)
     owner = _owner(deal, ranks, position, start, end - start)

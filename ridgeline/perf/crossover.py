@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.footprint import kv_bytes, weight_bytes
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import Precision

@@ -1,6 +1,6 @@
 """A model divided over devices: who holds what, what a device computes in a step, and what devices send each other.
 
-tp: matrices and heads are divided (`core.sharding.part_of`). A sum behind every mixer and feed-forward, one behind
+tp: matrices and heads are divided (`core.plan.sharding.part_of`). A sum behind every mixer and feed-forward, one behind
     the embedding, those that a mixer needs inside of it, and the candidates of the scores.
 ep: experts are divided, whole. Groups of tp devices bring tokens of their own; in each layer a row goes to every
     device that has an expert of it, and one comes back.
@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, attention_of
-from ridgeline.core.sharding import check_experts, part_of, with_experts_of_a_rank
-from ridgeline.core.stages import deal, stage_of
+from ridgeline.core.plan.sharding import check_experts, part_of, with_experts_of_a_rank
+from ridgeline.core.plan.stages import deal, stage_of
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, attention_of
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.context import told_bytes
 from ridgeline.perf.experts import devices_of_token
 from ridgeline.perf.footprint import check_shape, kv_bytes, kv_bytes_per_token, parameters, state_bytes, weight_bytes

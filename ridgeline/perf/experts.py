@@ -14,8 +14,8 @@ from math import ceil, comb
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 
 
 def imbalance(tokens_E: ArrayLike) -> float:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.perf.division import Collective
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.parts import Reach

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ABSENT, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
-from ridgeline.core.state_spec import DTYPE_BYTES, KVSpec, StateSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ABSENT, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, Product
+from ridgeline.core.specs.state import DTYPE_BYTES, KVSpec, StateSpec
 from ridgeline.perf.precision import ITEM_BYTES, Precision, dtype_name, kv_itemsize
 
 

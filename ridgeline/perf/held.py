@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.weight_format import Fp8Format, HeldMatrix, Int8Format
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.weight_format import Fp8Format, HeldMatrix, Int8Format
 from ridgeline.perf.footprint import product_name
 from ridgeline.perf.precision import Precision
 

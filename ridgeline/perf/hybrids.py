@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.core.cost import Cost, StepShape
-from ridgeline.core.shared_spec import SharedBlockSpec
-from ridgeline.core.side_spec import SideBySideSpec
-from ridgeline.kernels.activation.cost import activation_cost
-from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.core.specs.shared import SharedBlockSpec
+from ridgeline.core.specs.side import SideBySideSpec
+from ridgeline.kernels.base.cost import Cost, StepShape
+from ridgeline.kernels.small.activation.cost import activation_cost
+from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced, attention
 from ridgeline.perf.precision import Precision
 from ridgeline.perf.scans import mamba2

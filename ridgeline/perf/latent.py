@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ridgeline.core.cost import StepShape
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.core.reserve import StepSizes
-from ridgeline.kernels.expanded_attention.cost import (
+from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.kernels.attention.expanded.cost import (
     expanded_attention_cost,
     expanded_bytes,
     expansion_cost,
     worth_expanding,
 )
-from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost, parts_bytes
-from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost, parts_bytes
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision
 

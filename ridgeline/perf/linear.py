@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.core.cost import Cost, StepShape
-from ridgeline.core.linear_spec import DeltaAttentionSpec, LinearAttentionSpec
-from ridgeline.core.rwkv_spec import ChannelMixSpec, TimeMixSpec
-from ridgeline.kernels.causal_conv.cost import causal_conv_cost
-from ridgeline.kernels.gated_norm.cost import gated_norm_cost
-from ridgeline.kernels.linear_attention.cost import linear_attention_cost
-from ridgeline.kernels.rotary.cost import rope_cost
-from ridgeline.kernels.wkv.cost import wkv_cost
+from ridgeline.core.specs.linear import DeltaAttentionSpec, LinearAttentionSpec
+from ridgeline.core.specs.rwkv import ChannelMixSpec, TimeMixSpec
+from ridgeline.kernels.base.cost import Cost, StepShape
+from ridgeline.kernels.scans.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.scans.linear_attention.cost import linear_attention_cost
+from ridgeline.kernels.scans.wkv.cost import wkv_cost
+from ridgeline.kernels.small.gated_norm.cost import gated_norm_cost
+from ridgeline.kernels.small.rotary.cost import rope_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision
 from ridgeline.perf.recurrent import rows_of

@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from ridgeline.core.cost import Cost, StepShape
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import AttentionSpec, MLPSpec, Product
 from ridgeline.core.registry import Registry
-from ridgeline.kernels.activation.cost import activation_cost
-from ridgeline.kernels.attention.cost import attention_cost
-from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost, touched
-from ridgeline.kernels.norm.cost import norm_cost
-from ridgeline.kernels.output_gate.cost import output_gate_cost
-from ridgeline.kernels.packed_attention.cost import packed_attention_cost
-from ridgeline.kernels.rotary.cost import rope_cost, write_kv_cost
-from ridgeline.kernels.route.cost import route_cost
-from ridgeline.kernels.token_gate.cost import token_gate_cost
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import AttentionSpec, MLPSpec, Product
+from ridgeline.kernels.attention.packed.cost import packed_attention_cost
+from ridgeline.kernels.attention.paged.cost import attention_cost
+from ridgeline.kernels.base.cost import Cost, StepShape
+from ridgeline.kernels.gemm.experts.cost import grouped_down_cost, grouped_gate_up_cost, touched
+from ridgeline.kernels.gemm.plain.cost import linear_cost
+from ridgeline.kernels.gemm.route.cost import route_cost
+from ridgeline.kernels.small.activation.cost import activation_cost
+from ridgeline.kernels.small.norm.cost import norm_cost
+from ridgeline.kernels.small.output_gate.cost import output_gate_cost
+from ridgeline.kernels.small.rotary.cost import rope_cost, write_kv_cost
+from ridgeline.kernels.small.token_gate.cost import token_gate_cost
 from ridgeline.perf.precision import Precision, kv_itemsize
 
 Priced = tuple[str, Cost]

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.reserve import StepSizes, reserved
+from ridgeline.core.plan.reserve import StepSizes, reserved
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.activations import Activations
 from ridgeline.perf.division import Divided, Division, Times
 from ridgeline.perf.experts import exchanged_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.kv_format import SCALE_BYTES
+from ridgeline.kernels.base.kv_format import SCALE_BYTES
 
 ITEM_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ridgeline.core.conv_spec import ShortConvSpec
-from ridgeline.core.cost import Cost, StepShape
-from ridgeline.core.delta_spec import GatedDeltaSpec
-from ridgeline.kernels.causal_conv.cost import causal_conv_cost
-from ridgeline.kernels.gated_delta.cost import gated_delta_cost
-from ridgeline.kernels.gated_norm.cost import gated_norm_cost
+from ridgeline.core.specs.conv import ShortConvSpec
+from ridgeline.core.specs.delta import GatedDeltaSpec
+from ridgeline.kernels.base.cost import Cost, StepShape
+from ridgeline.kernels.scans.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.scans.gated_delta.cost import gated_delta_cost
+from ridgeline.kernels.small.gated_norm.cost import gated_norm_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision
 

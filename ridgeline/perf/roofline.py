@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ridgeline.core.cost import Cost, OpCost, StepShape
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ABSENT, LayerSpec, ModelSpec, attention_of
-from ridgeline.kernels.attention.cost import visible
-from ridgeline.kernels.embedding.cost import embedding_cost
-from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.kernels.norm.cost import norm_cost
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ABSENT, LayerSpec, ModelSpec, attention_of
+from ridgeline.kernels.attention.paged.cost import visible
+from ridgeline.kernels.base.cost import Cost, OpCost, StepShape
+from ridgeline.kernels.gemm.plain.cost import linear_cost
 from ridgeline.kernels.sampling.cost import sample_cost
+from ridgeline.kernels.small.embedding.cost import embedding_cost
+from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.parts import (
     FEED_FORWARDS,
@@ -175,8 +175,8 @@ def step_limit(ops: list[OpCost], hardware: Hardware, dtype: str | Precision) ->
 
 
 class Roofline:
-    """A `core.cost.CostModel` that is fast enough for every step: it takes microseconds, since most ops are linear in
-    the numbers of tokens and of rows, or of sampled rows, and experts in one number more.
+    """A `kernels.base.cost.CostModel` that is fast enough for every step: it takes microseconds, since most ops are
+    linear in the numbers of tokens and of rows, or of sampled rows, and experts in one number more.
 
     expert_devices: as in `step_ops`.
 

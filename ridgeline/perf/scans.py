@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.core.cost import StepShape
-from ridgeline.core.mamba_spec import Mamba2Spec, MambaSpec
-from ridgeline.kernels.causal_conv.cost import causal_conv_cost
-from ridgeline.kernels.gated_norm.cost import gated_norm_cost
-from ridgeline.kernels.norm.cost import norm_cost
-from ridgeline.kernels.selective_scan.cost import selective_scan_cost
-from ridgeline.kernels.ssd.cost import ssd_cost
+from ridgeline.core.specs.mamba import Mamba2Spec, MambaSpec
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.scans.causal_conv.cost import causal_conv_cost
+from ridgeline.kernels.scans.selective_scan.cost import selective_scan_cost
+from ridgeline.kernels.scans.ssd.cost import ssd_cost
+from ridgeline.kernels.small.gated_norm.cost import gated_norm_cost
+from ridgeline.kernels.small.norm.cost import norm_cost
 from ridgeline.perf.parts import Priced
 from ridgeline.perf.precision import Precision
 from ridgeline.perf.recurrent import rows_of

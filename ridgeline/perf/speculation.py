@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ridgeline.core.cost import CostModel, StepShape
+from ridgeline.kernels.base.cost import CostModel, StepShape
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHARES = (0.6, 0.7, 0.8)

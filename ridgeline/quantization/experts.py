@@ -23,22 +23,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat, Fp8Format, Held
-from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.grouped_gemm.matrices import Quantized, arranged, part, shape_of, stacked
-from ridgeline.kernels.grouped_gemm.panels import pack
-from ridgeline.kernels.grouped_gemm.torch_ops import down, gate_up
-from ridgeline.kernels.onednn import together_in_large_pages
-from ridgeline.kernels.op import REFERENCE
+from ridgeline.kernels.base.onednn import together_in_large_pages
+from ridgeline.kernels.base.op import REFERENCE
+from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format, Held
+from ridgeline.kernels.gemm.experts.matrices import Quantized, arranged, part, shape_of, stacked
+from ridgeline.kernels.gemm.experts.panels import pack
+from ridgeline.kernels.gemm.experts.torch_ops import down, gate_up
+from ridgeline.kernels.gemm.fp8.op import Fp8
+from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.route.op import Routes
 from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.held import Filling, formed, one_by_one
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 
 class ExpertWeights(Protocol):
-    """One matrix of every expert, in any form that can multiply. The operations are those of `kernels/grouped_gemm`."""
+    """One matrix of every expert, in any form that can multiply. The operations are those of `kernels/gemm/experts`."""
 
     @property
     def nbytes(self) -> int: ...

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.op import Coded
-from ridgeline.kernels.fp8_gemm import rounded
-from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.fp8 import rounded
+from ridgeline.kernels.gemm.fp8.op import Fp8
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 
 
@@ -52,7 +52,7 @@ class Fp8Weight:
     def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         if self.ops.chosen["fp8_linear"] != "triton" or torch.is_grad_enabled():
             return None
-        from ridgeline.kernels.fp8_gemm.triton import takes_rounded  # Triton, which is imported only where it runs
+        from ridgeline.kernels.gemm.fp8.triton import takes_rounded  # Triton, which is imported only where it runs
 
         number_OI = self.weight.weight_OI
         if not takes_rounded(self.weight, tokens, dtype):
@@ -62,7 +62,7 @@ class Fp8Weight:
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
         if self.ops.chosen["fp8_norm_linear"] != "triton":
             return False
-        from ridgeline.kernels.fp8_gemm.triton import rounds_gated  # likewise
+        from ridgeline.kernels.gemm.fp8.triton import rounds_gated  # likewise
 
         return rounds_gated(self.weight, tokens, dtype)
 

@@ -3,9 +3,9 @@ On a CPU, which multiplies no FP8 numbers, activations stay as they are."""
 
 from __future__ import annotations
 
-from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, IN_BLOCKS, to_fp8
-from ridgeline.kernels.op import anywhere
+from ridgeline.kernels.base.op import anywhere
+from ridgeline.kernels.base.weight_format import Fp8Format
+from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, IN_BLOCKS, to_fp8
 from ridgeline.quantization.layout import laid_out
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 

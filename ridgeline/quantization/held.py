@@ -20,10 +20,10 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format, Held, HeldMatrix, Int8Format
-from ridgeline.kernels.coded_gemm.op import TABLES, Coded
-from ridgeline.kernels.fp8_gemm.op import LARGEST, Fp8
-from ridgeline.kernels.op import REFERENCE
+from ridgeline.kernels.base.op import REFERENCE
+from ridgeline.kernels.base.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format, Held, HeldMatrix, Int8Format
+from ridgeline.kernels.gemm.codes.op import TABLES, Coded
+from ridgeline.kernels.gemm.fp8.op import LARGEST, Fp8
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.joined import JoinedWeight

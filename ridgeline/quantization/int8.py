@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.kernels.int8_gemm.op import RUN
-from ridgeline.kernels.op import on_cpu
+from ridgeline.kernels.base.op import on_cpu
+from ridgeline.kernels.gemm.int8.op import RUN
 from ridgeline.quantization.rounding import round_rows
 from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme
 

@@ -8,13 +8,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.op import Coded
-from ridgeline.kernels.coded_gemm.panels import pack, pack_levels
-from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.op import REFERENCE
+from ridgeline.kernels.base.op import REFERENCE
+from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.codes.panels import pack, pack_levels
+from ridgeline.kernels.gemm.fp8.op import Fp8
+from ridgeline.kernels.gemm.w8a8.onednn import pack as pack_for_onednn
+from ridgeline.kernels.gemm.w8a8.op import W8A8_LINEAR, has_vnni
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.w8a8_gemm.onednn import pack as pack_for_onednn
-from ridgeline.kernels.w8a8_gemm.op import W8A8_LINEAR, has_vnni
 from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.panels import PanelWeight
 from ridgeline.quantization.plain import PLAIN
@@ -37,7 +37,7 @@ def laid_out(ops: Ops, weight: Fp8 | Coded, dtype: torch.dtype) -> Weight:
     if on_cpu:
         return _coded_on_cpu(ops, weight, dtype)
     if ops.chosen["coded_linear"] in ("triton", "batch_invariant"):
-        from ridgeline.kernels.coded_gemm.triton import prepared  # Triton, which is imported only where it runs
+        from ridgeline.kernels.gemm.codes.triton import prepared  # Triton, which is imported only where it runs
 
         weight = prepared(weight, dtype)
     return CodedWeight(ops, weight)

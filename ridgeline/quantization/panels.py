@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.panels import Panels, linear, norm_linear
+from ridgeline.kernels.gemm.codes.panels import Panels, linear, norm_linear
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@ faster."""
 
 from __future__ import annotations
 
-from ridgeline.kernels.gemm.onednn import pack
-from ridgeline.kernels.op import anywhere
+from ridgeline.kernels.base.op import anywhere
+from ridgeline.kernels.gemm.plain.onednn import pack
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 
 

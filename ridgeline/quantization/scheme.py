@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.weight_format import Held
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
-from ridgeline.kernels.onednn import num_bytes
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.onednn import num_bytes
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.base.weight_format import Held
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization import SCHEMES
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat
-from ridgeline.kernels.coded_gemm.op import Coded, packed
-from ridgeline.kernels.op import anywhere
+from ridgeline.kernels.base.op import anywhere
+from ridgeline.kernels.base.weight_format import CodedFormat
+from ridgeline.kernels.gemm.codes.op import Coded, packed
 from ridgeline.quantization.layout import laid_out
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
 

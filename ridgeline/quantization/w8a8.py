@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from ridgeline.kernels.native import has_compiler
-from ridgeline.kernels.op import Platform, has_byte_products, on_gpu
-from ridgeline.kernels.w8a8_gemm.op import has_vnni
+from ridgeline.kernels.base.native import has_compiler
+from ridgeline.kernels.base.op import Platform, has_byte_products, on_gpu
+from ridgeline.kernels.gemm.w8a8.op import has_vnni
 from ridgeline.quantization.layout import levels_laid_out
 from ridgeline.quantization.rounding import round_rows
 from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight

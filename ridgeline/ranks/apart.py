@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.member import Progress
 from ridgeline.ranks.messages import PlanSender, Round, sent_masks

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
-from ridgeline.core.rebalancing import Rebalancing
-from ridgeline.core.sharding import Placement
-from ridgeline.core.worker import WorkerFigures
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.sharding import Placement
+from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.worker import WorkerFigures
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.rebalancing import Rebalancing
 from ridgeline.ranks.member import Member, Progress
 from ridgeline.ranks.members import Members
 from ridgeline.ranks.merging import merged, of_parts, of_stages
@@ -59,7 +59,7 @@ class Looks:
 
 
 class Group(Members):
-    """A `core.worker.Worker` whose work is divided between processes.
+    """A `core.plan.worker.Worker` whose work is divided between processes.
 
     options: arguments of `LLMConfig`, for every rank. limit: seconds that a step may take. stages: of a pipeline; the
         ranks of each have consecutive numbers. recruits: processes that were started already.
@@ -174,7 +174,7 @@ class Group(Members):
             self._rebalancer.note(rank, result.plan_id, result.experts)
 
     def figures(self) -> WorkerFigures:
-        """See `core.worker.Reports`: the sums of all ranks."""
+        """See `core.plan.worker.Reports`: the sums of all ranks."""
         each = [decode_as(WorkerFigures, answer) for answer in self._ask("figures")]
         moved = None if self._rebalancer is None else self._rebalancer.figures
         copied = sum(rank.moved_bytes for rank in each)

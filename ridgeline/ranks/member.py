@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from ridgeline.core.plan import StepResult
+from ridgeline.core.plan.step import StepResult
 from ridgeline.core.silence import Silence
 from ridgeline.ranks.channel import Channel
 from ridgeline.ranks.messages import (

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import Finish, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.step import Finish, StepLogprobs, StepPlan, StepResult
 from ridgeline.ranks.parts import Part
 
 

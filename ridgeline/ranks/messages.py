@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ridgeline.core.plan import (
+from ridgeline.core.plan.step import (
     Assign,
     CopyBlocks,
     Delta,
@@ -63,7 +63,7 @@ class Released(Message, frozen=True, tag="release"):
 
 
 class SentRows(Message, frozen=True):
-    """`core.plan.Rows`, with features as a number."""
+    """`core.plan.step.Rows`, with features as a number."""
 
     slots: np.ndarray
     generations: np.ndarray
@@ -79,7 +79,7 @@ class SentRows(Message, frozen=True):
 
 
 class SentPlan(Message, frozen=True, tag="plan"):
-    """`core.plan.StepPlan`. rows: None means those of the plan before that was the same part of its step."""
+    """`core.plan.step.StepPlan`. rows: None means those of the plan before that was the same part of its step."""
 
     id: int
     part: int

@@ -25,8 +25,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ridgeline.core.embeds import parts_between
-from ridgeline.core.plan import Assign, Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
+from ridgeline.core.plan.embeds import parts_between
+from ridgeline.core.plan.step import Assign, Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from ridgeline.core.errors import DeviceLost, RidgelineError
-from ridgeline.core.plan import Feature, StepResult
+from ridgeline.core.plan.step import Feature, StepResult
 from ridgeline.ranks.channel import Channel, Closed
 from ridgeline.ranks.messages import (
     Alive,

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.rebalancing import MOST, Rebalanced, Rebalancing
-from ridgeline.core.sharding import Placement
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.sharding import Placement
+from ridgeline.core.settings.rebalancing import MOST, Rebalanced, Rebalancing
 from ridgeline.perf.experts import imbalance
 from ridgeline.perf.moves import near, takes
 from ridgeline.perf.placement import placed, rank_loads

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.rank_waits import RankWaits
+from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.parallel.stamps import KINDS, RECEIVED, SEGMENT, TOGETHER
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.generation.beam_run import BeamRun
 from ridgeline.serving.generation.engine_client import EngineClient

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridgeline.core.errors import InvalidRequest, ModelLoadError
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.models.config import Config, sampling_defaults, token_ids
 from ridgeline.text.requests import sampling_overrides
 from ridgeline.weights.folder import GENERATION_FILE, NO_DEFAULTS, generation_file

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from hashlib import sha256
 
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 
 logger = logging.getLogger(__name__)
 

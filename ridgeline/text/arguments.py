@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 
 
 def short(value: object) -> str:

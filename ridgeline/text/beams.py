@@ -15,8 +15,8 @@ from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import SamplingParams
-from ridgeline.core.vllm_arguments import BEAM_SEARCH, with_vllms_fields
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.settings.vllm_arguments import BEAM_SEARCH, with_vllms_fields
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
 from ridgeline.text.tokenizer import Tokenizer
 

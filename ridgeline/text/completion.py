@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import PromptLogprobs, Request, TokenEvent
+from ridgeline.core.plan.request import PromptLogprobs, Request, TokenEvent
 from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.outputs import CompletionOutput, RequestOutput, ScoredTokens
 from ridgeline.text.repetition import Repetition

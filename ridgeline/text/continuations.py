@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.outputs import RequestOutput
 from ridgeline.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.text.stop_strings import StopMatcher
 from ridgeline.text.token_stream import TokenStream
 from ridgeline.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, overload
 
-from ridgeline.core.request import PromptLogprobs, RequestStats, SamplingParams, TokenLogprobs
+from ridgeline.core.plan.request import PromptLogprobs, RequestStats, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.pooling import PoolingParams, PoolingSpec, checked
-from ridgeline.core.request import Request, SamplingParams
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec, checked
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ RERANKER_INSTRUCTION = "Given a web search query, retrieve relevant passages tha
 
 
 class Encoded(NamedTuple):
-    """A prompt as token ids. text: as it came, if it was one text. second_text: as in `core.request.Request`."""
+    """A prompt as token ids. text: as it came, if it was one text. second_text: as in `core.plan.request.Request`."""
 
     ids: list[int]
     text: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.core.request import RepetitionDetectionParams
+from ridgeline.core.plan.request import RepetitionDetectionParams
 
 
 class Repetition:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from ridgeline.core.embeds import Embeds
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
+from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 

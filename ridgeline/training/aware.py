@@ -26,10 +26,10 @@ from torch import Tensor
 from ridgeline.compression.rounding import grid_of
 from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.fp8_gemm.op import rounded as rounded_to_fp8
+from ridgeline.kernels.base.weight_format import Fp8Format
+from ridgeline.kernels.gemm.fp8.op import rounded as rounded_to_fp8
+from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.route.op import Routes
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear

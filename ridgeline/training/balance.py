@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import RoutingSpec
-from ridgeline.kernels.route import op
-from ridgeline.kernels.route.op import Router, Routes
+from ridgeline.core.specs.experts import RoutingSpec
+from ridgeline.kernels.gemm.route import op
+from ridgeline.kernels.gemm.route.op import Router, Routes
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import AttentionSpec
+from ridgeline.core.specs.model import AttentionSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.training.card import PLOT, plot_loss
 from ridgeline.training.drafted import acceptances, prompts, written

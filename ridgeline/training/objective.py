@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import AttentionSpec, ModelSpec
-from ridgeline.kernels.op import Platform, on_gpu
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.base.op import Platform, on_gpu
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import dense_states

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import AttentionSpec, ModelSpec
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.layers.decoder import Decoder, Taps
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.heads import Heads

@@ -10,11 +10,18 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.embeds import Embeds
-from ridgeline.core.pooling import PoolingSpec, Task
-from ridgeline.core.request import MAX_LOGPROBS, PromptLogprobs, RequestStats, SamplingParams, Thinking, TokenLogprobs
-from ridgeline.core.sleep import Kind
+from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.request import (
+    MAX_LOGPROBS,
+    PromptLogprobs,
+    RequestStats,
+    SamplingParams,
+    Thinking,
+    TokenLogprobs,
+)
+from ridgeline.core.plan.sleep import Kind
+from ridgeline.core.specs.pooling import PoolingSpec, Task
+from ridgeline.kernels.base.cost import Headroom
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -39,7 +46,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """One completion to run, with fields as in `core.request.Request`.
+    """One completion to run, with fields as in `core.plan.request.Request`.
 
     `name` is the request's name at its client, of which this is completion `index`. `owner` is the client by its key,
     or else by its address.
@@ -164,7 +171,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Event(Message, frozen=True):
-    """A token's event, as `core.request.TokenEvent`. `vector` is its bytes, float32, and `tokens` says how many vectors
+    """A token's event, as `core.plan.request.TokenEvent`. `vector` is its bytes, float32, and `tokens` says how many
+    vectors
     these are: 0 for the one of the prompt."""
 
     id: int
@@ -276,8 +284,8 @@ class Gpu(Message, frozen=True):
 
 
 class ExpertFigures(Message, frozen=True):
-    """The load of a mixture's experts, as `core.expert_load.ExpertLoad`. `tokens` are its totals as bytes, int64, row
-    by row. `reached` is how many experts of each layer had tokens in one recent step."""
+    """The load of a mixture's experts, as `core.plan.expert_load.ExpertLoad`. `tokens` are its totals as bytes, int64,
+    row by row. `reached` is how many experts of each layer had tokens in one recent step."""
 
     layers: list[int]
     experts: list[int]
@@ -286,7 +294,7 @@ class ExpertFigures(Message, frozen=True):
 
 
 class RankFigures(Message, frozen=True):
-    """`core.rank_waits.RankWaits`."""
+    """`core.plan.rank_waits.RankWaits`."""
 
     rank: int
     waited: float

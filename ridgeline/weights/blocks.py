@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat, Values
+from ridgeline.kernels.base.weight_format import CodedFormat, Values
 from ridgeline.weights import iq_blocks as iq
 
 

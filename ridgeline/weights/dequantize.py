@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.kernels.coded_gemm.op import TABLES, exponents
+from ridgeline.kernels.gemm.codes.op import TABLES, exponents
 from ridgeline.weights.blocks import BLOCKS, Blocks
 from ridgeline.weights.formats.gguf_file import TensorType
 

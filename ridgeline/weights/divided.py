@@ -1,7 +1,7 @@
 """Loading of one rank's part of a model: every place in its parameters gets its slice of the files' tensors.
 
-Which slice that is follows from the shapes of the rank's decoder and of the whole model's (`core.sharding.cut`), so no
-layer needs to say it again.
+Which slice that is follows from the shapes of the rank's decoder and of the whole model's (`core.plan.sharding.cut`),
+so no layer needs to say it again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import Source, WeightMap
-from ridgeline.core.sharding import cut
-from ridgeline.core.together import TP
-from ridgeline.core.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format
+from ridgeline.core.plan.sharding import cut
+from ridgeline.core.settings.together import TP
+from ridgeline.core.specs.model import Source, WeightMap
+from ridgeline.kernels.base.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.linear import Linear

@@ -6,8 +6,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.weights.formats.gguf_file import is_gguf
 from ridgeline.weights.hub import fetched
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
 from ridgeline.models import model_config
 from ridgeline.models.config import ModelConfig
 from ridgeline.weights.formats.gguf_file import GGUF, read_gguf

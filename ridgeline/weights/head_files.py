@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.core.draft_head import HeadConfig
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.speculation import MTP
+from ridgeline.core.settings.speculation import MTP
+from ridgeline.core.specs.draft_head import HeadConfig
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.layers.medusa import Medusa
 from ridgeline.models.draft_heads import mtp_head, read_head

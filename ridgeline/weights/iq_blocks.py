@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.coded_gemm.op import unpacked
+from ridgeline.kernels.gemm.codes.op import unpacked
 
 GRIDS = {  # in the order of the file: points, values of a point, bits of a value
     "iq1": (2048, 8, 2),

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.kv_format import KVFormat
-from ridgeline.core.model_spec import ModelSpec, Source, WeightMap
-from ridgeline.core.stages import weights_of_stage
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.stages import weights_of_stage
+from ridgeline.core.specs.model import ModelSpec, Source, WeightMap
+from ridgeline.kernels.base.kv_format import KVFormat
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ridgeline.core.model_spec import Source
+from ridgeline.core.specs.model import Source
 
 
 def in_our_order(stored: Tensor, source: Source) -> Tensor:

@@ -16,7 +16,7 @@ from threading import local
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.launch import on_device
+from ridgeline.kernels.base.launch import on_device
 
 THREADS = 6
 BUFFER_BYTES = 32 << 20  # twice per thread: enough to keep the bus busy, and little enough to page-lock in a moment

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ridgeline.core.cores import available
-from ridgeline.kernels.aot import Compiled
+from ridgeline.kernels.base.aot import Compiled
 from ridgeline.worker.graphs import Progress
 from ridgeline.worker.precompile import KernelSet
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.embeds import Inserted
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan.embeds import Inserted
+from ridgeline.core.plan.step import StepPlan
 from ridgeline.layers.decoder import GivenRows
 from ridgeline.worker.upload import upload
 

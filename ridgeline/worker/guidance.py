@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Rows
+from ridgeline.core.plan.step import Rows
 from ridgeline.worker.upload import staging
 from ridgeline.worker.vocabulary import Vocabulary
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import PrefixGroup, Rows, StepPlan
+from ridgeline.core.plan.step import PrefixGroup, Rows, StepPlan
 from ridgeline.worker.upload import staging
 
 
@@ -44,7 +44,7 @@ class DeviceInputs:
     samples_R: True for rows that emit a token.
     override_T: the span's token, or -1 for the slot's last token.
     marks_R: after how many of its tokens a row's state is stored as well (`Rows.marks_R`).
-    prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py; None without
+    prefix_4R: the rows that share their first blocks, in the form of kernels/attention/paged/cascade.py; None without
         `cascade`.
 
     `plan` is the plan that they hold at first; with None they hold padding only. If `shape` says how many tokens each
@@ -120,7 +120,7 @@ class DeviceInputs:
 
 
 def _write_prefixes(groups: tuple[PrefixGroup, ...], prefix_4R: np.ndarray) -> None:
-    """Rank the rows of the groups one after another; see kernels/attention/cascade.py."""
+    """Rank the rows of the groups one after another; see kernels/attention/paged/cascade.py."""
     first = 0
     for rows, tokens in groups:
         end = first + len(rows)

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from ridgeline.core.errors import DeviceLost
-from ridgeline.core.expert_cache import ExpertCacheFigures
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import Feature, MaskedDrafts, StepLogprobs, StepPlan, StepResult
-from ridgeline.core.sleep import KINDS, Kind
-from ridgeline.core.worker import WorkerFigures
-from ridgeline.kernels.fp8_gemm.saturation import total_saturations
-from ridgeline.kernels.launch import on_device
+from ridgeline.core.plan.expert_cache import ExpertCacheFigures
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.sleep import KINDS, Kind
+from ridgeline.core.plan.step import Feature, MaskedDrafts, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan.worker import WorkerFigures
+from ridgeline.kernels.base.launch import on_device
+from ridgeline.kernels.gemm.fp8.saturation import total_saturations
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.inputs import Shape
@@ -129,8 +129,8 @@ class HandedOn:
 
 
 class LocalWorker:
-    """A `core.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and drops
-    later plans until one resets.
+    """A `core.plan.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and
+    drops later plans until one resets.
 
     stamps: notes that this rank makes in every step, if ranks are traced.
     threads: chooses the number of CPU threads; None: it stays.
@@ -224,7 +224,7 @@ class LocalWorker:
         return self._run(self._runner.mover.move, mixture, takes)
 
     def figures(self) -> WorkerFigures:
-        """See `core.worker.Reports`. A rank knows neither which rank it waits for nor why experts move; the leader
+        """See `core.plan.worker.Reports`. A rank knows neither which rank it waits for nor why experts move; the leader
         does."""
         if not self._pending and self._runner.tallies:
             now = self._asked(self._read_tallies)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.token_bits import num_words
+from ridgeline.core.plan.token_bits import num_words
 from ridgeline.worker.upload import staging
 
 ALIGNMENT = 4  # words; the bits begin at a multiple of 16 bytes, as kernels expect of a tensor

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec, with_draft
-from ridgeline.core.reserve import Reserves, StepSizes, reserved
-from ridgeline.core.state_spec import DTYPE_BYTES
-from ridgeline.core.weight_format import HeldMatrix
+from ridgeline.core.plan.reserve import Reserves, StepSizes, reserved
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import ModelSpec, with_draft
+from ridgeline.core.specs.state import DTYPE_BYTES
+from ridgeline.kernels.base.weight_format import HeldMatrix
 from ridgeline.parallel.scan import ToldStates
 from ridgeline.perf.activations import Activations, DraftActivations
 from ridgeline.perf.footprint import parameters

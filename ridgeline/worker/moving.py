@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.rebalancing import MOST
-from ridgeline.core.reserve import Reserved, StepSizes
+from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.settings.rebalancing import MOST
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
 from ridgeline.quantization.experts import tensors_of

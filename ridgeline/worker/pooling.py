@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Assign, Finish, StepPlan, StepResult
-from ridgeline.core.pooling import TOKENWISE, PoolingSpec
+from ridgeline.core.plan.step import Assign, Finish, StepPlan, StepResult
+from ridgeline.core.specs.pooling import TOKENWISE, PoolingSpec
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.worker.upload import Download, upload
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.draft_head import HeadSpec
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.reserve import StepSizes
-from ridgeline.core.speculation import Speculation
-from ridgeline.core.weight_format import HeldMatrix
-from ridgeline.kernels.aot import Compiled, compiling_for
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.core.settings.speculation import Speculation
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.draft_head import HeadSpec
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.aot import Compiled, compiling_for
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.base.weight_format import HeldMatrix
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.quantization.held import keeping

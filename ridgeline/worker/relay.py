@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan.step import StepPlan
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.pipe import Pipe, Wait
 from ridgeline.worker.segments import Outcome

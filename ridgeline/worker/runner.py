@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Feature, MaskedDrafts, RowKind, Rows, StepPlan, reports_apart
-from ridgeline.core.sleep import KINDS, Kind
-from ridgeline.core.speculation import Speculation
+from ridgeline.core.plan.sleep import KINDS, Kind
+from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, Rows, StepPlan, reports_apart
+from ridgeline.core.settings.speculation import Speculation
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.layers.decoder import Decoder, Hidden

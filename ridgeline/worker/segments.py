@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.plan import Feature, StepPlan
-from ridgeline.core.speculation import verified_widths
+from ridgeline.core.plan.step import Feature, StepPlan
+from ridgeline.core.settings.speculation import verified_widths
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, GivenRows, Hidden, Taps
 from ridgeline.layers.experts import Experts

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.pieces import bounds_of, pieces_of
-from ridgeline.core.stripes import held
+from ridgeline.core.plan.pieces import bounds_of, pieces_of
+from ridgeline.core.plan.stripes import held
 from ridgeline.layers.decoder import Hidden
 from ridgeline.parallel.ring import Ring
 from ridgeline.parallel.scan import PieceScan
@@ -92,7 +92,7 @@ class Share:
 
 
 class Stripes(Share):
-    """Tokens dealt out like cards (`core.stripes`): a rank runs those whose keys and values it caches.
+    """Tokens dealt out like cards (`core.plan.stripes`): a rank runs those whose keys and values it caches.
 
     first_NR: by rank, how many of a row's earlier tokens it holds, which is the number there of the first in the step.
     count_NR: by rank, how many of the row's tokens it runs.
@@ -115,7 +115,7 @@ class Stripes(Share):
 
 
 class Stretches(Share):
-    """Consecutive tokens of the step (`core.pieces`), as recurrent states need them.
+    """Consecutive tokens of the step (`core.plan.pieces`), as recurrent states need them.
 
     stripes: the same step as attention needs it. marks_R: the number of a row's tokens in front of its mark, 0: it has
         none; None: no row has one.

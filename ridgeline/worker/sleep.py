@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.sleep import KINDS, Kind
+from ridgeline.core.plan.sleep import KINDS, Kind
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import NULL_BLOCK
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.plan import Assign, Delta, Feature, SetBlocks, features_of
-from ridgeline.core.request import MAX_STOP_IDS
+from ridgeline.core.plan.request import MAX_STOP_IDS
+from ridgeline.core.plan.step import Assign, Delta, Feature, SetBlocks, features_of
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.worker.upload import staging, upload
 from ridgeline.worker.words import Record, Words

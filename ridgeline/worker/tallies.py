@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.kernels.grouped_gemm.cost import touched
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.kernels.gemm.experts.cost import touched
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Experts
 from ridgeline.worker.upload import Download

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.core.cores import Load, available
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan.step import StepPlan
 
 SET_BY_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 STEPS = 8  # that are compared

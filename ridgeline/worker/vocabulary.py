@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.core.token_bits import part_of
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.plan.token_bits import part_of
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.cut_search import Cut
 from ridgeline.kernels.sampling.cuts import mean, moments

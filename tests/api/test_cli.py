@@ -14,8 +14,8 @@ import typer.main
 
 from ridgeline.cli import app
 from ridgeline.cli.options import ENGINE_HELP, SAMPLING_HELP
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.settings.config import LLMConfig
 from tests.command import run_here
 
 

@@ -18,7 +18,7 @@ from ridgeline.cli.lists import SECRETS, ListCommand, is_word
 from ridgeline.cli.migrate import migrate
 from ridgeline.cli.serve import ServeCommand, own_flags
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.vllm_flags import Takes
+from ridgeline.core.settings.vllm_flags import Takes
 from tests.command import run_here
 
 WORDS = st.text("abcxyz019:_", min_size=1, max_size=8)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.plan.embeds import embeds_width
 from tests import tiny_models
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core import plan
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.request import RepetitionDetectionParams
+from ridgeline.core.plan.request import RepetitionDetectionParams
+from ridgeline.core.plan.step import step as plan
 from ridgeline.text import requests
 from ridgeline.text.repetition import Repetition
 from tests import tiny_models

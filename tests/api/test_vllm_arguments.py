@@ -11,7 +11,7 @@ import pytest
 import ridgeline
 from ridgeline import LLM, BeamSearchParams, PoolingParams, SamplingParams
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.vllm_arguments import METHODS
+from ridgeline.core.settings.vllm_arguments import METHODS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 # Names as of vLLM 0.33

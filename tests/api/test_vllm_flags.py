@@ -16,9 +16,9 @@ from ridgeline import LLM, cli
 from ridgeline.cli.lists import SECRETS
 from ridgeline.cli.serve import own_flags, read_file
 from ridgeline.cli.translate import translate
-from ridgeline.core.config import LLMConfig, count
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.vllm_flags import FLAGS, State
+from ridgeline.core.settings.config import LLMConfig, count
+from ridgeline.core.settings.vllm_flags import FLAGS, State
 from tests.api.conftest import write_tokenizer
 
 OWN = own_flags()

@@ -12,8 +12,8 @@ from ridgeline.bench.kernels import Subject, difference, kernel_limit, subjects,
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.results import Record
-from ridgeline.core.cost import Cost
-from ridgeline.kernels.op import Implementation
+from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.op import Implementation
 from ridgeline.kernels.ops import OPS
 from ridgeline.perf.hardware import find
 

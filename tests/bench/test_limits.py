@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.bench.limits import hardware_named, limit_metrics, phase_limit
 from ridgeline.bench.workloads import Phase, Size, workloads
-from ridgeline.core.cost import StepShape
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline

@@ -14,9 +14,9 @@ from ridgeline.bench.setup import Setup
 from ridgeline.cli import app
 from ridgeline.cli.options import ENGINE_HELP, RANKS
 from ridgeline.cli.profile import waits_of
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.rank_waits import RankWaits
-from ridgeline.core.sharding import part_of
+from ridgeline.core.plan.rank_waits import RankWaits
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.settings.config import LLMConfig
 from tests.command import run_here
 from tests.perf.models import CONFIGS, spec
 

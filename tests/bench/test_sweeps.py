@@ -15,7 +15,7 @@ from ridgeline.bench.sweep.options import FAMILIES, SweepOptions, kind_of, loade
 from ridgeline.bench.sweep.runs import run, show, work
 from ridgeline.bench.sweep.sweep import Job, short
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.launch import INTERPRETED
+from ridgeline.kernels.base.launch import INTERPRETED
 from ridgeline.kernels.ops import OPS
 from tests.bench.toy_sweep import Toy
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from ridgeline.compression.budget import knapsack
 from ridgeline.compression.writers.packing import words
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.make.factors import searched_factors, smoothing_factors
 from ridgeline.quantization.make.gptq import Gptq, gptq

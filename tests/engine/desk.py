@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import StepPlan
-from ridgeline.core.request import Request, SamplingParams, TokenEvent, TokenMask
+from ridgeline.core.plan.request import Request, SamplingParams, TokenEvent, TokenMask
+from ridgeline.core.plan.step import StepPlan
+from ridgeline.core.settings.config import EngineConfig
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.ideal_worker import EOS, IdealWorker, alone
 from tests.engine.layouts import Groups, layout_of

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.ranks.merging import merged
 from ridgeline.ranks.parts import Dealer, Part, given_to
 from tests.engine.ideal_worker import IdealWorker, Step

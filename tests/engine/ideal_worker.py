@@ -16,8 +16,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
-from ridgeline.core.plan import (
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import (
     Assign,
     Feature,
     Finish,
@@ -29,8 +29,8 @@ from ridgeline.core.plan import (
     StepPlan,
     StepResult,
 )
-from ridgeline.core.request import Request
-from ridgeline.core.token_bits import unpacked
+from ridgeline.core.plan.token_bits import unpacked
+from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 
 States = dict[tuple[int, int, int], int]  # (row, group, position) → digest
 Cell = tuple[int, int, int]  # slab, byte where its unit begins there, place in the unit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ridgeline.core.cache_layout import CacheGroup, CacheLayout
-from ridgeline.core.state_spec import KVSpec, PassingSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
+from ridgeline.core.specs.state import KVSpec, PassingSpec, RecurrentSpec, StatePart, StateSpec
 
 Groups = tuple[tuple[int | str | None, int], ...]  # (window, or the name of another kind, layers) of each
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.cache_layout import NULL_BLOCK, PADDING, CacheGroup, CacheLayout
-from ridgeline.core.request import Request, SamplingParams
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.specs.cache_layout import NULL_BLOCK, PADDING, CacheGroup, CacheLayout
+from ridgeline.core.specs.state import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.sequence import Sequence
 from ridgeline.models import model_config

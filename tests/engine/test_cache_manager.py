@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.core.request import Request, SamplingParams
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import PrefixIndex, Tokens, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence, Status

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.core.cache_layout import CacheGroup, CacheLayout
-from ridgeline.core.plan import RowKind, StepPlan
-from ridgeline.core.request import Preemption, Request
-from ridgeline.core.state_spec import KVSpec, RecurrentSpec, StatePart
+from ridgeline.core.plan.request import Preemption, Request
+from ridgeline.core.plan.step import RowKind, StepPlan
+from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
+from ridgeline.core.specs.state import KVSpec, RecurrentSpec, StatePart
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.idle import SLACK, Idle, IdlePages
 from ridgeline.engine.cache.manager import CacheManager

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import DeviceLost, InvalidRequest
-from ridgeline.core.plan import Feature
-from ridgeline.core.request import MAX_STOP_IDS, Preemption, Request, TokenEvent
+from ridgeline.core.plan.request import MAX_STOP_IDS, Preemption, Request, TokenEvent
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.settings.config import EngineConfig
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.engine.engine import Engine
+from ridgeline.kernels.base.cost import Headroom
 from tests.engine.desk import Desk, make_request
 from tests.engine.ideal_worker import VOCAB, IdealWorker, alone
 from tests.engine.layouts import Groups, layout_of

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.config import EngineConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan import Feature, Finish, RowKind, StepLogprobs, StepResult
-from ridgeline.core.request import Preemption, TokenEvent
+from ridgeline.core.plan.request import Preemption, TokenEvent
+from ridgeline.core.plan.step import Feature, Finish, RowKind, StepLogprobs, StepResult
+from ridgeline.core.settings.config import EngineConfig
 from ridgeline.engine.draft import Draft, Standing
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import GROUPS, Groups, layout_of

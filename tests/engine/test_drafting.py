@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ridgeline.core.plan import StepPlan, StepResult
+from ridgeline.core.plan.step import StepPlan, StepResult
 from ridgeline.engine.draft import InFlight, Standing
 from ridgeline.engine.drafting import Drafting
 from ridgeline.engine.sequence import Sequence

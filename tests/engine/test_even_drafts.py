@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.core.plan import RowKind, Rows, StepPlan, StepResult
-from ridgeline.core.speculation import MOST_VERIFIED, verified_widths
+from ridgeline.core.plan.step import RowKind, Rows, StepPlan, StepResult
+from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
 from ridgeline.engine.draft import InFlight, Standing
 from ridgeline.engine.drafting import HOPE
 from ridgeline.engine.even_drafts import PRIOR, WINDOW, EvenDrafting, Shares

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.sequence import Sequence

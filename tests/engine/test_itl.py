@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.plan import Feature, RowKind, Rows, StepPlan
-from ridgeline.core.request import BACKGROUND
+from ridgeline.core.plan.request import BACKGROUND
+from ridgeline.core.plan.step import Feature, RowKind, Rows, StepPlan
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.defaults import choose_itl_target
 from ridgeline.engine.itl import DECODE_STEPS, FIRST_GUESS, LEAST, ItlBound
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
 from ridgeline.weights.loader import read_model_config

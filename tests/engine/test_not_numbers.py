@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.request import Preemption, RequestStats
+from ridgeline.core.plan.request import Preemption, RequestStats
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import GROUPS, Groups
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.core.plan import Feature, Rows, StepPlan
+from ridgeline.core.plan.step import Feature, Rows, StepPlan
 from ridgeline.engine.pace import GOOD_STEPS, Pace
 
 

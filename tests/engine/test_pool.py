@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.cache_layout import NULL_BLOCK
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.engine.cache.pool import BlockPool
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import machine_settings

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from ridgeline.core.plan import Finish, StepPlan, StepResult
-from ridgeline.core.request import Request, SamplingParams, TokenEvent
+from ridgeline.core.plan.request import Request, SamplingParams, TokenEvent
+from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.engine.pace import Pace
 from tests.engine.ideal_worker import IdealWorker, Step, choose, visible
 from tests.engine.layouts import GROUPS

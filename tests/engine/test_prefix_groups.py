@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.plan import PrefixGroup
+from ridgeline.core.plan.step import PrefixGroup
 from ridgeline.engine.prefix_groups import MIN_SAVED, PrefixGroups
 from tests.engine.layouts import GROUPS, Groups, layout_of
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.preemption import WORKLOADS, Run
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.forecast import EDGES, Forecast, Outputs
 from ridgeline.engine.slots import SlotTable

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ridgeline.core.request import BACKGROUND, Preemption, Request, RequestStats
+from ridgeline.core.plan.request import BACKGROUND, Preemption, Request, RequestStats
 from ridgeline.engine.policy.fcfs import FCFS
 from ridgeline.engine.policy.ranked import MOST_OWNERS
 from ridgeline.engine.scheduler import Scheduler

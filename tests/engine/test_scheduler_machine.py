@@ -12,10 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ridgeline.core.config import EngineConfig
-from ridgeline.core.plan import Finish, StepPlan, StepResult
-from ridgeline.core.request import Request, SamplingParams, TokenEvent
-from ridgeline.core.token_bits import packed
+from ridgeline.core.plan.request import Request, SamplingParams, TokenEvent
+from ridgeline.core.plan.step import Finish, StepPlan, StepResult
+from ridgeline.core.plan.token_bits import packed
+from ridgeline.core.settings.config import EngineConfig
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.prefix_groups import PrefixGroups

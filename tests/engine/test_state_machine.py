@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.scheduler import Scheduler
 from tests.engine.layouts import GROUPS
 from tests.engine.profiles import machine_settings

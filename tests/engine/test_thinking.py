@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.request import Request, Thinking
-from ridgeline.core.token_bits import packed, unpacked
+from ridgeline.core.plan.request import Request, Thinking
+from ridgeline.core.plan.token_bits import packed, unpacked
 from ridgeline.engine.masks import constrained
 from tests.driving import ask, rig
 from tests.tiny_models import VOCAB

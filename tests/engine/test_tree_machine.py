@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from ridgeline.core.plan import RowKind, StepResult
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
+from ridgeline.core.plan.step import RowKind, StepResult
 from ridgeline.engine.draft import InFlight
 from ridgeline.engine.sequence import Sequence
 from tests.engine.ideal_worker import IdealWorker, Violation

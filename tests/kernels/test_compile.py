@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.kernels.aot import ARCHS, MAIN_ARCH, AotKernel, build, kernels, tasks_of
+from ridgeline.kernels.base.aot import ARCHS, MAIN_ARCH, AotKernel, build, kernels, tasks_of
 
 pytest.importorskip("triton")
 
@@ -42,7 +42,7 @@ def lines_printed(*arguments: str, **environment: str) -> list[Any]:
 
 @pytest.fixture(scope="module", params=["first", pytest.param("all", marks=pytest.mark.thorough)])
 def reports(request: pytest.FixtureRequest) -> Reports:
-    return lines_of("ridgeline.kernels.aot", "--json", *(["--first"] if request.param == "first" else []))
+    return lines_of("ridgeline.kernels.base.aot", "--json", *(["--first"] if request.param == "first" else []))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -110,7 +110,7 @@ def test_mistakes_of_the_compile_verb_are_named(arguments: tuple[str, ...], comp
 IN_ORDER = """
 import json, sys
 import triton
-from ridgeline.kernels.launch import settle_cache_keys
+from ridgeline.kernels.base.launch import settle_cache_keys
 from ridgeline.kernels.sampling import draw, finish
 settle_cache_keys()
 functions = [f for module in (draw, finish) for f in vars(module).values() if isinstance(f, triton.JITFunction)]

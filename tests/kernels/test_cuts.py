@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.core.request import SamplingParams
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.step import Feature
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.sampling import op
 from ridgeline.kernels.sampling.cut_search import MANY_ROWS, Cut
 from ridgeline.kernels.sampling.cuts import (
@@ -27,8 +27,8 @@ from ridgeline.kernels.sampling.cuts import (
 )
 from ridgeline.kernels.sampling.torch_ops import adjusted
 from tests.engine.profiles import quick_settings
-from tests.kernels.sampling_tables import Row, Sampling, sampling_of
-from tests.kernels.test_sampling import V, rows
+from tests.kernels.sampling.sampling_tables import Row, Sampling, sampling_of
+from tests.kernels.sampling.test_sampling import V, rows
 
 pytest.importorskip("triton")
 

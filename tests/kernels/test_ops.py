@@ -8,7 +8,7 @@ from inspect import Parameter
 import pytest
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.op import Implementation, Op, Platform
+from ridgeline.kernels.base.op import Implementation, Op, Platform
 from ridgeline.kernels.ops import DETERMINISTIC, OPS, Ops
 
 HERE = Platform(device_type="cpu")

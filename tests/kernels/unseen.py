@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.cases import AttentionCase
-from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.attention.paged.op import RaggedBatch
 
 
 def seen_cells(case: AttentionCase, batch: RaggedBatch) -> Tensor:

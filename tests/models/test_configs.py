@@ -11,11 +11,11 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from ridgeline.core.delta_spec import GatedDeltaSpec
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.core.model_spec import RopeSpec
+from ridgeline.core.specs.delta import GatedDeltaSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.core.specs.model import RopeSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.rotary import cos_sin_table, inverse_frequencies
 from ridgeline.models import ARCHITECTURES, descriptions, model_config

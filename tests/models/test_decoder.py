@@ -18,7 +18,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.core.model_spec import WeightMap
+from ridgeline.core.specs.model import WeightMap
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.norm import Norm

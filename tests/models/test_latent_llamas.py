@@ -15,10 +15,10 @@ import transformers
 from safetensors.torch import load_file
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.core.linear_spec import DeltaAttentionSpec
-from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.core.specs.linear import DeltaAttentionSpec
+from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.models import model_config
 from ridgeline.models.kimi_linear import LAYER_TYPES
 from tests import tiny_models

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.linear_spec import DeltaAttentionSpec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec, NormSpec
-from ridgeline.kernels.op import Platform
+from ridgeline.core.specs.linear import DeltaAttentionSpec
+from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec, NormSpec
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.scans.turns import Turns, rows_of, turns_of
 from ridgeline.kernels.step.op import StepTurns
-from ridgeline.kernels.turns import Turns, rows_of, turns_of
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseStates, FreshRows
 from ridgeline.models import model_config

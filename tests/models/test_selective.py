@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.division import Division
 from ridgeline.perf.footprint import active_parameters, kv_bytes, kv_bytes_per_token, parameters

@@ -18,10 +18,10 @@ from torch import Tensor
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
-from ridgeline.core.request import Request
-from ridgeline.kernels.turns import Turns
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.kernels.scans.turns import Turns
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.scan import PieceScan
 from ridgeline.worker.local import LocalWorker

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.sharding import Placement
+from ridgeline.core.plan.sharding import Placement
+from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.layers.experts import Copies, ExpertStack
 from ridgeline.parallel.exchange import SwapExchange
 from ridgeline.parallel.mesh import Mesh

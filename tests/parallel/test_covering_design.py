@@ -18,9 +18,9 @@ import pytest
 pytest.importorskip("msgspec")
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.ranks import recruits
 from ridgeline.worker.state import context
 from tests import tiny_models

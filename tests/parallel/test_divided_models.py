@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.kv_format import kv_format
-from ridgeline.core.sharding import part_of
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.kernels.base.kv_format import kv_format
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal

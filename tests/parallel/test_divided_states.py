@@ -16,12 +16,12 @@ from torch import Tensor
 pytest.importorskip("msgspec")
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.mamba_spec import Mamba2Spec
-from ridgeline.core.model_spec import LayerSpec, MLPSpec, ModelSpec, Source
-from ridgeline.core.sharding import part_of
-from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.mamba import Mamba2Spec
+from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec, Source
+from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import dense_states
 from ridgeline.layers.linear import Linear

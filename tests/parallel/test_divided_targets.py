@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.layers.decoder import Taps
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.parallel import token_parts

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.sharding import check_experts
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.sharding import check_experts
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal

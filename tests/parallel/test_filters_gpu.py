@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.processes import join
 from ridgeline.worker import vocabulary as module
 from ridgeline.worker.vocabulary import Vocabulary
-from tests.kernels.sampling_tables import Row, sampling_of
+from tests.kernels.sampling.sampling_tables import Row, sampling_of
 from tests.kernels.test_cuts import FILTERS
 
 VOCAB = 40_008  # each part begins with a group of noise, as the kernels want it

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.request import SamplingParams
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling import op
 from ridgeline.parallel.processes import ProcessAxis, join
 from ridgeline.parallel.token_parts import TokenParts
 from ridgeline.worker.vocabulary import Vocabulary
-from tests.kernels.sampling_tables import Row, sampling_of
+from tests.kernels.sampling.sampling_tables import Row, sampling_of
 
 CPU = torch.device("cpu")
 TOKENS, WIDTH, VOCAB = 19, 24, 50

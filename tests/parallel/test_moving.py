@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.rebalancing import MOST
-from ridgeline.core.sharding import Placement
+from ridgeline.core.plan.sharding import Placement
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.rebalancing import MOST
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import Copies, Experts
 from ridgeline.parallel.exchange import SwapExchange

@@ -14,27 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.core.pieces import Piece, bounds_of, pieces_of
-from ridgeline.kernels.causal_conv import op as conv
-from ridgeline.kernels.causal_conv.cases import ConvCase
-from ridgeline.kernels.causal_conv.transfer import transfer as shifted_by
-from ridgeline.kernels.gated_delta import op as gated
-from ridgeline.kernels.gated_delta.cases import DeltaCase, channel_case
-from ridgeline.kernels.gated_delta.transfer import transfer as moved_by
-from ridgeline.kernels.linear_attention import op as linear
-from ridgeline.kernels.linear_attention.cases import LinearAttentionCase
-from ridgeline.kernels.linear_attention.transfer import transfer as faded_by
-from ridgeline.kernels.op import Op, Platform
-from ridgeline.kernels.selective_scan import op as selective
-from ridgeline.kernels.selective_scan.cases import SelectiveScanCase
-from ridgeline.kernels.selective_scan.transfer import transfer as selected_by
-from ridgeline.kernels.ssd import op as ssd
-from ridgeline.kernels.ssd.cases import SsdCase
-from ridgeline.kernels.ssd.transfer import transfer as stepped_by
-from ridgeline.kernels.turns import RecurrentOp, Tells, Turns
-from ridgeline.kernels.wkv import op as wkv
-from ridgeline.kernels.wkv.cases import WkvCase
-from ridgeline.kernels.wkv.transfer import transfer as weighed_by
+from ridgeline.core.plan.pieces import Piece, bounds_of, pieces_of
+from ridgeline.kernels.base.op import Op, Platform
+from ridgeline.kernels.scans.causal_conv import op as conv
+from ridgeline.kernels.scans.causal_conv.cases import ConvCase
+from ridgeline.kernels.scans.causal_conv.transfer import transfer as shifted_by
+from ridgeline.kernels.scans.gated_delta import op as gated
+from ridgeline.kernels.scans.gated_delta.cases import DeltaCase, channel_case
+from ridgeline.kernels.scans.gated_delta.transfer import transfer as moved_by
+from ridgeline.kernels.scans.linear_attention import op as linear
+from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
+from ridgeline.kernels.scans.linear_attention.transfer import transfer as faded_by
+from ridgeline.kernels.scans.selective_scan import op as selective
+from ridgeline.kernels.scans.selective_scan.cases import SelectiveScanCase
+from ridgeline.kernels.scans.selective_scan.transfer import transfer as selected_by
+from ridgeline.kernels.scans.ssd import op as ssd
+from ridgeline.kernels.scans.ssd.cases import SsdCase
+from ridgeline.kernels.scans.ssd.transfer import transfer as stepped_by
+from ridgeline.kernels.scans.turns import RecurrentOp, Tells, Turns
+from ridgeline.kernels.scans.wkv import op as wkv
+from ridgeline.kernels.scans.wkv.cases import WkvCase
+from ridgeline.kernels.scans.wkv.transfer import transfer as weighed_by
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.parallel.scan import TOLD_BYTES, PieceScan, piece_bytes
 from tests.parallel.threads import ThreadAxis, on_ranks

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
-from ridgeline.core.stages import deal, of_stage, stage_of
-from ridgeline.kernels.grouped_gemm.panels import ExpertPanels
+from ridgeline.core.plan.stages import deal, of_stage, stage_of
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from ridgeline.kernels.gemm.experts.panels import ExpertPanels
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.experts import ExpertStack

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.parallel import token_parts

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.core.request import SamplingParams
-from ridgeline.core.token_bits import packed, part_of, unpacked
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.plan.token_bits import packed, part_of, unpacked
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling import op, parts, scoring
 from ridgeline.kernels.sampling.philox import gumbel, gumbel_of
 from ridgeline.worker.vocabulary import Vocabulary
 from tests.engine.profiles import quick_settings
-from tests.kernels.sampling_tables import Row, sampling_of
-from tests.kernels.test_sampling import rows
+from tests.kernels.sampling.sampling_tables import Row, sampling_of
+from tests.kernels.sampling.test_sampling import rows
 from tests.parallel.threads import ThreadAxis, on_ranks
 
 V = 50  # as the strategy `rows` has it

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ridgeline.core.cost import Cost, StepShape
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.attention.cost import visible
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.paged.cost import visible
+from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import ITEM_BYTES, dtype_name, precision
 from ridgeline.perf.roofline import seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.models import model_config
 
 CONFIGS = Path(__file__).parent / "configs"

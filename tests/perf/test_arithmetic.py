@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.cost import StepShape
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.kernels.attention.cost import attention_cost
-from ridgeline.kernels.gemm.cost import linear_cost
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.kernels.attention.paged.cost import attention_cost
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.gemm.plain.cost import linear_cost
 from ridgeline.models.experts import with_experts
 from ridgeline.perf.footprint import active_parameters, kv_bytes, kv_bytes_per_token, parameters, weight_bytes
 from ridgeline.perf.hardware import find

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.core.cost import StepShape
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.context import (
     FORMS,
     LINKS,

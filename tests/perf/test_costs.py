@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.cost import Cost
-from ridgeline.kernels.activation.cost import activation_cost
-from ridgeline.kernels.attention.cost import attention_cost, visible
-from ridgeline.kernels.embedding.cost import embedding_cost
-from ridgeline.kernels.gemm.cost import linear_cost
-from ridgeline.kernels.norm.cost import norm_cost
-from ridgeline.kernels.rotary.cost import rope_cost, write_kv_cost
+from ridgeline.kernels.attention.paged.cost import attention_cost, visible
+from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.gemm.plain.cost import linear_cost
 from ridgeline.kernels.sampling.cost import sample_cost
+from ridgeline.kernels.small.activation.cost import activation_cost
+from ridgeline.kernels.small.embedding.cost import embedding_cost
+from ridgeline.kernels.small.norm.cost import norm_cost
+from ridgeline.kernels.small.rotary.cost import rope_cost, write_kv_cost
 
 
 @given(

@@ -12,9 +12,9 @@ import pytest
 from ridgeline.assembly import assemble
 from ridgeline.bench.profile.contexts import _first, seconds_of
 from ridgeline.bench.profile.made_plan import layout_for, made_plan
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import StepShape
-from ridgeline.core.plan import Assign, StepPlan, StepResult
+from ridgeline.core.plan.step import Assign, StepPlan, StepResult
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.crossover import CONTEXTS, Curve, crossing, crossings
 from ridgeline.perf.hardware import find

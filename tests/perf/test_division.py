@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.stages import deal, stage_of
-from ridgeline.kernels.attention.cost import visible
+from ridgeline.core.plan.stages import deal, stage_of
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.paged.cost import visible
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.division import Divided, Division, _prompt, stages
 from ridgeline.perf.divisions import compare, divisions, quickest
 from ridgeline.perf.footprint import parameters, weight_bytes

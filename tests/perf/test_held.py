@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.core.cost import StepShape
-from ridgeline.core.weight_format import CodedFormat, Fp8Format, Held, HeldMatrix
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format, Held, HeldMatrix
 from ridgeline.perf.footprint import weight_bytes
 from ridgeline.perf.hardware import find
 from ridgeline.perf.held import held_precision

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.core.cost import Cost, StepShape
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost, expansion_cost
-from ridgeline.kernels.latent_attention.cost import latent_attention_cost
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.kernels.attention.expanded.cost import expanded_attention_cost, expansion_cost
+from ridgeline.kernels.attention.latent.cost import latent_attention_cost
+from ridgeline.kernels.base.cost import Cost, StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from ridgeline.cli import app
 from ridgeline.cli.sizes import read_hardware
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.model_spec import LayerSpec, ModelSpec
-from ridgeline.core.sharding import part_of
-from ridgeline.kernels.grouped_gemm.cost import touched
+from ridgeline.core.plan.sharding import part_of
+from ridgeline.core.specs.experts import ExpertsSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.gemm.experts.cost import touched
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.explain import explain_table, step_shape
 from ridgeline.perf.footprint import active_parameters, kv_bytes, parameters

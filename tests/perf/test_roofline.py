@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.cost import Cost, StepShape
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec, NormSpec
-from ridgeline.kernels.grouped_gemm.cost import touched
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import MLPSpec, ModelSpec, NormSpec
+from ridgeline.kernels.base.cost import Cost, StepShape
+from ridgeline.kernels.gemm.experts.cost import touched
 from ridgeline.models import model_config
 from ridgeline.perf.footprint import expert_parameters, kv_bytes_per_token, parameters
 from ridgeline.perf.hardware import find

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline.cli import app
-from ridgeline.core.cost import StepShape
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.speculation import break_even, tokens_of_a_row, verifying
 from tests.command import run_here
 

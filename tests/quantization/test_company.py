@@ -1,7 +1,7 @@
 """Quantized weights and a request's company: others in its steps, chunks of its prompt, and drafts.
 
-Products of codes on a CPU give a row the same bits in any company (tests/kernels/test_coded_cpu.py). Attention and the
-products of plain numbers do not, in float32's last digits, and an activation on the border of two int8 levels then
+Products of codes on a CPU give a row the same bits in any company (tests/kernels/gemm/test_coded_cpu.py). Attention and
+the products of plain numbers do not, in float32's last digits, and an activation on the border of two int8 levels then
 falls to the other one. So logprobs may differ, by no more than rounding of activations moves them anyway.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from tests import gguf_files, tiny_models
 from tests.driving import Outcome, ask, rig
 from tests.test_speculation import LOOKUP, Always, prompt, scripted

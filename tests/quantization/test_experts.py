@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import MLPSpec, NormSpec
-from ridgeline.kernels import onednn
-from ridgeline.kernels.coded_gemm.op import MXFP4
-from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
-from ridgeline.kernels.grouped_gemm.panels import ExpertPanels, functions
-from ridgeline.kernels.onednn import LARGE_PAGE
-from ridgeline.kernels.op import Platform, has_byte_products
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import MLPSpec, NormSpec
+from ridgeline.kernels.base import onednn
+from ridgeline.kernels.base.onednn import LARGE_PAGE
+from ridgeline.kernels.base.op import Platform, has_byte_products
+from ridgeline.kernels.gemm.codes.op import MXFP4
+from ridgeline.kernels.gemm.experts.cases import ExpertsCase
+from ridgeline.kernels.gemm.experts.panels import ExpertPanels, functions
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.experts import Experts, ExpertStack

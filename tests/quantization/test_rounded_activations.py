@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.activation.op import gated_activation
-from ridgeline.kernels.fp8_gemm import rounded
-from ridgeline.kernels.fp8_gemm.op import BY_TOKEN, to_fp8
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
-from ridgeline.kernels.norm.op import rms_norm
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.gemm.fp8 import rounded
+from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, to_fp8
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.small.activation.op import gated_activation
+from ridgeline.kernels.small.norm.op import rms_norm
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.mlp import GatedMLP
 from ridgeline.quantization.forms import Fp8Weight

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.gemm.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
-from ridgeline.kernels.gemm.op import LINEAR, NORM_LINEAR, has_onednn
-from ridgeline.kernels.int8_gemm.op import RUN
-from ridgeline.kernels.op import Platform
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.gemm.int8.op import RUN
+from ridgeline.kernels.gemm.plain.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
+from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR, has_onednn
+from ridgeline.kernels.gemm.w8a8.op import has_vnni
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.w8a8_gemm.op import has_vnni
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization import SCHEMES

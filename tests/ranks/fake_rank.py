@@ -8,7 +8,7 @@ import sys
 import time
 from functools import partial
 
-from ridgeline.core.plan import StepResult
+from ridgeline.core.plan.step import StepResult
 from ridgeline.ranks.channel import Channel, Closed
 from ridgeline.ranks.messages import (
     Alive,

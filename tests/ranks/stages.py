@@ -20,9 +20,9 @@ from torch import Tensor
 from ridgeline.assembly.choices import Choices, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.plan import MaskedDrafts, StepPlan, StepResult
-from ridgeline.core.worker import WorkerFigures
+from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
+from ridgeline.core.plan.worker import WorkerFigures
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.pipe import Wait
 from ridgeline.ranks.merging import merged, of_stages
@@ -64,7 +64,7 @@ def pipes(size: int) -> list[QueuePipe]:
 
 
 class Stages:
-    """A `core.plan.Worker` of several, which settles as the leader does where nothing follows.
+    """A `core.plan.step.Worker` of several, which settles as the leader does where nothing follows.
 
     each: so many of them, one behind the other, are one stage. dealt: the parts of every plan.
     """

@@ -14,7 +14,7 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.serve import prepare
 from ridgeline.core.errors import DeviceLost, InvalidConfig
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.ranks import members
 from ridgeline.ranks.apart import Apart

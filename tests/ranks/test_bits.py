@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("msgspec")
 pytest.importorskip("triton")
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.kernels.ops import DETERMINISTIC
 from ridgeline.ranks import recruits
 from tests.driving import rig

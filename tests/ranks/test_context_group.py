@@ -14,10 +14,10 @@ import torch
 
 pytest.importorskip("msgspec")
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import Request
-from ridgeline.core.state_spec import PassingSpec
+from ridgeline.core.plan.request import Request
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.specs.state import PassingSpec
 from ridgeline.defaults import check_divided
 from ridgeline.weights.loader import read_model_config
 from tests.driving import Outcome, ask, rig

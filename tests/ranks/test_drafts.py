@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
 from tests import tiny_models
 from tests.driving import Outcome, Rig, ask, rig
 from tests.head_oracle import Eagle3, Head, Medusa, SharedMedusa, Target

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 pytest.importorskip("msgspec")
 
 from ridgeline import LLM, BeamSearchParams
-from ridgeline.core.request import Request, RequestStats
+from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.ranks import leader
 from ridgeline.ranks.parts import Dealer
 from tests.driving import Rig, ask

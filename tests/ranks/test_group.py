@@ -22,9 +22,9 @@ pytest.importorskip("msgspec")
 
 from ridgeline import LLM
 from ridgeline.core.errors import DeviceLost, InvalidConfig, ModelLoadError
-from ridgeline.core.plan import StepPlan
-from ridgeline.core.request import Request
-from ridgeline.core.token_bits import packed
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import StepPlan
+from ridgeline.core.plan.token_bits import packed
 from ridgeline.ranks import members, recruits
 from ridgeline.ranks.leader import Group
 from ridgeline.ranks.messages import encode

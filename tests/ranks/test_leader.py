@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from ridgeline.core.plan import Feature, Rows, StepPlan
+from ridgeline.core.plan.step import Feature, Rows, StepPlan
 from ridgeline.ranks import leader, members, recruits
 from ridgeline.ranks.leader import Group
 from tests.ranks.fake_rank import STEP

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from ridgeline.core.plan import Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
+from ridgeline.core.plan.step import Feature, Guided, PrefixGroup, RowKind, Rows, Span, StepPlan
 from ridgeline.ranks.messages import PlanReceiver, PlanSender, decode_from_leader, encode
 from ridgeline.ranks.parts import Dealer, Part
 

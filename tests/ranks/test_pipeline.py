@@ -17,8 +17,8 @@ pytest.importorskip("msgspec")
 
 from ridgeline import LLM
 from ridgeline.core.errors import DeviceLost, InvalidConfig
-from ridgeline.core.plan import StepPlan
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import StepPlan
 from ridgeline.ranks import leader
 from ridgeline.ranks.parts import Dealer, Part
 from tests import tiny_models

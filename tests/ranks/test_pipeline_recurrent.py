@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.ranks import leader
 from ridgeline.ranks.parts import Dealer
 from tests import tiny_models

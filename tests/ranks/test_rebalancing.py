@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import DeviceLost, InvalidConfig
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.rebalancing import Rebalanced, Rebalancing
-from ridgeline.core.request import Request
-from ridgeline.core.sharding import Placement
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.sharding import Placement
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.rebalancing import Rebalanced, Rebalancing
 from ridgeline.perf.experts import imbalance
 from ridgeline.perf.placement import equal_parts, rank_loads
 from ridgeline.ranks import rebalancer

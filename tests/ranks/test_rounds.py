@@ -16,10 +16,10 @@ import torch
 from ridgeline.assembly.choices import Choices, choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.wiring import Wiring, _engine
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.embeds import Embeds
-from ridgeline.core.plan import StepPlan, StepResult
-from ridgeline.core.request import Request
+from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.step import StepPlan, StepResult
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.parallel.exchange import SwapExchange
 from ridgeline.parallel.mesh import Mesh

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("msgspec")
 
 from ridgeline import LLM
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.defaults import device_of_rank
 from ridgeline.ranks import recruits
 

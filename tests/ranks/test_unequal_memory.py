@@ -14,9 +14,9 @@ pytest.importorskip("msgspec")
 
 from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import _agreed
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.reserve import StepSizes
+from ridgeline.core.plan.reserve import StepSizes
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.ranks import recruits
 from ridgeline.worker.memory import CPU_SHARE, MemoryReport, weight_bytes
 from tests.driving import ask, rig

@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("msgspec")
 
 from ridgeline import LLM
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.stamps import KINDS, SEGMENT, DeviceStamps, HostStamps, what
 from ridgeline.ranks import recruits, waits
@@ -185,7 +185,7 @@ def test_a_watched_axis_is_the_axis() -> None:
 def test_notes_of_a_device_come_in_order_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter a note's time is its number."""
     pytest.importorskip("triton")
-    from ridgeline.kernels.launch import INTERPRETED
+    from ridgeline.kernels.base.launch import INTERPRETED
     from ridgeline.parallel import stamps
 
     if not INTERPRETED:

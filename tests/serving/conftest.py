@@ -25,8 +25,8 @@ import pytest
 import uvicorn
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.app import create_app

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.stop_strings import StopMatcher
 from ridgeline.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.core.request import PromptLogprobs, TokenEvent, TokenLogprobs
+from ridgeline.core.plan.request import PromptLogprobs, TokenEvent, TokenLogprobs
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, ScoredTokens, TokenIdLogprobs
 from ridgeline.transport.messages import Event, Progress, decode_from_engine, encode

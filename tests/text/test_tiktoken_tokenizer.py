@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ from rich.console import Console
 from torch.nn import functional as F
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.models import model_config

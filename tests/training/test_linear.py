@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import model_config

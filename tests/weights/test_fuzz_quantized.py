@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.kv_format import kv_format
+from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.weights.loader import read_model_config, with_cache
 from tests.damaged_files import damaged_bytes, damaged_json
 from tests.weights.loading import load

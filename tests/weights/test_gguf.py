@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.expert_spec import ExpertsSpec
+from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.weights.folder import resolve_model
 from ridgeline.weights.formats.gguf_file import read_gguf
 from ridgeline.weights.loader import read_model_config

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.held import formed
 from ridgeline.quantization.joined import JoinedWeight

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.kv_format import kv_format
+from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.weights.loader import check_files, read_model_config, with_cache
 from tests import tiny_models
 from tests.driving import ask, rig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.kv_format import kv_format
-from ridgeline.core.weight_format import CodedFormat, Held
+from ridgeline.kernels.base.kv_format import kv_format
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.experts import ListedWeights
 from ridgeline.quantization.joined import JoinedWeight

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, NormSpec
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, NormSpec
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Backlog
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.core.request import Preemption, Request
-from ridgeline.core.token_bits import packed
+from ridgeline.core.plan.request import Preemption, Request
+from ridgeline.core.plan.token_bits import packed
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 from tests.test_token_masks import Alternating

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.stripes import held
-from ridgeline.kernels.attention.cases import CASES, AttentionCase
-from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.stripes import held
+from ridgeline.kernels.attention.paged.cases import CASES, AttentionCase
+from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.perf.context import Attended, moved
 from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
 from ridgeline.worker.state.states import DeviceRows
-from tests.kernels.test_attention import dense
+from tests.kernels.attention.test_attention import dense
 from tests.kernels.unseen import forgotten, spoiled
 from tests.parallel import threads
 from tests.parallel.threads import Here, ThreadAxis, on_ranks

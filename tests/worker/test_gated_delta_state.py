@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.core.delta_spec import GatedDeltaSpec
+from ridgeline.core.specs.delta import GatedDeltaSpec
 from ridgeline.perf.footprint import active_parameters, kv_bytes, kv_bytes_per_token, parameters
 from ridgeline.weights.loader import empty_decoder, read_model_config
 from ridgeline.worker import memory

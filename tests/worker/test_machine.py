@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ridgeline.core.cost import StepShape
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.calibration import Calibration, GemmRate, save
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline, step_limit, step_ops

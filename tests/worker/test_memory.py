@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from ridgeline.assembly import Assembly, choices
-from ridgeline.core.cache_layout import CacheLayout, group_layers
-from ridgeline.core.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
-from ridgeline.core.draft_tree import LookaheadTree
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.core.model_spec import AttentionSpec, MLPSpec, ModelSpec, with_draft
-from ridgeline.core.reserve import Reserved, StepSizes, reserved
-from ridgeline.core.speculation import speculation_of
-from ridgeline.core.state_spec import DTYPE_BYTES, KVSpec, RecurrentSpec, StatePart, StateSpec
+from ridgeline.core.plan.reserve import Reserved, StepSizes, reserved
+from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
+from ridgeline.core.settings.draft_tree import LookaheadTree
+from ridgeline.core.settings.speculation import speculation_of
+from ridgeline.core.specs.cache_layout import CacheLayout, group_layers
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.core.specs.model import AttentionSpec, MLPSpec, ModelSpec, with_draft
+from ridgeline.core.specs.state import DTYPE_BYTES, KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.defaults import choose_dtype
-from ridgeline.kernels.expanded_attention import cost
+from ridgeline.kernels.attention.expanded import cost
 from ridgeline.models import model_config
 from ridgeline.parallel.scan import TOLD_COPIES
 from ridgeline.perf import latent

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheGroup, CacheLayout
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
-from ridgeline.core.plan import CopyBlocks
-from ridgeline.core.state_spec import KVSpec
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.step import CopyBlocks
+from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from ridgeline.core.specs.state import KVSpec
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory

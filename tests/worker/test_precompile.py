@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
-from ridgeline.core.model_spec import ABSENT, ModelSpec
-from ridgeline.core.speculation import Speculation, speculation_of
-from ridgeline.core.weight_format import Fp8Format, Held, HeldMatrix
+from ridgeline.core.settings.speculation import Speculation, speculation_of
+from ridgeline.core.specs.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.specs.model import ABSENT, ModelSpec
+from ridgeline.kernels.base.weight_format import Fp8Format, Held, HeldMatrix
 from ridgeline.models import model_config
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config

@@ -11,7 +11,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
+from ridgeline.core.settings.config import LLMConfig
 
 PROMPTS = ["def read_json(path):", "class LRUCache:", "import os\n"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

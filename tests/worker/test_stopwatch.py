@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.core.cost import StepShape
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.worker.stopwatch import Stopwatch
 from tests.driving import Rig, ask, rig
 

@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import DeviceLost, InvalidRequest
-from ridgeline.core.token_bits import packed
+from ridgeline.core.plan.token_bits import packed
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker import local
 from ridgeline.worker.tallies import reach

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.core.cache_layout import CacheLayout
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.kv_format import KVFormat
-from ridgeline.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
-from ridgeline.kernels.op import Platform
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
+from ridgeline.kernels.base.kv_format import KVFormat
+from ridgeline.kernels.base.op import Platform
+from ridgeline.kernels.base.tree import Tree
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.tree import Tree
 from ridgeline.worker.state.context import ContextKV
 from ridgeline.worker.state.paged import PagedKV
 from ridgeline.worker.state.states import DeviceRows, States, Verified

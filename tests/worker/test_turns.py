@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.turns import Turns, rows_of
+from ridgeline.kernels.scans.turns import Turns, rows_of
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.recurrent import Recurrent
 from ridgeline.worker.state.states import DeviceRows

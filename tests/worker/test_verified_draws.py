@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Assign, Feature, features_of
-from ridgeline.core.request import SamplingParams
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.step import Assign, Feature, features_of
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling import op
 from ridgeline.parallel.axis import Alone

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.core.plan import Assign
-from ridgeline.core.request import Request, SamplingParams
+from ridgeline.core.plan.request import Request, SamplingParams
+from ridgeline.core.plan.step import Assign
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.upload import Download, upload
 from tests.driving import Rig, ask, rig

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.bench.communication.cases import EPS
 from ridgeline.bench.communication.room import Room, Trial, Unavailable, rows_to_norm
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 
 

@@ -27,7 +27,7 @@ def all_reduce_norm(room: Room, count: int) -> Trial:
 def all_reduce_in_two_shots(room: Room, count: int) -> Trial:
     """A reduce-scatter and an all-gather in one launch."""
     x_N, memory = room.zeros(count), room.ours.memory
-    from ridgeline.kernels.all_reduce import direct  # it needs Triton
+    from ridgeline.kernels.ranks.all_reduce import direct  # it needs Triton
 
     if not direct.fits(x_N, room.size, shots=2):
         raise Unavailable("serves messages of up to some MiB only")

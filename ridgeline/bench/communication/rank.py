@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ridgeline.bench.communication.cases import brought, difference, expected, numbers
 from ridgeline.bench.communication.room import Room, Trial, Unavailable
 from ridgeline.bench.communication.ways import EAGER, WAYS
-from ridgeline.kernels.launch import on_device
+from ridgeline.kernels.base.launch import on_device
 
 INSIDE = 40  # calls in a graph; its launch is then a small part of each
 SMALL = 1 << 20  # bytes, up to which calls are captured into graphs: as in a decode step

@@ -13,9 +13,9 @@ from statistics import median
 from ridgeline.assembly import assemble
 from ridgeline.assembly.wiring import Assembly
 from ridgeline.bench.profile.made_plan import layout_for, made_plan, next_plan
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import StepShape
 from ridgeline.core.errors import InvalidConfig, RidgelineError
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.crossover import Curve
 
 REPEATS = 7

@@ -12,12 +12,12 @@ from itertools import islice
 
 import numpy as np
 
-from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
-from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.plan import Assign, Feature, RowKind, Rows, Span, StepPlan
-from ridgeline.core.request import SamplingParams
-from ridgeline.core.state_spec import StateSpec
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.step import Assign, Feature, RowKind, Rows, Span, StepPlan
+from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.state import StateSpec
+from ridgeline.kernels.base.cost import StepShape
 
 
 def layout_for(spec: ModelSpec, shape: StepShape, dtype: str, block_size: int, spare: int = 0) -> CacheLayout:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.onednn import address, num_bytes
+from ridgeline.kernels.base.onednn import address, num_bytes
 
 HISTORY = 100_000  # allocations remembered, with the Python lines that made them
 

@@ -104,8 +104,8 @@ def _number(text: str) -> float:
 def _child(model: str, batch: str, context: str, options: str) -> None:
     """Warm up, then run one decode step between the marks that Nsight Compute looks for."""
     from ridgeline.assembly import assemble
-    from ridgeline.core.config import LLMConfig
-    from ridgeline.core.request import Request, SamplingParams
+    from ridgeline.core.plan.request import Request, SamplingParams
+    from ridgeline.core.settings.config import LLMConfig
     from ridgeline.perf.footprint import kv_bytes_per_token
     from ridgeline.weights.folder import EMBEDDED_MODEL
     from ridgeline.weights.loader import read_model_config, resolve_model

@@ -18,11 +18,11 @@ from torch import Tensor, UntypedStorage, nn
 from ridgeline.bench.machine.probes import Bench
 from ridgeline.bench.machine.timing import Effort
 from ridgeline.bench.profile.made_plan import layout_for, made_plan
-from ridgeline.core.config import DEFAULT_BLOCK_SIZE
-from ridgeline.core.cost import StepShape
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.launch import on_device
-from ridgeline.kernels.op import Platform
+from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.base.launch import on_device
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.perf.explain import JOINT

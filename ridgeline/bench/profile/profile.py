@@ -20,9 +20,9 @@ from ridgeline.bench.profile.flame import Sampler, collapsed, svg
 from ridgeline.bench.profile.memory import remembering, write_snapshot
 from ridgeline.bench.profile.ranges import named_ranges
 from ridgeline.bench.profile.tables import Row, idle_rows, kernel_rows, op_rows
-from ridgeline.core.cost import Headroom, StepShape
-from ridgeline.core.model_spec import ModelSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.engine.engine import Engine
+from ridgeline.kernels.base.cost import Headroom, StepShape
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import EXPERTS, op_rate, seconds, step_ops

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.profile.ops import module_name, step_name
-from ridgeline.core.cost import StepShape
-from ridgeline.core.plan import StepPlan
+from ridgeline.core.plan.step import StepPlan
 from ridgeline.engine.engine import Engine
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import OPS
-from ridgeline.kernels.route.op import Routes
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.perf.explain import JOINT

@@ -2,8 +2,8 @@
 
 It is a simulation: the model runs in float32 on whole windows, and each layer's keys (after their rotation) and values
 are replaced by the numbers that a cache would keep of them, with a scale of its own for each token and key head. So
-nothing but the rounding is measured, for the formats that the engine has (`kernels/kv_cache.py`), for others, and for
-keys and values apart. `eval compare` with `kv_cache_dtype` measures what the engine itself does.
+nothing but the rounding is measured, for the formats that the engine has (`kernels/base/kv_cache.py`), for others, and
+for keys and values apart. `eval compare` with `kv_cache_dtype` measures what the engine itself does.
 
 Legend:
     T  tokens of a window
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels import kv_cache
+from ridgeline.kernels.base import kv_cache
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from ridgeline.bench.quality.documents import TextFile
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.expert_spec import ExpertsSpec
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.llm import LLM
 from ridgeline.perf.experts import capacity, dropped, imbalance, utilization
 from ridgeline.progress import TokenBar

@@ -30,7 +30,7 @@ from ridgeline.bench.quality.perplexity import Reading, TextScore, perplexity
 from ridgeline.bench.quality.results import base, figures
 from ridgeline.bench.results import Record
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import MAX_LOGPROBS
+from ridgeline.core.plan.request import MAX_LOGPROBS
 from ridgeline.llm import LLM
 from ridgeline.progress import TokenBar
 from ridgeline.text.outputs import TokenIdLogprobs

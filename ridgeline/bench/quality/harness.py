@@ -18,7 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ridgeline.bench.quality.likelihood import EvaluationFailed, prefix_token, prompt_logprobs
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.llm import LLM, TokensPrompt
 from ridgeline.progress import TokenBar
 from ridgeline.text.chat_template import ChatTemplate

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.llm import LLM
 from ridgeline.models.config import ModelConfig
 from ridgeline.text.outputs import RequestOutput, TokenIdLogprobs

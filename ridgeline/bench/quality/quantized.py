@@ -32,8 +32,8 @@ from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.compression.walk import Run, quantize_decoder
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.request import SamplingParams
-from ridgeline.kernels.op import Platform
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.kernels.base.op import Platform
 from ridgeline.layers.decoder import Decoder
 from ridgeline.llm import LLM
 from ridgeline.quantization import SCHEMES as SERVED

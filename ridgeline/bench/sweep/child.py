@@ -14,7 +14,7 @@ import torch
 
 from ridgeline.bench.sweep.options import SweepOptions, loaded
 from ridgeline.bench.sweep.sweep import Job, Sweep, chosen_jobs
-from ridgeline.kernels.launch import settle_cache_keys
+from ridgeline.kernels.base.launch import settle_cache_keys
 
 
 def main(path: Path) -> None:

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved
-from ridgeline.core.weight_format import CodedFormat
-from ridgeline.kernels.activation.op import gated_activation
-from ridgeline.kernels.activation.triton import gated_activation as gated
-from ridgeline.kernels.coded_gemm import cases, op
-from ridgeline.kernels.coded_gemm import triton as coded
-from ridgeline.kernels.coded_gemm.cases import CodedCase
-from ridgeline.kernels.coded_gemm.choose import Cut, Wide, _cycles, choose, wide_cuts
-from ridgeline.kernels.coded_gemm.dequantize import dequantize
-from ridgeline.kernels.coded_gemm.fragments import Fragments, arranged, span, unit
-from ridgeline.kernels.coded_gemm.places import norm_in_places
-from ridgeline.kernels.gemm import triton as plain
-from ridgeline.kernels.norm.triton import rms_norm
+from ridgeline.kernels.base.weight_format import CodedFormat
+from ridgeline.kernels.gemm.codes import cases, op
+from ridgeline.kernels.gemm.codes import triton as coded
+from ridgeline.kernels.gemm.codes.cases import CodedCase
+from ridgeline.kernels.gemm.codes.choose import Cut, Wide, _cycles, choose, wide_cuts
+from ridgeline.kernels.gemm.codes.dequantize import dequantize
+from ridgeline.kernels.gemm.codes.fragments import Fragments, arranged, span, unit
+from ridgeline.kernels.gemm.codes.places import norm_in_places
+from ridgeline.kernels.gemm.plain import triton as plain
+from ridgeline.kernels.small.activation.op import gated_activation
+from ridgeline.kernels.small.activation.triton import gated_activation as gated
+from ridgeline.kernels.small.norm.triton import rms_norm
 
 EPS = 1e-6
 

@@ -20,19 +20,19 @@ from torch import Tensor
 
 from ridgeline.bench.sweep.grouped import routes_of
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved
-from ridgeline.core.cost import Cost
-from ridgeline.core.expert_spec import RoutingSpec
-from ridgeline.kernels.grouped_gemm import op as grouped
-from ridgeline.kernels.grouped_gemm import triton as experts
-from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
-from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, choose_down, choose_gate_up
-from ridgeline.kernels.grouped_gemm.cost import grouped_down_cost, grouped_gate_up_cost
-from ridgeline.kernels.grouped_gemm.cost import touched as touched_on_average
-from ridgeline.kernels.route import op as routing
-from ridgeline.kernels.route import triton as router
-from ridgeline.kernels.route.cases import RouteCase
-from ridgeline.kernels.route.choose import Few, Many, choose
-from ridgeline.kernels.route.cost import route_cost
+from ridgeline.core.specs.experts import RoutingSpec
+from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.gemm.experts import op as grouped
+from ridgeline.kernels.gemm.experts import triton as experts
+from ridgeline.kernels.gemm.experts.cases import ExpertsCase
+from ridgeline.kernels.gemm.experts.choose import Rows, Tiles, choose_down, choose_gate_up
+from ridgeline.kernels.gemm.experts.cost import grouped_down_cost, grouped_gate_up_cost
+from ridgeline.kernels.gemm.experts.cost import touched as touched_on_average
+from ridgeline.kernels.gemm.route import op as routing
+from ridgeline.kernels.gemm.route import triton as router
+from ridgeline.kernels.gemm.route.cases import RouteCase
+from ridgeline.kernels.gemm.route.choose import Few, Many, choose
+from ridgeline.kernels.gemm.route.cost import route_cost
 
 Shape = tuple[int, int, int, int]  # width, inner width, experts, used experts
 SHAPES: dict[str, Shape] = {

@@ -9,7 +9,7 @@ each 128 (so the op is the product alone), and gate_up rounds its results in the
 is the larger of bytes / 4.42 TB/s and FLOPs / 1,979 TFLOP/s (half of them for bf16). Errors are in standard deviations
 of the result. runs.py says how it is done.
 
-Legend: see kernels/fp8_gemm/op.py
+Legend: see kernels/gemm/fp8/op.py
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
-from ridgeline.kernels.activation.op import gated_activation
-from ridgeline.kernels.activation.triton import gated_activation as gated
-from ridgeline.kernels.fp8_gemm import choose, library
-from ridgeline.kernels.fp8_gemm.choose import Tiles
-from ridgeline.kernels.fp8_gemm.eight import Eight
-from ridgeline.kernels.fp8_gemm.products import rounded_linear
-from ridgeline.kernels.fp8_gemm.rounded import Rounded, room
-from ridgeline.kernels.fp8_gemm.rounding import round_into, round_rows
-from ridgeline.kernels.gemm import triton as gemm
-from ridgeline.kernels.gemm.choose import RING, Stream
+from ridgeline.kernels.gemm.fp8 import choose, library
+from ridgeline.kernels.gemm.fp8.choose import Tiles
+from ridgeline.kernels.gemm.fp8.eight import Eight
+from ridgeline.kernels.gemm.fp8.products import rounded_linear
+from ridgeline.kernels.gemm.fp8.rounded import Rounded, room
+from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
+from ridgeline.kernels.gemm.plain import triton as gemm
+from ridgeline.kernels.gemm.plain.choose import RING, Stream
+from ridgeline.kernels.small.activation.op import gated_activation
+from ridgeline.kernels.small.activation.triton import gated_activation as gated
 
 PROCESSORS, EPS = 132, 1e-5
 FORMS = ("token", "block", "int8")  # token, block: scales of E4M3

@@ -6,7 +6,7 @@ Every cut is first checked at a few uneven numbers of tokens, some of which go n
 together, as they are chosen; "dense" is torch's product of the same size. A limit is the larger of (bytes of touched
 experts, rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s. runs.py says how it is done.
 
-Legend: see kernels/grouped_gemm/op.py
+Legend: see kernels/gemm/experts/op.py
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
-from ridgeline.kernels.grouped_gemm import hopper, op
-from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
-from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, Tiles, stream
-from ridgeline.kernels.route.op import Routes
+from ridgeline.kernels.gemm.experts import hopper, op
+from ridgeline.kernels.gemm.experts.cases import ExpertsCase
+from ridgeline.kernels.gemm.experts.hopper_plans import Stream, Tiles, stream
+from ridgeline.kernels.gemm.route.op import Routes
 
 CHECKS = {5: (0.0, 2), 40: (3.0, 3), 333: (1.0, 13)}  # by tokens: skew, and tokens that go nowhere
 

@@ -7,7 +7,7 @@ rows and results) / 4.42 TB/s and FLOPs / 750 TFLOP/s (twice that for FP8). Erro
 Cuts of the portable kernels leave activations beside FP8 unrounded, those for Hopper round them, and each is compared
 with the reference that does likewise. Times of FP8 include the rounding. runs.py says how it is done.
 
-Legend: see kernels/grouped_gemm/op.py
+Legend: see kernels/gemm/experts/op.py
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from ridgeline.bench.sweep.grouped import routes_of, touched
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
-from ridgeline.core.weight_format import Fp8Format
-from ridgeline.kernels.coded_gemm.op import MXFP4
-from ridgeline.kernels.fp8_gemm.op import Fp8
-from ridgeline.kernels.grouped_gemm import hopper, hopper_plans, op, triton
-from ridgeline.kernels.grouped_gemm.cases import ExpertsCase
-from ridgeline.kernels.grouped_gemm.choose import Rows, Tiles, Widened
-from ridgeline.kernels.grouped_gemm.hopper_plans import Stream, coded, stream
-from ridgeline.kernels.grouped_gemm.matrices import Matrices, part, shape_of, stacked
-from ridgeline.kernels.grouped_gemm.packed import Packed, fits, packed
+from ridgeline.kernels.base.weight_format import Fp8Format
+from ridgeline.kernels.gemm.codes.op import MXFP4
+from ridgeline.kernels.gemm.experts import hopper, hopper_plans, op, triton
+from ridgeline.kernels.gemm.experts.cases import ExpertsCase
+from ridgeline.kernels.gemm.experts.choose import Rows, Tiles, Widened
+from ridgeline.kernels.gemm.experts.hopper_plans import Stream, coded, stream
+from ridgeline.kernels.gemm.experts.matrices import Matrices, part, shape_of, stacked
+from ridgeline.kernels.gemm.experts.packed import Packed, fits, packed
+from ridgeline.kernels.gemm.fp8.op import Fp8
 
 CHANNELS, BLOCKS = Fp8Format(), Fp8Format(block=True, activations="block")
 TOKENS, CHECKED = (1, 8, 64, 256, 1024, 8192), (3, 40, 700)

@@ -9,7 +9,7 @@ included, over 4.42 TB/s, or FLOPs over 750 TFLOP/s if that is longer. Decode wi
 is timed too, in one launch and in two. Every format and cut is first checked on short rows; errors are in units of what
 roundings allow. runs.py says how it is done.
 
-Legend: see kernels/attention/op.py
+Legend: see kernels/attention/paged/op.py
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved
-from ridgeline.kernels import kv_cache
-from ridgeline.kernels.attention import triton as attention
-from ridgeline.kernels.attention.cases import AttentionCase
-from ridgeline.kernels.attention.op import RaggedBatch, paged_attention_reference
-from ridgeline.kernels.attention.schedule import make_schedule
-from ridgeline.kernels.decode_attention import op as decode_op
-from ridgeline.kernels.decode_attention import triton as decoding
-from ridgeline.kernels.decode_attention.cases import DecodeCase
-from ridgeline.kernels.kv_cache import KVScales
+from ridgeline.kernels.attention.decode import op as decode_op
+from ridgeline.kernels.attention.decode import triton as decoding
+from ridgeline.kernels.attention.decode.cases import DecodeCase
+from ridgeline.kernels.attention.paged import triton as attention
+from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.attention.paged.schedule import make_schedule
+from ridgeline.kernels.base import kv_cache
+from ridgeline.kernels.base.kv_cache import KVScales
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
 FORMATS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}

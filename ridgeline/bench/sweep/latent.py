@@ -12,7 +12,7 @@ reference, of a prompt its first and its last 64 tokens.
 A limit is the larger of bytes / 4.42 TB/s and FLOPs / 750 TFLOP/s, by the ops' cost.py; of an H100 say
 `--bandwidth 3.35`. Errors are relative to |result| + the root mean square of all results. runs.py says how it is done.
 
-Legend: see kernels/latent_attention/op.py, and for "expanded" kernels/expanded_attention/op.py
+Legend: see kernels/attention/latent/op.py, and for "expanded" kernels/attention/expanded/op.py
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import torch
 from torch import Tensor
 
 from ridgeline.bench.sweep.sweep import UNCACHED, Job, Limit, Sweep, moved
-from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.attention.schedule import make_schedule
-from ridgeline.kernels.attention.triton_common import Cut
-from ridgeline.kernels.expanded_attention import op as expanded
-from ridgeline.kernels.expanded_attention import triton as expanded_kernel
-from ridgeline.kernels.expanded_attention.cost import expanded_attention_cost
-from ridgeline.kernels.latent_attention.cases import CASES
-from ridgeline.kernels.latent_attention.choose import MOST_QUERIES
-from ridgeline.kernels.latent_attention.cost import latent_attention_cost, latent_kv_cost
-from ridgeline.kernels.latent_attention.op import latent_attention_reference, latent_kv_reference
-from ridgeline.kernels.latent_attention.triton import latent_attention
-from ridgeline.kernels.latent_attention.triton_kv import latent_kv
+from ridgeline.kernels.attention.expanded import op as expanded
+from ridgeline.kernels.attention.expanded import triton as expanded_kernel
+from ridgeline.kernels.attention.expanded.cost import expanded_attention_cost
+from ridgeline.kernels.attention.latent.cases import CASES
+from ridgeline.kernels.attention.latent.choose import MOST_QUERIES
+from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost
+from ridgeline.kernels.attention.latent.op import latent_attention_reference, latent_kv_reference
+from ridgeline.kernels.attention.latent.triton import latent_attention
+from ridgeline.kernels.attention.latent.triton_kv import latent_kv
+from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.schedule import make_schedule
+from ridgeline.kernels.attention.paged.triton_common import Cut
 
 HEADS = {"16-heads": 16, "128-heads": 128}
 CONTEXTS = {"8k": 8192, "1k": 1024, "32k": 32_768}

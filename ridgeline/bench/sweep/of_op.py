@@ -21,8 +21,8 @@ from ridgeline.bench.kernels import allowed
 from ridgeline.bench.sweep.options import SweepOptions
 from ridgeline.bench.sweep.peers import PEERS
 from ridgeline.bench.sweep.sweep import Job, Limit, Sweep, moved, tensors
-from ridgeline.kernels.case import OpCase
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.case import OpCase
+from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import OPS
 
 MEMORY = 20e9  # bytes of arguments that take turns, at most

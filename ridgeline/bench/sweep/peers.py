@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.gated_delta.op import DeltaInputs
-from ridgeline.kernels.selective_scan.op import ScanInputs
-from ridgeline.kernels.ssd.op import SsdInputs
-from ridgeline.kernels.turns import Turns
+from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
+from ridgeline.kernels.scans.selective_scan.op import ScanInputs
+from ridgeline.kernels.scans.ssd.op import SsdInputs
+from ridgeline.kernels.scans.turns import Turns
 
 VLLM_CHUNK = 256
 FLA = {  # package → where it has flash-linear-attention

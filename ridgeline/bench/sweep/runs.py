@@ -34,8 +34,8 @@ from ridgeline.bench.results import host_with
 from ridgeline.bench.sweep.options import SweepOptions
 from ridgeline.bench.sweep.sweep import Job, Sweep, chosen_jobs, fields_of, short
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.aot import compiling_for
-from ridgeline.kernels.launch import settle_cache_keys
+from ridgeline.kernels.base.aot import compiling_for
+from ridgeline.kernels.base.launch import settle_cache_keys
 
 
 def target() -> tuple[str, int]:

@@ -21,7 +21,7 @@ from ridgeline.compression.made import Made
 from ridgeline.compression.writers import Written
 from ridgeline.compression.writers.packing import words
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.gemm.codes.op import Coded
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 

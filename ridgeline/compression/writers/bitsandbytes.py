@@ -25,7 +25,7 @@ from torch import Tensor
 from ridgeline.compression.made import Made
 from ridgeline.compression.writers import Written
 from ridgeline.compression.writers.packing import nibbles
-from ridgeline.kernels.coded_gemm.op import TABLES, Coded
+from ridgeline.kernels.gemm.codes.op import TABLES, Coded
 from ridgeline.quantization.make.grids import Levels
 from ridgeline.quantization.outliers import THRESHOLD
 from ridgeline.quantization.rounding import LEVELS

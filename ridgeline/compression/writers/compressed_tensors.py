@@ -20,8 +20,8 @@ from ridgeline.compression.made import Made
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.compression.writers import Written
 from ridgeline.compression.writers.packing import nibbles, words
-from ridgeline.kernels.coded_gemm.op import Coded
-from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.fp8.op import Fp8
 from ridgeline.quantization.make.grids import Levels
 
 _FORMATS = {

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ridgeline.compression.made import Made
 from ridgeline.compression.writers import Written
-from ridgeline.core.weight_format import BLOCK
-from ridgeline.kernels.fp8_gemm.op import Fp8
+from ridgeline.kernels.base.weight_format import BLOCK
+from ridgeline.kernels.gemm.fp8.op import Fp8
 
 
 class Fp8Blocks:

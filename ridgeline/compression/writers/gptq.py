@@ -23,7 +23,7 @@ from ridgeline.compression.made import Made
 from ridgeline.compression.schemes import SCHEMES
 from ridgeline.compression.writers import Written
 from ridgeline.compression.writers.packing import words
-from ridgeline.kernels.coded_gemm.op import Coded
+from ridgeline.kernels.gemm.codes.op import Coded
 
 
 class Gptq:

@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.cache.prefix import Hash
 
 KNOWN_BLOCKS = 1 << 17  # blocks of prompts that are remembered, some 100 bytes each

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence as PySequence
 from typing import NamedTuple
 
-from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.core.state_spec import StateSpec
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
+from ridgeline.core.specs.state import StateSpec
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.prefix import Hash, Node, PrefixIndex
 from ridgeline.engine.sequence import Sequence

@@ -20,8 +20,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as PySequence
 
-from ridgeline.core.cache_layout import NULL_BLOCK, CacheLayout
-from ridgeline.core.plan import CopyBlocks, SetBlocks
+from ridgeline.core.plan.step import CopyBlocks, SetBlocks
+from ridgeline.core.specs.cache_layout import NULL_BLOCK, CacheLayout
 from ridgeline.engine.cache.checkpoints import Checkpoint, Checkpoints
 from ridgeline.engine.cache.hits import Found, Hit, Search
 from ridgeline.engine.cache.names import Names

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.state_spec import KVSpec
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.state import KVSpec
 from ridgeline.engine.cache.prefix import Hash, chain_hash, root_hash
 from ridgeline.engine.sequence import Sequence
 

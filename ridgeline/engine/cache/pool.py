@@ -1,8 +1,8 @@
 """The block pool: the references to each block of the KV cache. Every operation is O(1) in the number of blocks.
 
-A *page* belongs to one cache group at a time and is cut into that group's blocks (`core.cache_layout` has the picture).
-With a single group a page is a block. A page is fresh (no group owns it), busy (some of its blocks are held) or idle
-(none is held, some content is worth keeping). A block of a busy page is in one of three states:
+A *page* belongs to one cache group at a time and is cut into that group's blocks (`core.specs.cache_layout` has the
+picture). With a single group a page is a block. A page is fresh (no group owns it), busy (some of its blocks are held)
+or idle (none is held, some content is worth keeping). A block of a busy page is in one of three states:
 
     held      some request refers to it (refs > 0)
     spare     no request refers to it, but the prefix index knows its content
@@ -35,7 +35,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
 
-from ridgeline.core.cache_layout import CacheLayout
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.cache.idle import Idle, IdlePages
 
 

@@ -2,7 +2,7 @@
 
 Keys and values are published block by block as they fill. A state is published where it was kept on purpose, and where
 a sequence ended. Where a sequence, or its prompt, ended there is an *end* in the index, a block that others may begin
-like and that need not be full. Where some group's blocks are exact (`core.state_spec`), all of its tokens must be the
+like and that need not be full. Where some group's blocks are exact (`core.specs.state`), all of its tokens must be the
 same.
 """
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as PySequence
 
-from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.core.plan import SetBlocks
-from ridgeline.core.state_spec import StateSpec
+from ridgeline.core.plan.step import SetBlocks
+from ridgeline.core.specs.cache_layout import NULL_BLOCK
+from ridgeline.core.specs.state import StateSpec
 from ridgeline.engine.cache.checkpoints import Checkpoints
 from ridgeline.engine.cache.names import Names
 from ridgeline.engine.cache.pool import BlockPool

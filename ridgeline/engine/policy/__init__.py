@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
+from ridgeline.core.plan.request import Request
 from ridgeline.core.registry import Registry
-from ridgeline.core.request import Request
 from ridgeline.engine.sequence import Sequence
 
 

@@ -16,7 +16,7 @@ from math import inf
 from operator import attrgetter
 from typing import ClassVar
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.engine.sequence import Sequence
 
 EXPECTED = 256  # tokens of the output that count as work beforehand: few requests write all that they may

@@ -1,0 +1,1 @@
+"""Attention, by where keys and values lie."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel

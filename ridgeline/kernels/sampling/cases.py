@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ridgeline.core.cost import Cost
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.case import Cases, OpCase, as_cases
+from ridgeline.kernels.base.case import Cases, OpCase, as_cases
+from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling import parts
 from ridgeline.kernels.sampling.cost import best_of_parts_cost, noised_cost, sample_cost
 from ridgeline.kernels.sampling.op import SamplingTables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgeline.core.cost import Cost
+from ridgeline.kernels.base.cost import Cost
 
 
 def sample_cost(rows: int, vocab_size: int) -> Cost:

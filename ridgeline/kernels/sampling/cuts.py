@@ -32,8 +32,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.cut_search import PLACES, Cut, is_searching, known_before, note
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.parts import tables_of

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.torch_ops import ADJUSTING, adjusted

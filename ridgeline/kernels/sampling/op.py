@@ -23,9 +23,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.core.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.philox import gumbel
 from ridgeline.kernels.sampling.scoring import score
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.philox import gumbel, gumbel_of
 from ridgeline.kernels.sampling.torch_ops import adjusted

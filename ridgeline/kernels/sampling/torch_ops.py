@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.philox import gumbel
 

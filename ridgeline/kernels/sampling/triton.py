@@ -24,8 +24,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.launch import compute_capability, launch_options
+from ridgeline.kernels.base.launch import compute_capability, launch_options
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import APART, WIDTH, draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel

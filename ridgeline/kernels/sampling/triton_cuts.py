@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.bracket import stats_kernel
 from ridgeline.kernels.sampling.cut_digits import (
     KNOWN,

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.sampling.draw import LEAST, LOG2E
 from ridgeline.kernels.sampling.noise import LN2
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.base.launch import launch_options
 
 TILE = 4096  # tokens per program: 128 words, and one vector of 16 logits for each of 256 threads
 

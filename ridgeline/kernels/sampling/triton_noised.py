@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.launch import compute_capability, launch_options
+from ridgeline.kernels.base.launch import compute_capability, launch_options
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.noise import gumbel_of_groups
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.torch_ops import ADJUSTING, adjusted

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.core.plan import Feature
-from ridgeline.kernels.launch import compute_capability, launch_options
+from ridgeline.kernels.base.launch import compute_capability, launch_options
+from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling import parts
 from ridgeline.kernels.sampling.draw import LOG2E, bits_per_logit
 from ridgeline.kernels.sampling.finish import NOBODY

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 
 
 def step_compact(

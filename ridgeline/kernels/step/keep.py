@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.kernels.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.limits import NULL_BLOCK
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 
 
 def step_keep(

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import NULL_BLOCK
-from ridgeline.core.plan import Finish
-from ridgeline.kernels.op import Implementation, Op, on_gpu
-from ridgeline.kernels.tree import Tree
+from ridgeline.kernels.base.limits import NULL_BLOCK
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.rows import Finish
+from ridgeline.kernels.base.tree import Tree
 
 HEADER = 8  # bytes before the outcome in a row of the ring, which hold the turn
 
@@ -70,9 +70,9 @@ def step_inputs(
     the block tables (whose columns are contiguous) are int32.
 
     drafts_SD: None if only first tokens have no override.
-    tree_SN: int64, the bits of each slot's nodes (kernels/tree.py), if rows have trees of drafts. Then tokens without
-        override are nodes, one after another: their places follow each other, and their positions are by depth. Node n
-        is the slot's last token or its draft n - 1. Tokens with override lie in no tree.
+    tree_SN: int64, the bits of each slot's nodes (kernels/base/tree.py), if rows have trees of drafts. Then tokens
+        without override are nodes, one after another: their places follow each other, and their positions are by depth.
+        Node n is the slot's last token or its draft n - 1. Tokens with override lie in no tree.
     base_S: int64, where node 0 of each slot lies, in passes whose rows begin with a later node. None: rows begin with
         node 0.
 
@@ -118,7 +118,7 @@ def step_inputs(
 
 
 class StepTurns(NamedTuple):
-    """Fields of `kernels.turns.Turns` by the same names: marks_R is int32, fresh_R bool, the others int64."""
+    """Fields of `kernels.scans.turns.Turns` by the same names: marks_R is int32, fresh_R bool, the others int64."""
 
     reads_R: Tensor
     writes_R: Tensor

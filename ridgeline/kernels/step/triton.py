@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.tree import Tree
+from ridgeline.kernels.base.triton_math import popcount
 from ridgeline.kernels.step.op import HEADER, StepInputs, StepTurns
-from ridgeline.kernels.tree import Tree
-from ridgeline.kernels.triton_math import popcount
 
 TOGETHER = 4  # rows that a program advances
 TURNS = 32  # rows whose states a program looks up

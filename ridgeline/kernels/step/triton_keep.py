@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.launch import launch_options
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.launch import launch_options
 
 BLOCK = 1024  # words of a program
 

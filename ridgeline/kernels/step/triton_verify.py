@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.kernels.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.launch import launch_options
-from ridgeline.kernels.triton_math import popcount
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.base.triton_math import popcount
 
 # Arguments that are packed into one buffer begin at any multiple of 4 bytes: one compilation serves all alignments.
 _PACKED = ["token_ptr", "places_ptr", "num_logits_ptr", "slots_ptr"]

@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Finish
-from ridgeline.kernels.op import Implementation, Op, on_gpu
-from ridgeline.kernels.tree import parent, popcount
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.base.rows import Finish
+from ridgeline.kernels.base.tree import parent, popcount
 
 
 def step_verify(
@@ -55,8 +55,8 @@ def step_verify(
     out_token_RK: int32, the emitted tokens, then -1.
     out_finish_R: int8, as of `step_advance`, of the last token that was emitted, or of the one that could not be drawn.
     out_drafted_R: int8, how many drafts the row verified.
-    tree_SN: int64, the bits of each slot's nodes (kernels/tree.py), of which no node has K others above it. None: every
-        node is the child of the one before, and K is N.
+    tree_SN: int64, the bits of each slot's nodes (kernels/base/tree.py), of which no node has K others above it. None:
+        every node is the child of the one before, and K is N.
     out_path_RK: int32, the nodes at which the emitted tokens were drawn, then -1. None: nobody asks.
     """
     columns, nodes = out_token_RK.shape[1], places_RN.shape[1]

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import BLOCK, CodedFormat, Fp8Format
-from ridgeline.kernels.coded_gemm.op import TABLES, Coded, packed
-from ridgeline.kernels.fp8_gemm.op import LARGEST, Fp8
+from ridgeline.kernels.base.weight_format import BLOCK, CodedFormat, Fp8Format
+from ridgeline.kernels.gemm.codes.op import TABLES, Coded, packed
+from ridgeline.kernels.gemm.fp8.op import LARGEST, Fp8
 from ridgeline.quantization.rounding import LEVELS
 
 LARGEST_E2M1 = 6.0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.serving.errors import BadRequest, Overloaded, TooLong, Unavailable
 from ridgeline.transport.messages import EngineFacts
 

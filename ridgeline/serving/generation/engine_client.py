@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ridgeline.core.request import Request
+from ridgeline.core.plan.request import Request
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
 from ridgeline.serving.generation.ticket import RequestTicket, resolve

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.core.pooling import PoolingParams, PoolingSpec
-from ridgeline.core.request import BACKGROUND
+from ridgeline.core.plan.request import BACKGROUND
+from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
 from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut, TooLong
 from ridgeline.serving.generation.service import Service

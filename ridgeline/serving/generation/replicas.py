@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ridgeline.core.request import Request
-from ridgeline.core.routing import Router
+from ridgeline.core.plan.request import Request
+from ridgeline.core.plan.routing import Router
 from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.generation.engine_client import RETRY_AFTER, EngineClient
 from ridgeline.serving.generation.sums import summed

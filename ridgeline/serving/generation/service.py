@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
-from ridgeline.core.embeds import Embeds
-from ridgeline.core.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
+from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission, embedded_bytes
@@ -44,7 +44,7 @@ class GenerationRequest:
 
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
-    tokens are skipped, because its reader needs them. `thinking` and `embeds` are as in `core.request.Request`.
+    tokens are skipped, because its reader needs them. `thinking` and `embeds` are as in `core.plan.request.Request`.
     """
 
     id: str

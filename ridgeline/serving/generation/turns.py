@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ridgeline.core.sleep import KINDS
+from ridgeline.core.plan.sleep import KINDS
 from ridgeline.serving.errors import RequestFailed
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.transport.messages import Order, Sleep, Wake

@@ -17,8 +17,8 @@ import numpy as np
 from llguidance import LLExecutor, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from ridgeline.core import token_bits
-from ridgeline.core.request import TokenMask
+from ridgeline.core.plan import token_bits
+from ridgeline.core.plan.request import TokenMask
 from ridgeline.serving.grammars import grammar as grammars
 from ridgeline.serving.grammars.fair import FairPool, Full, Job
 from ridgeline.serving.grammars.grammar import wrong

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ridgeline.core.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
+from ridgeline.core.plan.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import Piece, Run
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb

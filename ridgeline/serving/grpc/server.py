@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.grpc.generate import InferenceService
 from ridgeline.serving.grpc.guard import Guard

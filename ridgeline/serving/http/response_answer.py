@@ -12,7 +12,7 @@ from msgspec import Raw
 from msgspec.json import encode
 from starlette.responses import Response
 
-from ridgeline.core.request import BACKGROUND
+from ridgeline.core.plan.request import BACKGROUND
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, RequestFailed

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 
-from ridgeline.core.sleep import KINDS
+from ridgeline.core.plan.sleep import KINDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http.answers import ErrorAnswer

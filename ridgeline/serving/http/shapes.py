@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import EngineFailed
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.observed.breakdown import breakdown, vllm_metrics

@@ -3,7 +3,7 @@
 `queue`, `prefill` and `decode` follow each other and add up to `total`; prefill ends with the first token. `device` is
 the time that the device worked, for this request and those beside it, since this one was first scheduled, and
 `host_gaps` is the rest of that time. `headroom` is the least time that the device needed ÷ the time it took (None if
-not known). `preempted_for` counts how often the request started over, by reason (`core.request.Preemption`). All
+not known). `preempted_for` counts how often the request started over, by reason (`core.plan.request.Preemption`). All
 figures of a running request are those so far.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats
+from ridgeline.core.plan.request import RequestStats
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.generation.service import Run
 from ridgeline.transport.messages import Life
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.worker import WorkerFigures
+from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.engine.figures import Figures
+from ridgeline.kernels.base.cost import Headroom
 
 
 @dataclass(frozen=True)

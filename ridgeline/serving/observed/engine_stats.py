@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.plan import RowKind, StepPlan
-from ridgeline.core.request import Preemption, Request, RequestStats
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.request import Preemption, Request, RequestStats
+from ridgeline.core.plan.step import RowKind, StepPlan
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import Distribution, ExpertFigures, Gpu, RankFigures, Stats, StepFigures

@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.request import Preemption
+from ridgeline.core.plan.request import Preemption
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.observed.expert_figures import load_of, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
 from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepFigures

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats
+from ridgeline.core.plan.request import RequestStats
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.transport.messages import Life, Look, Submit
 
 KEPT = 4096  # completions

@@ -26,7 +26,7 @@ import uvloop
 from starlette.types import ASGIApp, Message
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.turns import Turns

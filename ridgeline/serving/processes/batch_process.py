@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.batches.call import call
 from ridgeline.serving.batches.runner import Runner

@@ -14,13 +14,13 @@ import torch
 from msgspec.structs import replace
 
 from ridgeline.assembly import Assembly, assemble
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import Headroom
 from ridgeline.core.errors import DeviceLost, InvalidConfig, InvalidRequest, RidgelineError
-from ridgeline.core.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
-from ridgeline.core.sleep import Kind
-from ridgeline.core.together import SIZES
+from ridgeline.core.plan.request import Request, RequestStats, StepEvents, TokenEvent, TokenMask
+from ridgeline.core.plan.sleep import Kind
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.together import SIZES
 from ridgeline.engine.engine import Engine
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.ranks.recruits import Recruits
 from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.observed.engine_stats import EngineStats

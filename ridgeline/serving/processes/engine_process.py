@@ -16,8 +16,8 @@ import sys
 
 import msgspec
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import RidgelineError
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.ranks.recruits import Recruits
 from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import end_with_parent, read_settings, tell_mistake

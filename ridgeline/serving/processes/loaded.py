@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.assembly import Assembly, assemble
 from ridgeline.assembly.draft import naming_draft
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.embeds import embeds_width
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.request import Request, RequestStats
-from ridgeline.core.sleep import KINDS, Kind
-from ridgeline.core.worker import WorkerFigures
+from ridgeline.core.plan.embeds import embeds_width
+from ridgeline.core.plan.request import Request, RequestStats
+from ridgeline.core.plan.sleep import KINDS, Kind
+from ridgeline.core.plan.worker import WorkerFigures
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.turn import Turn
 from ridgeline.transport.messages import EngineFacts, Pause, Reload, Sleep

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import ServeConfig
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COUNT = "import torch; print(torch.cuda.device_count())"

@@ -24,10 +24,10 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.cores import of_helper
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.keys import tell_of_orders

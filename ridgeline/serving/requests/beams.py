@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.text.beams import MAX_BEAMS, BeamSearchParams

@@ -20,7 +20,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from ridgeline.core.request import (
+from ridgeline.core.plan.request import (
     MAX_BAD_WORDS,
     MAX_GUIDANCE,
     MAX_LOGIT_BIAS,

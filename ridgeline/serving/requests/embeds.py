@@ -7,7 +7,7 @@ import binascii
 from math import prod
 from typing import Any
 
-from ridgeline.core.embeds import ITEM_BYTES, MOST_BYTES, Embeds
+from ridgeline.core.plan.embeds import ITEM_BYTES, MOST_BYTES, Embeds
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.requests.bounded_json import decode
 from ridgeline.serving.requests.refusals import shortened

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ridgeline.core.pooling import TOKENWISE, PoolingParams, Task
+from ridgeline.core.specs.pooling import TOKENWISE, PoolingParams, Task
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts

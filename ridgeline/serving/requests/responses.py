@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from ridgeline.core.request import MAX_LOGPROBS
+from ridgeline.core.plan.request import MAX_LOGPROBS
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import (
     LAX_INT,

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ridgeline.core.embeds import PLACEHOLDER, Embeds
-from ridgeline.core.request import EVERY_LOGPROB, SamplingParams
-from ridgeline.core.serving import TEMPLATE_FIELDS
+from ridgeline.core.plan.embeds import PLACEHOLDER, Embeds
+from ridgeline.core.plan.request import EVERY_LOGPROB, SamplingParams
+from ridgeline.core.settings.serving import TEMPLATE_FIELDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound, TooLong
 from ridgeline.serving.generation.service import GenerationRequest

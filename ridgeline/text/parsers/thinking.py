@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ridgeline.core.request import Thinking
+from ridgeline.core.plan.request import Thinking
 from ridgeline.text.parsers.forms import ReasoningForm
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ def thinking_of(
     form: ReasoningForm, tokenizer: Tokenizer, *, inside: bool, budget: int | None, forced: bool, may_stop: bool
 ) -> Thinking:
     """Return the bounds of an answer's reasoning for the engine. `forced` says that the answer is held to calls, and
-    the others are as in `core.request.Thinking`."""
+    the others are as in `core.plan.request.Thinking`."""
     ends = form.call_ends if forced and form.call_ends else form.ends
     before_end = "" if forced and form.call_ends else form.before_end
     opening = form.opening if forced else ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import Source
+from ridgeline.core.specs.model import Source
 from ridgeline.models.config import ModelConfig
 from ridgeline.weights.checkpoint import PLAIN, StoredTensor
 from ridgeline.weights.head_files import drafting_layer

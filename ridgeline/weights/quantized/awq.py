@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat, Held
-from ridgeline.kernels.coded_gemm.op import unpacked
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
+from ridgeline.kernels.gemm.codes.op import unpacked
 from ridgeline.weights.quantized.names import among
 from ridgeline.weights.quantized.piece import (
     HALVES,

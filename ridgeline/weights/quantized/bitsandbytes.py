@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.weight_format import CodedFormat, Held, Values
+from ridgeline.kernels.base.weight_format import CodedFormat, Held, Values
 from ridgeline.weights.quantized.names import among
 from ridgeline.weights.quantized.piece import (
     FLOATS,

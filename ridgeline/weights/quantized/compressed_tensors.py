@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.weight_format import BLOCK, Activations, CodedFormat, Held, Int8Format
-from ridgeline.kernels.coded_gemm.op import packed
+from ridgeline.kernels.base.weight_format import BLOCK, Activations, CodedFormat, Held, Int8Format
+from ridgeline.kernels.gemm.codes.op import packed
 from ridgeline.weights.quantized.four_bits import mxfp4_piece, nvfp4_piece
 from ridgeline.weights.quantized.fp8 import block_piece, scaled_piece
 from ridgeline.weights.quantized.gptq import order, stream

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.weight_format import CodedFormat, Held
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
 from ridgeline.weights.quantized.piece import Piece, Wanted, as_number, check_divides, finite_scales
 
 

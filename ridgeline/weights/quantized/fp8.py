@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.weight_format import BLOCK, Activations, Fp8Format, Held
+from ridgeline.kernels.base.weight_format import BLOCK, Activations, Fp8Format, Held
 from ridgeline.weights.quantized.names import among
 from ridgeline.weights.quantized.piece import (
     FLOATS,

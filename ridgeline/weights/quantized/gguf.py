@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ridgeline.core.weight_format import Held
-from ridgeline.kernels.coded_gemm.op import packed
+from ridgeline.kernels.base.weight_format import Held
+from ridgeline.kernels.gemm.codes.op import packed
 from ridgeline.weights.blocks import BLOCKS
 from ridgeline.weights.checkpoint import StoredTensor
 from ridgeline.weights.dequantize import AT_ONCE

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.weight_format import CodedFormat, Held
-from ridgeline.kernels.coded_gemm.op import packed, unpacked
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
+from ridgeline.kernels.gemm.codes.op import packed, unpacked
 from ridgeline.weights.quantized.marlin import marlin_piece
 from ridgeline.weights.quantized.names import among, pattern
 from ridgeline.weights.quantized.piece import (

@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.kv_format import KVFormat
-from ridgeline.core.model_spec import AttentionSpec, ModelSpec, WeightMap
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec, WeightMap
+from ridgeline.kernels.base.kv_format import KVFormat
 from ridgeline.layers.decoder import Decoder
 from ridgeline.weights.divided import Place
 from ridgeline.weights.quantized.piece import FLOATS, Section, Stored, checked_scales

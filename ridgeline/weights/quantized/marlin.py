@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ridgeline.core.weight_format import CodedFormat, Held
-from ridgeline.kernels.coded_gemm.op import packed, unpacked
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
+from ridgeline.kernels.gemm.codes.op import packed, unpacked
 from ridgeline.weights.quantized.piece import (
     HALVES,
     Piece,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.core.weight_format import CodedFormat, Held
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
 from ridgeline.weights.mxfp4 import GROUP_BYTES, MXFP4, dequantized
 from ridgeline.weights.quantized.four_bits import exponents
 from ridgeline.weights.quantized.piece import Piece, Stored, Wanted, check_divides

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.weight_format import CodedFormat, Held
+from ridgeline.kernels.base.weight_format import CodedFormat, Held
 from ridgeline.quantization.held import dequantized
 from ridgeline.weights.checkpoint import StoredTensor
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.model_spec import Source, WeightMap
-from ridgeline.core.weight_format import BLOCK, CodedFormat, Fp8Format, Held, HeldMatrix
+from ridgeline.core.specs.model import Source, WeightMap
+from ridgeline.kernels.base.weight_format import BLOCK, CodedFormat, Fp8Format, Held, HeldMatrix
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.latent_attention import Expand

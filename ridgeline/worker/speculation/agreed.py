@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Delta, Feature
+from ridgeline.core.plan.step import Delta, Feature
 from ridgeline.parallel.axis import Axis
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.proposer import Proposer, Ran, Taken

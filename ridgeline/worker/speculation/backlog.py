@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.model_spec import LayerSpec
-from ridgeline.core.plan import Assign, Delta
-from ridgeline.core.speculation import MOST_WAITING
+from ridgeline.core.plan.step import Assign, Delta
+from ridgeline.core.settings.speculation import MOST_WAITING
+from ridgeline.core.specs.model import LayerSpec
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.upload import upload
 

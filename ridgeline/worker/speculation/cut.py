@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from ridgeline.core.plan import RowKind, Rows, StepPlan
+from ridgeline.core.plan.step import RowKind, Rows, StepPlan
 
 
 class Cut:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Delta, Feature
+from ridgeline.core.plan.step import Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots

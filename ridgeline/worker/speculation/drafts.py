@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import RowKind, Rows
+from ridgeline.core.plan.step import RowKind, Rows
 
 
 class Drafts(NamedTuple):

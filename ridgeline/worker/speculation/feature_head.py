@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Hidden
 from ridgeline.layers.draft_head import DraftHead

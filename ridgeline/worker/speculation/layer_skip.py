@@ -15,8 +15,8 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from ridgeline.core.model_spec import LayerSpec
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.specs.model import LayerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots

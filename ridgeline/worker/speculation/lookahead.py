@@ -6,7 +6,7 @@ with the levels before as context. Then a column is an n-gram that the model its
 pool, and the levels move up by one: Jacobi's iteration, whose older rounds are the upper levels.
 
 The row also carries n-grams of the pool that begin with its last token, to be verified. Everything forms one tree below
-the last token, by the bits of its nodes (kernels/tree.py):
+the last token, by the bits of its nodes (kernels/base/tree.py):
 
     window    a node sees level 0 up to its own column, and the levels of its column up to its own
     n-grams   chains, which share the nodes of equal beginnings
@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.draft_tree import LookaheadTree
-from ridgeline.core.model_spec import LayerSpec
-from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.core.plan.step import Assign, Delta, Feature
+from ridgeline.core.settings.draft_tree import LookaheadTree
+from ridgeline.core.specs.model import LayerSpec
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.model_spec import LayerSpec
-from ridgeline.core.plan import Assign, Delta, Feature
-from ridgeline.core.speculation import Speculation
+from ridgeline.core.plan.step import Assign, Delta, Feature
+from ridgeline.core.settings.speculation import Speculation
+from ridgeline.core.specs.model import LayerSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching

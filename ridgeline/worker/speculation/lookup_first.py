@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.lookup import Lookup

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ridgeline.core.model_spec import LayerSpec
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan.step import Feature
+from ridgeline.core.specs.model import LayerSpec
 from ridgeline.layers.medusa import Medusa
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ridgeline.core.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
-from ridgeline.core.draft_tree import LookaheadTree
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.reserve import Reserved, StepSizes
-from ridgeline.core.speculation import NGRAM, Speculation
+from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.settings.draft_tree import LookaheadTree
+from ridgeline.core.settings.speculation import NGRAM, Speculation
+from ridgeline.core.specs.draft_head import DraftHeadSpec, HeadSpec, MedusaSpec
+from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.draft_head import DraftHead

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepInputs
 from ridgeline.worker.slots import Slots

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.model_spec import LayerSpec
-from ridgeline.core.plan import Delta, Feature
+from ridgeline.core.plan.step import Delta, Feature
+from ridgeline.core.specs.model import LayerSpec
 from ridgeline.layers.decoder import Hidden
 from ridgeline.worker.speculation.backlog import Backlog, Catching
 from ridgeline.worker.state.states import States
@@ -115,9 +115,9 @@ class Proposer(Protocol):
     """A maker of drafts, which lie on the device in a table by slot that the next step reads.
 
     drafts_SD: int32; drafts that there are not are -1.
-    tree_SN: int64, the bits of the nodes of each slot's tree (kernels/tree.py); None if drafts are chains.
+    tree_SN: int64, the bits of the nodes of each slot's tree (kernels/base/tree.py); None if drafts are chains.
     depth: how many drafts of a slot can be right, at most.
-    layers: those of its own whose states lie behind the target's (`core.model_spec.with_draft`).
+    layers: those of its own whose states lie behind the target's (`core.specs.model.with_draft`).
     taps: the target's layers whose outputs it reads.
     backlog: the tokens that its network has not run over yet; None: it runs over all of them at once.
     """

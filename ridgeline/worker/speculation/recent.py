@@ -1,4 +1,4 @@
-"""A table of what requests have written lately, which finds drafts for others (`kernels/lookup/recent.py`).
+"""A table of what requests have written lately, which finds drafts for others (`kernels/step/lookup/recent.py`).
 
 The table lies on the device beside the texts, and a captured step notes and finds in it without the host. It lives as
 long as the engine: sleep and new weights leave it as it is, since drafts that are not right cost no more than time and
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ridgeline.core.plan import Assign, Delta
-from ridgeline.core.speculation import Speculation
-from ridgeline.kernels.lookup.recent import NOTHING
+from ridgeline.core.plan.step import Assign, Delta
+from ridgeline.core.settings.speculation import Speculation
+from ridgeline.kernels.step.lookup.recent import NOTHING
 from ridgeline.worker.slots import Slots
 
 

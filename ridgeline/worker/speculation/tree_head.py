@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan import Feature
+from ridgeline.core.plan.step import Feature
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.draft_head import DraftHead
 from ridgeline.worker.slots import Slots

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.draft_tree import DraftTree, Level, StaticTree
-from ridgeline.core.plan import Assign, Delta, Feature
+from ridgeline.core.plan.step import Assign, Delta, Feature
+from ridgeline.core.settings.draft_tree import DraftTree, Level, StaticTree
 from ridgeline.kernels.ops import Ops
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.vocabulary import Vocabulary
@@ -67,7 +67,7 @@ class Form(Protocol):
 class TreeDraws:
     """Draws trees of drafts.
 
-    drafts_SD: int32, the tokens of each slot's tree. tree_SN: int64, its bits (kernels/tree.py).
+    drafts_SD: int32, the tokens of each slot's tree. tree_SN: int64, its bits (kernels/base/tree.py).
     shared: the scores of a depth do not depend on the nodes before.
     """
 

@@ -1,7 +1,7 @@
 """The pool of memory of all cache groups, as views that layers read and write.
 
 Legend:
-    N  block ids, as `core.cache_layout` counts them
+    N  block ids, as `core.specs.cache_layout` counts them
     W  words of a unit, of 8 bytes or of 1 byte
 """
 
@@ -13,8 +13,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.plan import CopyBlocks
+from ridgeline.core.plan.step import CopyBlocks
+from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.worker.upload import staging
 
 COPIED_AT_ONCE = 32 << 20  # bytes that lie beside the cache between the read and the write of a copy

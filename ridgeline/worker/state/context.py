@@ -1,4 +1,4 @@
-"""Paged keys and values whose tokens ranks divide between them (`core.stripes`).
+"""Paged keys and values whose tokens ranks divide between them (`core.plan.stripes`).
 
 Legend as in paged.py and rounds.py.
 """
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.reserve import Reserved, StepSizes
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.core.plan.reserve import Reserved, StepSizes
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads as LayerHeads
 from ridgeline.parallel.ring import Ring

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.stripes import held
-from ridgeline.kernels.attention.op import RaggedBatch
+from ridgeline.core.plan.stripes import held
+from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.rounds import Around, Cached, Rows, Softmax, pack, unpack
 from ridgeline.worker.state.states import DeviceRows

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.latent_spec import LatentAttentionSpec
-from ridgeline.kernels.expanded_attention.cost import EXPANDED_BYTES, worth_expanding
-from ridgeline.kernels.expanded_attention.op import LongRows
+from ridgeline.core.specs.latent import LatentAttentionSpec
+from ridgeline.kernels.attention.expanded.cost import EXPANDED_BYTES, worth_expanding
+from ridgeline.kernels.attention.expanded.op import LongRows
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline.worker.upload import upload

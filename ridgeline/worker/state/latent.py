@@ -23,10 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.latent_spec import LatentAttentionSpec, LatentSpec
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.latent_attention.op import ITEM_QUERIES
+from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.latent.op import ITEM_QUERIES
+from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.buffer import StateMemory

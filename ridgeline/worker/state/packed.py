@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import ContractViolation
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.packed.op import PackedRows
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.packed_attention.op import PackedRows
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows, Verified

@@ -21,12 +21,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.model_spec import AttentionSpec, ModelSpec
-from ridgeline.core.state_spec import KVSpec
-from ridgeline.kernels.attention.cost import WORKSPACE_BYTES
-from ridgeline.kernels.attention.op import RaggedBatch
-from ridgeline.kernels.fp8_gemm.rounded import Rounded
-from ridgeline.kernels.kv_cache import KVScales, torch_type
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec
+from ridgeline.core.specs.state import KVSpec
+from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES
+from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.base.kv_cache import KVScales, torch_type
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
@@ -143,7 +143,7 @@ def _memory_for_wide(memory: StateMemory, spec: KVSpec, dtype: torch.dtype, ops:
     block_size, arch = memory.layout.tokens_held, ops.platform.arch
     if arch != "sm_90" or ops.chosen["attention_schedule"] != "triton":
         return None
-    from ridgeline.kernels.attention.hopper import supports  # needs Triton, which a CPU need not have
+    from ridgeline.kernels.attention.paged.hopper import supports  # needs Triton, which a CPU need not have
 
     if not supports(arch, dtype, spec.head_dim, block_size):
         return None

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.scans.turns import Pass, Passes, Turns
 from ridgeline.kernels.step.op import StepTurns
-from ridgeline.kernels.turns import Pass, Passes, Turns
 from ridgeline.worker.state.states import DeviceRows
 
 Index = slice | Tensor

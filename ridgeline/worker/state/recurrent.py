@@ -16,11 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.state_spec import RecurrentSpec
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.scans.turns import Turns
 from ridgeline.kernels.step.op import StepTurns
-from ridgeline.kernels.turns import Turns
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Stretches
 from ridgeline.worker.state.buffer import StateMemory

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.stripes import held
-from ridgeline.kernels.attention.op import RaggedBatch, Schedule
+from ridgeline.core.plan.stripes import held
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.ring import Ring
 from ridgeline.worker.state.states import DeviceRows

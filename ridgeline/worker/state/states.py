@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.cache_layout import CacheLayout
-from ridgeline.core.model_spec import ModelSpec
-from ridgeline.core.plan import CopyBlocks
+from ridgeline.core.plan.step import CopyBlocks
 from ridgeline.core.registry import Registry
-from ridgeline.kernels.attention.op import RaggedBatch, Schedule
+from ridgeline.core.specs.cache_layout import CacheLayout
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
+from ridgeline.kernels.base.tree import Tree
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.tree import Tree
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.sleep import SleepMemory
@@ -62,7 +62,7 @@ class DeviceRows:
     tokens_each: how many tokens every row runs; 0 if rows differ.
     marks_R: after how many of its tokens a row's state is stored as well, int32; 0: nowhere. None: no row has
         such a mark.
-    prefix_4R: the rows that share their first blocks, in the form of kernels/attention/cascade.py.
+    prefix_4R: the rows that share their first blocks, in the form of kernels/attention/paged/cascade.py.
     num_tokens_R, kv_bound_R: the lengths that the host knows; None inside a captured graph.
     verifies: rows verify drafts.
     verify_R: bool, the rows that do, where the host knows them; None: all, and each runs `tokens_each` tokens.

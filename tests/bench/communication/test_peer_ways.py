@@ -18,7 +18,7 @@ from ridgeline.bench.communication.rank import INSIDE, _prepared
 from ridgeline.bench.communication.room import Room
 from ridgeline.bench.communication.ways import WAYS
 from ridgeline.parallel.exchange import Exchange
-from tests.kernels.ranks import run_ranks
+from tests.kernels.ranks.ranks import run_ranks
 
 CPU = torch.device("cpu")
 SIZES = (60, 200, 2000)  # an exchange takes the first as words, and the others as rows
@@ -44,8 +44,8 @@ class Shared(Room):
 def rank(number: int, size: int, folder: Path, kind: str) -> None:
     """One process: it checks every case, and saves what is wrong with them."""
     from ridgeline.bench.communication import cases, own_ways
-    from ridgeline.kernels.all_reduce import direct, peers
-    from ridgeline.kernels.exchange import rows, words
+    from ridgeline.kernels.ranks.all_reduce import direct, peers
+    from ridgeline.kernels.ranks.exchange import rows, words
     from ridgeline.parallel.peer_exchange import PeerExchange
     from ridgeline.parallel.peer_memory import PeerSums
 
@@ -88,8 +88,8 @@ OURS = [(way, op) for way in ("ours", "ours-two-shot") for op in WAYS[way] if op
 
 def test_our_ways_give_what_is_expected(tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    from ridgeline.kernels.all_reduce import direct, peers
-    from ridgeline.kernels.exchange import rows
+    from ridgeline.kernels.ranks.all_reduce import direct, peers
+    from ridgeline.kernels.ranks.exchange import rows
 
     size, inbox = 2, peers.inbox_bytes(2)
     lengths = {"inbox": inbox, "there": inbox, "back": inbox, "rows": direct.memory_bytes(size)}

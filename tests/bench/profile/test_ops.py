@@ -12,9 +12,9 @@ import torch
 from ridgeline.bench.machine.probes import cpu_threads
 from ridgeline.bench.profile.made_plan import layout_for, made_plan
 from ridgeline.bench.profile.ops import Recorded, measure_step_ops, record_step
-from ridgeline.core.cost import StepShape
-from ridgeline.core.expert_spec import ExpertsSpec, RoutingSpec
-from ridgeline.core.model_spec import MLPSpec, ModelSpec
+from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
+from ridgeline.core.specs.model import MLPSpec, ModelSpec
+from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.explain import JOINT
 from ridgeline.perf.roofline import step_ops
 from ridgeline.weights.loader import read_model_config

@@ -19,7 +19,7 @@ from ridgeline.bench.profile.ncu import parse, table
 from ridgeline.bench.profile.profile import profile, summary
 from ridgeline.bench.profile.ranges import named_ranges
 from ridgeline.bench.profile.tables import merged, overlap
-from ridgeline.kernels.op import Platform
+from ridgeline.kernels.base.op import Platform
 from ridgeline.quantization import SCHEMES
 from tests.driving import Rig, ask, rig
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core.request import SamplingParams
+from ridgeline.core.plan.request import SamplingParams
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.processes.engine_host import _request

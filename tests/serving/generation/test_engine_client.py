@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats, SamplingParams
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.plan.request import RequestStats, SamplingParams
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, SlowReader, TimedOut, Unavailable
 from ridgeline.serving.generation import engine_client

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.sums import summed

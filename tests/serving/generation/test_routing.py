@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.routing import BLOCK, FACTOR, WORTH, Router
+from ridgeline.core.plan.routing import BLOCK, FACTOR, WORTH, Router
 
 REPLICAS = 3
 # Prompts that share beginnings: each block is one of two.

@@ -21,7 +21,7 @@ from llguidance import LLExecutor, LLTokenizer
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from ridgeline.core.token_bits import unpacked
+from ridgeline.core.plan.token_bits import unpacked
 from ridgeline.serving.grammars import grammar as grammars
 from ridgeline.serving.grammars.grammar import usable
 from ridgeline.serving.grammars.kept import Compiled

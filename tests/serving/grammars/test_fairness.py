@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.request import SamplingParams
-from ridgeline.core.token_bits import unpacked
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.core.plan.token_bits import unpacked
 from ridgeline.serving import owner
 from ridgeline.serving.errors import GrammarsBusy
 from ridgeline.serving.grammars.checks import GrammarChecks

@@ -15,7 +15,7 @@ pytest.importorskip("llguidance")
 from llguidance import LLExecutor, LLTokenizer
 
 from ridgeline.core.errors import InvalidRequest
-from ridgeline.core.token_bits import unpacked
+from ridgeline.core.plan.token_bits import unpacked
 from ridgeline.serving.grammars import grammar as grammars
 from ridgeline.serving.grammars import kept as limits
 from ridgeline.serving.grammars.kept import Compiled, Kept

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ridgeline
-from ridgeline.core.token_bits import unpacked
+from ridgeline.core.plan.token_bits import unpacked
 
 pytest.importorskip("llguidance")
 from llguidance import LLExecutor, LLMatcher, LLTokenizer

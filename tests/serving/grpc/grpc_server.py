@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc

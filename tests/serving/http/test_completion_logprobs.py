@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.request import SamplingParams, TokenLogprobs
+from ridgeline.core.plan.request import SamplingParams, TokenLogprobs
 from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.http.shapes import chat_logprobs
 from ridgeline.text.detokenizer import Detokenizer

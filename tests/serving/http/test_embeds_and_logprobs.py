@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save
 
 from ridgeline import LLM
-from ridgeline.core.embeds import Embeds
-from ridgeline.core.request import Request, SamplingParams
+from ridgeline.core.plan.embeds import Embeds
+from ridgeline.core.plan.request import Request, SamplingParams
 from ridgeline.serving.errors import RequestFailed
 from ridgeline.serving.generation import admission
 from ridgeline.serving.requests import embeds as reading

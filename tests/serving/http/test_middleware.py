@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http import idempotency, middleware
 from ridgeline.serving.http.app import create_app

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.core.cost import Headroom
-from ridgeline.core.request import RequestStats, SamplingParams
+from ridgeline.core.plan.request import RequestStats, SamplingParams
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.service import GenerationRequest

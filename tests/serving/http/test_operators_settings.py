@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.http.app import create_app

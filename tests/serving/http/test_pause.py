@@ -21,7 +21,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.serving.grpc.health import ready as grpc_ready
 from ridgeline.serving.processes import loaded
 from ridgeline.serving.processes.engine_host import EngineHost

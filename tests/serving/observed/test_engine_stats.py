@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
-from ridgeline.core.cost import Headroom
-from ridgeline.core.expert_cache import ExpertCacheFigures
-from ridgeline.core.expert_load import ExpertLoad
-from ridgeline.core.rank_waits import RankWaits
-from ridgeline.core.rebalancing import Rebalanced
-from ridgeline.core.request import Preemption
-from ridgeline.core.worker import WorkerFigures
+from ridgeline.core.plan.expert_cache import ExpertCacheFigures
+from ridgeline.core.plan.expert_load import ExpertLoad
+from ridgeline.core.plan.rank_waits import RankWaits
+from ridgeline.core.plan.request import Preemption
+from ridgeline.core.plan.worker import WorkerFigures
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.rebalancing import Rebalanced
 from ridgeline.engine.cache.checkpoints import Counts
 from ridgeline.engine.figures import Figures
+from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.observed.counted import Counted
 from ridgeline.serving.processes.engine_host import EngineHost
 from ridgeline.serving.processes.engine_settings import EngineSettings

@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ridgeline.core.rebalancing import Rebalanced
-from ridgeline.core.request import Preemption, SamplingParams
+from ridgeline.core.plan.request import Preemption, SamplingParams
+from ridgeline.core.settings.rebalancing import Rebalanced
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.generation.service import GenerationRequest, Run

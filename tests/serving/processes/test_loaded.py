@@ -11,10 +11,10 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.assembly import assemble
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.sleep import KINDS
-from ridgeline.kernels.fp8_gemm.saturation import saturations
+from ridgeline.core.plan.sleep import KINDS
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.kernels.gemm.fp8.saturation import saturations
 from ridgeline.serving.observed.engine_stats import EngineStats
 from ridgeline.serving.observed.metrics import Snapshot, render
 from ridgeline.serving.processes.loaded import Loaded

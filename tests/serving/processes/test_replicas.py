@@ -18,7 +18,7 @@ import pytest
 import benchmarks.serving_endurance as endurance
 from benchmarks.serving_endurance import Served
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.processes import placement

@@ -26,9 +26,9 @@ import pytest
 from benchmarks import serving_endurance as endurance
 from benchmarks.serving_endurance import Served, descriptors, resident
 from ridgeline.cli.serve import prepare, read_file, serve
-from ridgeline.core.config import LLMConfig
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.serving import ServeConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.processes import keeper as keepers
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE, Server

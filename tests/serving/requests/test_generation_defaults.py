@@ -14,7 +14,7 @@ import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
-from ridgeline.core.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.processes.supervisor import Supervisor

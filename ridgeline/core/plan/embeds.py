@@ -1,0 +1,102 @@
+"""Vectors in the place of the embedding table's rows: a prompt that comes as such, or the output of an encoder of
+pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.specs.model import ModelSpec
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PLACEHOLDER = 0  # stands for each position in the prompt's tokens, as in vLLM
+MOST_BYTES = 48 << 20  # of one prompt: what the connection between the processes carries
+
+
+@dataclass(frozen=True)
+class Embeds:
+    """The vectors of some positions: numbers of the type `dtype`, little-endian, `width` of them for each position."""
+
+    dtype: str
+    width: int
+    data: bytes
+
+    def __len__(self) -> int:
+        return len(self.data) // self._stride
+
+    def __getitem__(self, part: slice) -> Embeds:
+        start, end, _ = part.indices(len(self))
+        return Embeds(self.dtype, self.width, self.data[start * self._stride : max(start, end) * self._stride])
+
+    @property
+    def is_finite(self) -> bool:
+        if self.dtype == "bfloat16":
+            return not ((np.frombuffer(self.data, "<u2") & 0x7F80) == 0x7F80).any()  # the exponent of no number
+        return bool(np.isfinite(np.frombuffer(self.data, "<f2" if self.dtype == "float16" else "<f4")).all())
+
+    @property
+    def _stride(self) -> int:
+        return self.width * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inserted:
+    """Vectors in the place of the embeddings of some tokens, which are placeholders.
+
+    start: the first of the `count` tokens, counted from the beginning of the prompt, or of a span.
+    key: 16 bytes that stand for the vectors in prefix hashes, such as a hash of the picture. Empty: the request neither
+        takes from the prefix cache nor leaves anything there.
+    embeds: the vectors; None: the worker holds them under `name`, from number `first` on.
+    """
+
+    start: int
+    count: int
+    key: bytes = b""
+    embeds: Embeds | None = None
+    name: str = ""
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    def part(self, start: int, end: int) -> Inserted | None:
+        """Return the part between two positions, with places counted from the first of these; None: there is none."""
+        left, right = max(start, self.start), min(end, self.end)
+        if left >= right:
+            return None
+        skipped = left - self.start
+        return replace(
+            self,
+            start=left - start,
+            count=right - left,
+            embeds=None if self.embeds is None else self.embeds[skipped : right - self.start],
+            first=self.first + skipped,
+        )
+
+    def identity(self, position: int) -> int:
+        """Return the number that stands for the placeholder at a position: no token has it."""
+        return (int.from_bytes(self.key, "little") << 32 | position - self.start) << 32
+
+
+def parts_between(inserted: Iterable[Inserted], start: int, end: int) -> tuple[Inserted, ...]:
+    """Return the parts that lie between two positions, with places counted from the first of these."""
+    return tuple(part for each in inserted if (part := each.part(start, end)) is not None)
+
+
+def embeds_width(enabled: bool, spec: ModelSpec) -> int:
+    """Return the width of vectors that prompts may be made of; 0: they may not. Raise InvalidConfig for a model that
+    cannot take them."""
+    if not enabled:
+        return 0
+    if spec.pooling is not None:
+        raise InvalidConfig("enable_prompt_embeds is for models that generate; leave it out.")
+    if spec.embedding_multiplier != 1:
+        raise InvalidConfig(
+            "enable_prompt_embeds: this model scales its embeddings, and nothing tells whether a prompt's are "
+            "scaled already; leave it out."
+        )
+    return spec.hidden_size

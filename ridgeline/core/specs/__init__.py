@@ -1,0 +1,1 @@
+"""Models as data: layers, their mixers, and the states that these keep."""

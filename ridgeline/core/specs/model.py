@@ -1,0 +1,474 @@
+"""A model as data: a list of layers, each a mixer and a feed-forward.
+
+`models/<arch>.py` turns a Hugging Face `config.json` into a `ModelSpec`; `layers/decoder.py` turns a `ModelSpec`
+into a network. Nothing here knows torch, so the planner and the cost model read the same description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple, Protocol, Self
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.specs.cache_layout import CacheGroup, group_layers
+from ridgeline.core.specs.division import Ranks
+from ridgeline.core.specs.pooling import PoolingSpec
+from ridgeline.core.specs.state import KVSpec, PassingSpec, StateSpec
+from ridgeline.kernels.base.kv_format import KVFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """A normalization. "rms" is x / rms(x) * weight; "layer" is (x - mean) / std * weight + bias.
+
+    biasless: a "layer" without the bias.
+    offset: a number to add to the checkpoint's weight (Gemma stores weight - 1). A weight with an offset is held in
+        float32, since the sum has more digits than the checkpoint's dtype.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    biasless: bool = False
+    offset: float = 0.0
+
+
+RopeNumber = float | str | tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeSpec:
+    """A rotary position embedding of the first `rotary_dim` elements of each head, which rotates halves (NeoX order).
+
+    scaling: None, or "rope_type" and the numbers of that type, as `layers/rotary.py` expects them.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: tuple[tuple[str, RopeNumber], ...] | None = None
+
+
+class Product(NamedTuple):
+    """A matrix product of a layer.
+
+    copies: how many matrices of this shape there are (experts). 0: an earlier layer holds the one that is used.
+    used: how many of them a token is multiplied with.
+    """
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+    copies: int = 1
+    used: int = 1
+
+
+Products = dict[str, Product]  # in order
+
+
+class MixerSpec(Protocol):
+    """The part of a layer that moves information between tokens. Specs are hashable data, and equal ones are counted
+    together.
+
+    kind: names the module that computes it (`layers/kinds.py`) and its cost (`perf/parts.py`).
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def rope(self) -> RopeSpec | None:
+        """The rotation whose table of angles the mixer reads."""
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The states that the mixer keeps between steps, no two of them equal. It is called with what serves them: that
+        of the only one, or a tuple of several, keys and values first."""
+
+    @property
+    def norms(self) -> tuple[tuple[NormSpec, int], ...]:
+        """The mixer's own norms, each with its width."""
+
+    @property
+    def vectors(self) -> int:
+        """The number of parameters that belong to neither products nor norms."""
+
+    @property
+    def scratch(self) -> int:
+        """The numbers per token that lie between the mixer's first product and its last."""
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The numbers per token of every sum over ranks before the mixer's own result, if ranks divide it."""
+
+    def products(self, width: int) -> Products:
+        """Return the mixer's matrix products in a model of this width."""
+
+    def part(self, ranks: Ranks) -> Self:
+        """Return the spec of one rank, if ranks divide the mixer. Raise InvalidConfig if they cannot."""
+
+
+class FeedForwardSpec(Protocol):
+    """The part of a layer that computes on each token alone. Its members mean the same as those of `MixerSpec`."""
+
+    kind: ClassVar[str]
+
+    @property
+    def scratch(self) -> int: ...
+
+    def products(self, width: int) -> Products: ...
+
+    def part(self, ranks: Ranks) -> Self: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Attention, with or without grouped queries. `scale` multiplies q·k before the softmax.
+
+    qk_norm: the norm of queries and keys. It normalizes each head by itself, or with qk_norm_whole all heads together.
+    bidirectional: a query sees the tokens behind it too. Then nothing is kept between steps, and all tokens of a row
+        are in one step.
+    window: how many tokens a query sees, itself included; None: all before it. Of bidirectional attention it is so many
+        to either side.
+    softcap: scores x become softcap · tanh(x / softcap).
+    alibi: each head's scores fall linearly with distance (Press et al., arXiv 2108.12409).
+    sinks: each head has a learned logit that takes part in the softmax and carries no value.
+    v_norm: values are divided by their root mean square head by head, as queries and keys are, but without a weight.
+    values_are_keys: there is no projection to values. They are the keys' projection, before its norm and rotation.
+    output_gate: what is attended is multiplied by the sigmoid of one more projection, which is as wide.
+    kv_format: how keys and values are cached.
+    """
+
+    kind: ClassVar[str] = "attention"
+    summed: ClassVar[tuple[()]] = ()
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_whole: bool = False
+    rope: RopeSpec | None = None
+    bidirectional: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    v_norm: bool = False
+    values_are_keys: bool = False
+    output_gate: bool = False
+    kv_format: KVFormat = field(default_factory=KVFormat)
+
+    @property
+    def state(self) -> KVSpec:
+        return KVSpec(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window, format=self.kv_format)
+
+    @property
+    def states(self) -> tuple[KVSpec] | tuple[PassingSpec]:
+        return (PassingSpec(),) if self.bidirectional else (self.state,)
+
+    @property
+    def vectors(self) -> int:
+        return self.num_heads if self.sinks else 0
+
+    @property
+    def norms(self) -> tuple[tuple[NormSpec, int], ...]:
+        if self.qk_norm is None:
+            return ()
+        widths = (self.q_size, self.kv_size) if self.qk_norm_whole else (self.head_dim, self.head_dim)
+        return tuple((self.qk_norm, width) for width in widths)
+
+    @property
+    def scratch(self) -> int:
+        return self.q_size * (2 if self.output_gate else 1) + sum(self.projected)
+
+    def products(self, width: int) -> Products:
+        return {
+            "qkv": Product(width, sum(self.projected), self.qkv_bias),
+            "out": Product(self.q_size, width, self.out_bias),
+        }
+
+    def part(self, ranks: Ranks) -> AttentionSpec:
+        heads = ranks.part("attention heads", self.num_heads)
+        kv_heads = ranks.part_or_copy("key/value heads", self.num_kv_heads)
+        return replace(self, num_heads=heads, num_kv_heads=kv_heads)
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """The widths of the parts of the fused projection: queries (behind their gates, if there are any), keys, and
+        values unless they are the keys."""
+        queries = self.q_size * (2 if self.output_gate else 1)
+        return (queries, self.kv_size) if self.values_are_keys else (queries, self.kv_size, self.kv_size)
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def attention_of(mixer: MixerSpec) -> AttentionSpec | None:
+    """Return the attention that a mixer is or has as its part `attention`; None if it has none."""
+    found = mixer if isinstance(mixer, AttentionSpec) else getattr(mixer, "attention", None)
+    return found if isinstance(found, AttentionSpec) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPSpec:
+    """A feed-forward, either gated, `down(act(gate(x)) * up(x))`, or plain, `down(act(up(x)))`.
+
+    multipliers: those of gate(x) and of the output, in a gated one.
+    """
+
+    kind: ClassVar[str] = "mlp"
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
+    gated: bool = True
+    bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def scratch(self) -> int:
+        return 3 * self.intermediate_size
+
+    def products(self, width: int) -> Products:
+        first, outputs = ("gate_up", 2 * self.intermediate_size) if self.gated else ("up", self.intermediate_size)
+        return {
+            first: Product(width, outputs, self.bias),
+            "down": Product(self.intermediate_size, width, self.bias),
+        }
+
+    def part(self, ranks: Ranks) -> MLPSpec:
+        return replace(self, intermediate_size=ranks.part("feed-forward columns", self.intermediate_size))
+
+
+@dataclass(frozen=True)
+class Absent:
+    """In place of the part that a layer does not have: it computes nothing, and there is no norm before it either."""
+
+    kind: ClassVar[str] = "absent"
+    summed: ClassVar[tuple[()]] = ()
+    rope: ClassVar[None] = None
+    states: ClassVar[tuple[()]] = ()
+    norms: ClassVar[tuple[()]] = ()
+    vectors: ClassVar[int] = 0
+    scratch: ClassVar[int] = 0
+
+    def __reduce__(self) -> str:
+        """Let a copy, in another process too, be `ABSENT` itself: layers ask whether they have that."""
+        return "ABSENT"
+
+    def products(self, width: int) -> Products:
+        """Return none."""
+        return {}
+
+    def part(self, ranks: Ranks) -> Absent:
+        """Return it as it is."""
+        return self
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """A mixer and a feed-forward, each of which is added to the residual x. One of the two may be `ABSENT`.
+
+    norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
+        "around" means x = norm(x + f(x)). "feed_forward" means "before" for the feed-forward, and the mixer has none.
+    parallel: the feed-forward sees the same x as the mixer.
+    residual_multiplier: multiplies what either part adds.
+    scalar: a learned number multiplies the residual after both parts.
+    embedded: the mixer's last argument is the tokens as they were embedded.
+    """
+
+    mixer: MixerSpec
+    feed_forward: FeedForwardSpec
+    norm: NormSpec
+    norms: Literal["before", "after", "both", "around", "feed_forward"] = "before"
+    parallel: bool = False
+    residual_multiplier: float = 1.0
+    scalar: bool = False
+    embedded: bool = False
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The layer's attention, for callers that need its heads. Raises InvalidConfig if it has none."""
+        if (found := attention_of(self.mixer)) is None:
+            raise InvalidConfig(f"this needs layers of attention, and one has a mixer of the kind {self.mixer.kind!r}.")
+        return found
+
+    @property
+    def mlp(self) -> MLPSpec:
+        """The feed-forward, for callers that need its width. Raises InvalidConfig if it is not an MLP."""
+        if not isinstance(self.feed_forward, MLPSpec):
+            raise InvalidConfig(
+                f"this needs plain feed-forwards, and a layer has one of the kind {self.feed_forward.kind!r}."
+            )
+        return self.feed_forward
+
+    def products(self, width: int) -> Products:
+        """Return the matrix products of both parts."""
+        return {**self.mixer.products(width), **self.feed_forward.products(width)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """The place of some consecutive layers in a model whose layers are divided between the stages of a pipeline.
+
+    start: the number of the first of them in the model.
+    first: tokens are embedded here. Other stages get the output of the stage before.
+    last: tokens are scored here.
+    depths: every kind of state in the model, with the most layers of it that a stage has.
+    embedded: stages hand on the tokens as they were embedded too, since there are layers that need them.
+    copied: beginnings of names of parameters here that are a copy of an earlier stage's, each with the name's beginning
+        in the whole model.
+    """
+
+    start: int
+    first: bool
+    last: bool
+    depths: tuple[tuple[StateSpec, int], ...]
+    embedded: bool = False
+    copied: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything that decides the shape of the computation.
+
+    max_position_embeddings: the longest context that the checkpoint was made for.
+    learned_positions: rows of a learned position table that is added to the embedding (GPT-2 has one); 0: no such
+        table.
+    position_offset: the row of that table that the first token gets.
+    token_types: rows of a table of token types, which is added as well (`core.specs.pooling.SECOND_TEXT`); 0: no such
+    table.
+    embedding_multiplier: multiplies the embedded tokens.
+    embed_norm: normalizes the embedded tokens before the first layer; with token types, what all tables add up to.
+    final_norm: the norm behind the last layer, unless that has its norms "around".
+    pooling: what is made of the hidden states, in place of tokens; None: the model generates.
+    logits_multiplier: multiplies the scores.
+    logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
+    unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
+    stage: the place of these layers in a pipeline; None: they are all of the model's.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    learned_positions: int = 0
+    position_offset: int = 0
+    token_types: int = 0
+    embedding_multiplier: float = 1.0
+    embed_norm: NormSpec | None = None
+    logits_multiplier: float = 1.0
+    logits_softcap: float | None = None
+    unused: tuple[str, ...] = ()
+    pooling: PoolingSpec | None = None
+    stage: StageSpec | None = None
+
+    @cached_property
+    def embeds(self) -> bool:
+        """True if tokens are embedded here."""
+        return self.stage is None or self.stage.first
+
+    @cached_property
+    def handed_width(self) -> int:
+        """The numbers per token that stages hand on."""
+        return self.hidden_size * (2 if self.stage is not None and self.stage.embedded else 1)
+
+    @cached_property
+    def scores(self) -> bool:
+        """True if tokens are scored here."""
+        if self.pooling is not None:
+            return bool(self.pooling.tokens)
+        return self.stage is None or self.stage.last
+
+    @cached_property
+    def ends_normed(self) -> bool:
+        """True if the final norm is there."""
+        return not self.layers or self.layers[-1].norms != "around"
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        groups = group_layers([layer.mixer.states for layer in self.layers])
+        if self.stage is None:
+            return groups
+        own = {group.spec: group.layers for group in groups}
+        found = ((spec, own.get(spec, ()), depth) for spec, depth in self.stage.depths)
+        return tuple(CacheGroup(spec=spec, layers=layers, spare=depth - len(layers)) for spec, layers, depth in found)
+
+    def with_kv_format(self, wanted: KVFormat) -> ModelSpec:
+        """Return the model with its keys and values cached in this format. Layers for which the checkpoint brings
+        scales keep them, if it is their dtype that is wanted. Raises InvalidConfig for heads that the format cannot
+        hold."""
+        if wanted.dtype is None:
+            return self
+        return replace(self, layers=tuple(_cached_as(layer, wanted) for layer in self.layers))
+
+
+def with_draft(model: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+    """Return the model with the layers of a draft model behind its own, as cache and states number them."""
+    return model if draft is None else replace(model, layers=model.layers + draft.layers)
+
+
+def _cached_as(layer: LayerSpec, wanted: KVFormat) -> LayerSpec:
+    attention = attention_of(layer.mixer)
+    if any(state.kind == "latent" for state in layer.mixer.states):
+        raise InvalidConfig(
+            f"kv_cache_dtype {wanted.dtype} is for keys and values, and this model keeps latent vectors in the dtype "
+            "of its activations; use auto."
+        )
+    if attention is None or attention.kv_format.dtype == wanted.dtype:
+        return layer
+    if wanted.quantized and attention.head_dim % 2:
+        raise InvalidConfig(
+            f"kv_cache_dtype {wanted.dtype} needs heads of even width, and this model's have "
+            f"{attention.head_dim}; use auto."
+        )
+    return with_attention(layer, replace(attention, kv_format=wanted))
+
+
+def with_attention(layer: LayerSpec, attention: AttentionSpec) -> LayerSpec:
+    """Return the layer with another attention in place of its own."""
+    if isinstance(layer.mixer, AttentionSpec):
+        return replace(layer, mixer=attention)
+    return replace(layer, mixer=replace(layer.mixer, attention=attention))  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint tensor that becomes a parameter of the decoder, or a part of one.
+
+    transpose: it is stored as [in, out] (GPT-2's Conv1D), or as a stack of such, and we keep [out, in].
+    heads: it is stored head by head, so many heads, each with its rows of several projections. We keep all rows of the
+        first projection, then all of the second, and so on.
+    shares: the rows of each of these projections in a head, as they are stored. Their ratios count.
+    backwards: we keep the last projection first.
+    interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
+        halves, then all second halves.
+    alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
+        pair, then all ups.
+    complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
+    stacked: it holds this part of every expert, one after the other. Others hold one expert's.
+    """
+
+    name: str
+    transpose: bool = False
+    heads: int | None = None
+    shares: tuple[int, ...] = (1, 1, 1)
+    backwards: bool = False
+    interleaved: int | None = None
+    alternating: bool = False
+    complete: bool = False
+    stacked: bool = False
+
+
+# Decoder parameter name → checkpoint tensors, one below the other (q, k, v → qkv; gate, up → gate_up). Of experts, all
+# tensors of the first come before those of the second, unless they are stacked.
+WeightMap = dict[str, tuple[Source, ...]]

@@ -1,0 +1,121 @@
+"""A decode step's attention in one op, from the fused projection to the attended heads. Every row brings one token.
+
+It is `rope_kv` and `paged_attention` composed, which are the ops of steps with longer rows. The legend is that of
+attention/paged/op.py and small/rotary/op.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.base.kv_cache import KVScales
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.gemm.fp8.op import in_room
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.small.rotary.op import rope_kv
+
+
+def decode_attention(
+    qkv_TX: Tensor,
+    q_norm_D: Tensor | None,
+    k_norm_D: Tensor | None,
+    eps: float,
+    cos_sin_ZY: Tensor | None,
+    positions_T: Tensor,
+    k_cache_NGPD: Tensor,
+    v_cache_NGPD: Tensor,
+    place_T: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
+    softcap: float | None = None,
+    slopes_H: Tensor | None = None,
+    v_norm: bool = False,
+    scales: KVScales | None = None,
+    room: Rounded | None = None,
+) -> Tensor:
+    """Do everything between the projection and the output product, for a step in which row r has token r and no other
+    (tokens_each is 1). Returns [T, H, D]. With `room` this is rounded to E4M3 there, with a scale for each token and
+    128 elements of its heads in a row.
+
+    The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`, with `scales`
+    for both. Token r is at position kv_len_R[r] - 1, or at that of its node in a tree. Its place holds the row's newest
+    key afterwards, and is not read before. No row reads what another row of the step writes.
+    """
+    return _plain(
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
+        k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
+        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
+        scales=scales, room=room,
+    )  # fmt: skip
+
+
+def rounding_after(paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return attention whose result is rounded where there is room, by torch's own ops."""
+
+    def attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+        out_THD = paged_attention(*given, **options)
+        return in_room(out_THD.flatten(1), room).view_as(out_THD)
+
+    return attend
+
+
+def composed(rope_kv: Callable[..., Tensor], attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the op made of one implementation of each of its two parts. attend: `paged_attention`, with `room`."""
+
+    def decode_attention(
+        qkv_TX: Tensor,
+        q_norm_D: Tensor | None,
+        k_norm_D: Tensor | None,
+        eps: float,
+        cos_sin_ZY: Tensor | None,
+        positions_T: Tensor,
+        k_cache_NGPD: Tensor,
+        v_cache_NGPD: Tensor,
+        place_T: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        batch: RaggedBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks_H: Tensor | None = None,
+        softcap: float | None = None,
+        slopes_H: Tensor | None = None,
+        v_norm: bool = False,
+        scales: KVScales | None = None,
+        room: Rounded | None = None,
+    ) -> Tensor:
+        q_THD = rope_kv(
+            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
+            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm, scales,
+        )  # fmt: skip
+        return attend(
+            q_THD, k_cache_NGPD, v_cache_NGPD, batch,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales, room=room,
+        )  # fmt: skip
+
+    return decode_attention
+
+
+_plain = composed(rope_kv, rounding_after(paged_attention_reference))
+
+
+DECODE_ATTENTION = Op(
+    "decode_attention",
+    decode_attention,
+    (
+        Implementation("triton", "ridgeline.kernels.attention.decode.triton:decode_attention", on_gpu),
+        Implementation("torch", "ridgeline.kernels.attention.decode.torch_ops:decode_attention"),
+        Implementation("batch_invariant", "ridgeline.kernels.attention.decode.triton:batch_invariant", on_gpu),
+    ),
+    matrix=True,
+)

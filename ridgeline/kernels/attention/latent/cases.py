@@ -1,0 +1,125 @@
+"""Cases of latent attention, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost
+from ridgeline.kernels.attention.paged.cases import scattered
+from ridgeline.kernels.base.case import Cases, OpCase, as_cases, rows_label
+from ridgeline.kernels.base.cost import Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentCase(OpCase):
+    """A case for tests and benchmarks.
+
+    rows: (new tokens, tokens in the cache after them) of each row.
+    """
+
+    epsilons: ClassVar[int] = 8
+
+    rows: tuple[tuple[int, int], ...]
+    num_heads: int = 4
+    rank: int = 32
+    rope_dim: int = 16
+    key_dim: int = 24
+    block_size: int = 16
+    interleaved: bool = True
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
+        """Return random (q_THL, q_THY, cache, batch). Rows have shuffled slots, and blocks are scattered over the
+        cache, whose other cells are NaN."""
+        generator, width = torch.Generator().manual_seed(seed), self.rank + self.rope_dim
+        batch, num_blocks = scattered(self.rows, self.block_size, device, generator)
+        cache_NPW = torch.full((num_blocks, self.block_size, width), torch.nan)
+        for slot, (_, kv) in zip(batch.slots_R.tolist(), self.rows, strict=True):
+            for index, block in enumerate(batch.block_table_SC[slot, : -(-kv // self.block_size)].tolist()):
+                count = min(self.block_size, kv - index * self.block_size)
+                cache_NPW[block, :count] = torch.randn(count, width, generator=generator)
+        tokens = sum(new for new, _ in self.rows)
+        q_THW = torch.randn(tokens, self.num_heads, width, generator=generator).to(device, dtype)
+        q_THL, q_THY = (part.contiguous() for part in q_THW.split((self.rank, self.rope_dim), dim=-1))
+        return q_THL, q_THY, cache_NPW.to(device, dtype), batch
+
+    @property
+    def label(self) -> str:
+        return f"{rows_label(self.rows)} heads {self.num_heads}x({self.rank}+{self.rope_dim})"
+
+    @property
+    def slack(self) -> int:
+        return max(kv for _, kv in self.rows)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"num_heads": self.num_heads, "rank": self.rank, "rope_dim": self.rope_dim}
+
+    def options(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        return {"scale": (self.key_dim + self.rope_dim) ** -0.5}
+
+    def cost(self, itemsize: int) -> Cost:
+        new_R, kv_R = zip(*self.rows, strict=True)
+        return latent_attention_cost(new_R, kv_R, **self.sizes, itemsize=itemsize)
+
+
+class LatentKVCase(LatentCase):
+    """The launch before it, which fills the cache and rotates queries."""
+
+    epsilons: ClassVar[int] = 4
+
+    @property
+    def slack(self) -> int:
+        return 16
+
+    def options(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        return {}
+
+    def cost(self, itemsize: int) -> Cost:
+        return latent_kv_cost(sum(new for new, _ in self.rows), **self.sizes, itemsize=itemsize)
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> tuple[Any, ...]:
+        """Return random arguments: views of wider rows, and a cache whose blocks lie apart."""
+        tokens, generator = sum(new for new, _ in self.rows), torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        q_THX = normal(tokens, self.num_heads, self.key_dim + self.rope_dim + 8).to(device, dtype)[..., 8:]
+        latent_TW = normal(tokens, self.rank + self.rope_dim + 24).to(device, dtype)[:, 8:-16]
+        angles = normal(64, self.rope_dim // 2)
+        cos_sin_ZY = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+        positions_T = torch.randint(64, (tokens,), generator=generator).to(device)
+        blocks = -(-tokens // self.block_size) + 2
+        place_T = torch.randperm(blocks * self.block_size, generator=generator)[:tokens].to(device)
+        weight_L = (1 + 0.1 * normal(self.rank)).to(device, dtype)
+        cache = torch.full(
+            (blocks, 2, self.block_size, self.rank + self.rope_dim), torch.nan, dtype=dtype, device=device
+        )
+        return q_THX, latent_TW, weight_L, 1e-6, cos_sin_ZY, positions_T, self.interleaved, cache[:, 1], place_T
+
+
+CASES = (
+    LatentCase(rows=((1, 1),)),
+    LatentCase(rows=((1, 17), (1, 5), (1, 64)), interleaved=False),
+    LatentCase(rows=((7, 7), (16, 33), (1, 20))),
+    LatentCase(rows=((40, 100), (1, 90), (1, 1)), block_size=4),
+    LatentCase(rows=((1, 300), (0, 9), (5, 257)), num_heads=6, rank=64, rope_dim=32, block_size=32),
+    LatentCase(rows=((3, 150), (3, 9), (3, 300)), num_heads=16),
+    LatentCase(rows=((1, 700), (1, 1300)), num_heads=16, rank=512, rope_dim=64, key_dim=128, block_size=64),
+    LatentCase(rows=((70, 130), (1, 33)), num_heads=20, rank=512, rope_dim=64, key_dim=128, block_size=64),
+)
+
+REAL = [  # DeepSeek-V3 on eight devices, and all of its heads on one
+    LatentCase(rows=((new, cached),) * rows, num_heads=h, rank=512, rope_dim=64, key_dim=128, block_size=64)
+    for h in (16, 128)
+    for rows, new, cached in ((1, 1, 8192), (64, 1, 8192), (256, 1, 1088), (1, 2048, 2048))
+]
+
+OP_CASES = {
+    "latent_kv": Cases(as_cases(LatentKVCase, CASES), as_cases(LatentKVCase, REAL)),
+    "latent_attention": Cases(CASES, REAL),
+}

@@ -1,0 +1,133 @@
+"""Multi-head latent attention over a paged cache of latent vectors (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+All heads read the same vectors, as keys and as values: the first L numbers of a vector are its value, and all of them
+its key. Queries come multiplied by the heads' projections of keys, and results go to those of values.
+
+Legend:
+    T  tokens of the step
+    R  rows
+    N  cache blocks
+    P  tokens per block
+    H  query heads
+    L  width of a latent
+    K  width of a query's part that is not rotated
+    Y  width of the rotated part
+    W  L + Y, the numbers that are kept of a token
+    Z  rows of the table of angles, one for each position
+    Q  queries of one row
+    J  keys of one row
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.attention.paged.op import RaggedBatch, softmax_with_sinks
+from ridgeline.kernels.base.op import Implementation, Op, on_cpu, on_gpu
+from ridgeline.kernels.base.tree import sight
+
+ITEM_QUERIES = 64  # tokens times heads that a program attends with at most (`attention_schedule`)
+
+
+def latent_kv_reference(
+    q_THX: Tensor,
+    latent_TW: Tensor,
+    weight_L: Tensor,
+    eps: float,
+    cos_sin_ZY: Tensor,
+    positions_T: Tensor,
+    interleaved: bool,
+    cache_NPW: Tensor,
+    place_T: Tensor,
+) -> Tensor:
+    """Store rms(c) · weight beside the rotated r of every token, and return the rotated parts of the queries: dense
+    [T, H, Y] in q's dtype.
+
+    q_THX: [T, H, K + Y], the rotated part last. It may be a view of wider rows.
+    latent_TW: c and r beside each other, [T, L + Y]. It may be a view of wider rows.
+    cos_sin_ZY: float32 [Z, Y], cosines then sines.
+    interleaved: numbers 2 i and 2 i + 1 rotate as a pair, and otherwise i and Y / 2 + i. Results have the latter order
+        in both cases.
+    cache_NPW: the cache, whose blocks may have a stride of their own.
+    place_T: block * P + offset, for every token.
+    """
+    kept_TW, q_THY = prepared(q_THX, latent_TW, weight_L, eps, cos_sin_ZY, positions_T, interleaved)
+    block_T, offset_T = place_T.long() // cache_NPW.shape[1], place_T.long() % cache_NPW.shape[1]
+    cache_NPW[block_T, offset_T] = kept_TW.to(cache_NPW.dtype)
+    return q_THY
+
+
+def prepared(
+    q_THX: Tensor,
+    latent_TW: Tensor,
+    weight_L: Tensor,
+    eps: float,
+    cos_sin_ZY: Tensor,
+    positions_T: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return (the vectors that are kept, [T, L + Y]; the rotated parts of the queries, [T, H, Y]). Differentiable."""
+    width, rank = cos_sin_ZY.shape[1], weight_L.shape[0]
+    c_TL, r_TY = latent_TW.split((rank, width), dim=-1)
+    c = c_TL.float()
+    normed_TL = (c * torch.rsqrt(c.square().mean(-1, keepdim=True) + eps) * weight_L.float()).to(c_TL.dtype)
+    angles_T1Y = cos_sin_ZY[positions_T.long()][:, None]
+    r_T1Y = _rotated(r_TY[:, None], angles_T1Y, interleaved)
+    q_THY = _rotated(q_THX[..., -width:], angles_T1Y, interleaved)
+    return torch.cat((normed_TL, r_T1Y[:, 0]), dim=-1), q_THY
+
+
+def _rotated(x_THY: Tensor, cos_sin_T1Y: Tensor, interleaved: bool) -> Tensor:
+    x, (cos, sin) = x_THY.float(), cos_sin_T1Y.chunk(2, dim=-1)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_THY.dtype)
+
+
+def latent_attention_reference(
+    q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float
+) -> Tensor:
+    """Return softmax(scale · (q c + q' r) + mask) c for every row on its own, computed in float32: dense [T, H, L] in
+    q's dtype. Every query sees all that is cached of its row up to its own position; with a tree, none of these keys
+    from its base on but those in its bits.
+
+    q_THL: queries against the latents. q_THY: their rotated parts.
+    cache_NPW: the latents and the rotated parts of keys.
+
+    Cells that no query sees never influence the result, NaN and inf included, as in `attention.op.RaggedBatch`.
+    """
+    out_THL = torch.empty_like(q_THL, memory_format=torch.contiguous_format)
+    rank, block_size = q_THL.shape[-1], cache_NPW.shape[1]
+    starts, lengths = batch.start_R1.tolist(), batch.kv_len_R.tolist()
+    for row, slot in enumerate(batch.slots_R.tolist()):
+        length, first, last = lengths[row], starts[row], starts[row + 1]
+        blocks = batch.block_table_SC[slot, : -(-length // block_size)].long()
+        kept_JW = cache_NPW[blocks].flatten(0, 1)[:length].float()
+        position_Q1 = torch.arange(length - (last - first), length, device=q_THL.device)[:, None]
+        key_QJ = torch.arange(length, device=q_THL.device)[None, :]
+        visible_QJ = key_QJ <= position_Q1
+        if batch.tree is not None:
+            bits_T, base_T = batch.tree.bits_T[first:last, None], batch.tree.base_T[first:last, None]
+            visible_QJ, _ = sight(bits_T, base_T, key_QJ)
+        kept_JW = kept_JW.masked_fill(~visible_QJ.any(0)[:, None], 0)  # never let unwritten memory in
+        q_HQW = torch.cat((q_THL[first:last], q_THY[first:last]), dim=-1).float().transpose(0, 1)
+        scores_HQJ = (scale * q_HQW @ kept_JW.T).masked_fill(~visible_QJ, -torch.inf)
+        out_THL[first:last] = (softmax_with_sinks(scores_HQJ, None) @ kept_JW[:, :rank]).transpose(0, 1).to(q_THL.dtype)
+    return out_THL
+
+
+LATENT_KV = Op(
+    "latent_kv",
+    latent_kv_reference,
+    (Implementation("triton", "ridgeline.kernels.attention.latent.triton_kv:latent_kv", on_gpu),),
+)
+
+LATENT_ATTENTION = Op(
+    "latent_attention",
+    latent_attention_reference,
+    (
+        Implementation("triton", "ridgeline.kernels.attention.latent.triton:latent_attention", on_gpu),
+        Implementation("torch", "ridgeline.kernels.attention.latent.torch_ops:latent_attention", on_cpu),
+    ),
+    matrix=True,
+)

@@ -1,0 +1,176 @@
+"""Latent attention in Triton: short rows by stretches of their keys, long rows by tiles of their queries.
+
+The host reads shapes only, so a captured graph serves any lengths. The legend is that of op.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ridgeline.kernels.attention.latent.choose import MOST_QUERIES, choose
+from ridgeline.kernels.attention.latent.triton_kernel import combine_kernel, latent_kernel
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.schedule import make_schedule
+from ridgeline.kernels.attention.paged.triton_common import LOG2E, Cut
+from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
+from ridgeline.kernels.base.launch import launch_options
+
+COMBINED = 2048  # numbers of parts that a program of the second launch reads at once
+COMBINERS = 4096  # its programs; more, of which many have nothing to do, take longer to start than they save
+FEW_PARTS, MOST_PARTS = 8, 64  # of a row that it reads at once
+FEWEST_COMBINERS = 64  # for fewer programs, each reads more parts of fewer columns
+
+
+def latent_attention(
+    q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float, cut: Cut | None = None
+) -> Tensor:
+    """Compute `op.latent_attention_reference`. cut: how it is cut, if that is not to be chosen.
+
+    Block sizes are powers of two, and the last dimension of every tensor is contiguous. Cells that no query sees may
+    hold NaN.
+    """
+    if any(x.stride(-1) != 1 for x in (q_THL, q_THY, cache_NPW)):
+        raise ValueError("latent attention: queries and vectors must be contiguous in their last dimension")
+    schedule = _schedule(q_THL, cache_NPW, batch) if batch.schedule is None else batch.schedule
+    if schedule.window is not None or schedule.cascade is not None:
+        raise ValueError("latent attention: make schedules without a window or shared blocks")
+    if batch.tree is not None and not schedule.trees:
+        raise ValueError("latent attention: make schedules with trees for batches that have them")
+    out_THL = torch.empty_like(q_THL, memory_format=torch.contiguous_format)
+    tensors, counts_R = (q_THL, q_THY, cache_NPW, out_THL), batch.num_tokens_R
+    # If the host knows the rows, it skips launches that would have nothing to do
+    if not schedule.fixed and (counts_R is None or ((counts_R > 0) & (counts_R <= schedule.few)).any()):
+        _items(schedule, tensors, batch, scale, cut)
+    if len(schedule.tiles_J4) and (counts_R is None or schedule.fixed or (counts_R > schedule.few).any()):
+        anything = schedule.counts_2  # there are no parts
+        work = schedule.tiles_J4, schedule.counts_2, anything, anything, anything
+        _launch(schedule.tile_tokens, work, tensors, batch, scale, cut)
+    return out_THL
+
+
+def _schedule(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedule:
+    tokens, heads, _ = q_THL.shape
+    return make_schedule(
+        batch.start_R1,
+        batch.kv_len_R,
+        batch.slots_R,
+        num_tokens=tokens,
+        tokens_each=batch.tokens_each,
+        num_heads=heads,
+        num_kv_heads=1,
+        head_bytes=cache_NPW.shape[2] * cache_NPW.element_size(),
+        item_queries=MOST_QUERIES,
+        trees=batch.tree is not None,
+    )
+
+
+def _items(schedule: Schedule, tensors: tuple[Tensor, ...], batch: RaggedBatch, scale: float, cut: Cut | None) -> None:
+    """Attend with the rows that are cut into items, and add up the parts of those that have several."""
+    q_THL, _, _, out_THL = tensors
+    (num_tokens, heads, rank), device = q_THL.shape, q_THL.device
+    max_items, num_rows = len(schedule.items_I8), len(batch.slots_R)
+    parts = torch.empty(max_items, schedule.few * heads, rank, dtype=torch.float32, device=device)
+    part_lse = torch.empty(max_items, schedule.few * heads, dtype=torch.float32, device=device)
+    whose_T2 = torch.empty(num_tokens, 2, dtype=torch.int32, device=device)
+    work = schedule.items_I8, schedule.counts_2, parts, part_lse, whose_T2
+    _launch(schedule.few, work, tensors, batch, scale, cut)
+    together = max(FEW_PARTS, FEWEST_COMBINERS * COMBINED // (num_rows * schedule.few * heads * rank))
+    together = triton.next_power_of_2(min(MOST_PARTS, together, max(2, max_items // num_rows)))
+    columns = COMBINED // together
+    slices = min(triton.cdiv(schedule.few * heads * rank, columns), max(1, COMBINERS // num_rows))
+    combine_kernel[(num_rows * slices,)](
+        out_THL,
+        batch.start_R1,
+        whose_T2,
+        parts,
+        part_lse,
+        slices,
+        HEADS=heads,
+        TOKENS=schedule.few,
+        RANK=rank,
+        PARTS=together,
+        COLUMNS=columns,
+        num_warps=4,
+        **launch_options(device),
+    )
+
+
+def _launch(
+    tokens: int, work: tuple[Tensor, ...], tensors: tuple[Tensor, ...], batch: RaggedBatch, scale: float,
+    cut: Cut | None,
+) -> None:  # fmt: skip
+    """Attend with items or tiles of up to so many tokens. work: (their table, counts, and what the parts of items go
+    to)."""
+    q_THL, q_THY, cache_NPW, _ = tensors
+    (_, heads, rank), rope = q_THL.shape, q_THY.shape[2]
+    cut = cut or choose(tokens * heads, rank, rank + rope, q_THL.element_size(), q_THL.device)
+    latent_kernel[(len(work[0]) * triton.cdiv(tokens * heads, cut.queries),)](
+        *tensors,
+        batch.block_table_SC,
+        *work,
+        *((None, None) if batch.tree is None else batch.tree),
+        scale * LOG2E.value,
+        *q_THL.stride()[:2],
+        *q_THY.stride()[:2],
+        cache_NPW.stride(0),
+        batch.block_table_SC.stride(0),
+        stride_token=cache_NPW.stride(1),
+        HEADS=heads,
+        TOKENS=tokens,
+        RANK=rank,
+        ROPE=rope,
+        BLOCK_SIZE=cache_NPW.shape[1],
+        QUERIES=cut.queries,
+        L=triton.next_power_of_2(rank),
+        Y=max(16, triton.next_power_of_2(rope)),
+        TILE=cut.keys,
+        ITEMS=work[0].shape[1] == 8,
+        TREE=batch.tree is not None,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        **launch_options(q_THL.device),
+    )
+
+
+def _aot(cut: Cut, heads: int, tokens: int, arch: str, *, items: bool, tree: bool = False) -> AotKernel:
+    """Return the entry of DeepSeek's latents, for so many heads."""
+    kinds = {"table_ptr": "*i32", "work_ptr": "*i32", "counts_ptr": "*i32", "whose_ptr": "*i32"}
+    kinds |= {"parts_ptr": "*fp32", "part_lse_ptr": "*fp32"}
+    trees = dict.fromkeys(("bits_ptr", "base_ptr"), "*i64")
+    pointers = [name for name in latent_kernel.arg_names if name.endswith("_ptr") and name not in trees]
+    signature = {name: kinds.get(name, "*bf16") for name in pointers} | {"scale": "fp32", "stride_table": "i32"}
+    sides = ("q_token", "q_head", "rotated_token", "rotated_head", "block")
+    signature |= {f"stride_{name}": "i32:16" for name in sides} | (trees if tree else {})
+    constants: dict[str, Any] = {
+        "HEADS": heads, "TOKENS": tokens, "RANK": 512, "ROPE": 64, "stride_token": 576, "BLOCK_SIZE": 64,
+        "QUERIES": cut.queries, "L": 512, "Y": 64, "TILE": cut.keys, "ITEMS": items,
+        "TREE": tree,
+    }  # fmt: skip
+    constants |= {} if tree else dict.fromkeys(trees)
+    return AotKernel(
+        latent_kernel, signature, constants, num_warps=cut.warps, num_stages=cut.stages, archs=(arch,),
+        tensor_cores="MMA", hot=cut.queries < 64,
+    )  # fmt: skip
+
+
+def _aot_combine(arch: str) -> AotKernel:
+    signature = {"out_ptr": "*bf16", "start_ptr": "*i64", "whose_ptr": "*i32", "parts_ptr": "*fp32"}
+    signature |= {"part_lse_ptr": "*fp32", "slices": "i32"}
+    constants = {"HEADS": 128, "TOKENS": 1, "RANK": 512, "PARTS": 4, "COLUMNS": COMBINED // 4}
+    return AotKernel(combine_kernel, signature, constants, num_warps=4, archs=(arch,), hot=True)
+
+
+AOT = (
+    _aot(Cut(16, 64, warps=8, stages=3), 16, 1, "sm_90", items=True),
+    _aot(Cut(32, 64, warps=8, stages=3), 16, 2, "sm_90", items=True),
+    _aot(Cut(64, 64, warps=8, stages=2), 128, 1, "sm_90", items=False),
+    _aot(Cut(64, 64, warps=8, stages=2), 16, 4, "sm_90", items=True, tree=True),
+    _aot(Cut(16, 16, warps=4, stages=1), 16, 1, "gfx942", items=True),
+    _aot(Cut(32, 16, warps=4, stages=1), 128, 1, "gfx942", items=False),
+    _aot(Cut(32, 16, warps=4, stages=1), 16, 4, "gfx942", items=True, tree=True),
+    *(_aot_combine(arch) for arch in ONE_OF_EACH),
+)

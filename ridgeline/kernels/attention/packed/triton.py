@@ -1,0 +1,172 @@
+"""Packed attention on a GPU: FlashAttention-2 (arXiv 2307.08691) over a tile of queries of one row and one head. The
+host lists the tiles, since it knows all lengths; no program is idle. The legend is that of op.py, and
+
+    M  queries of a tile
+    K  keys of a tile
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.kernels.attention.packed.op import PackedRows
+from ridgeline.kernels.base.aot import AotKernel
+from ridgeline.kernels.base.launch import launch_options
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _attend(
+    acc_MD, max_M, sum_M, q_MD, k_ptr, v_ptr, stride_k, stride_v, begin, stop, length, m_M, scale, window,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Add key tiles begin … stop to the running softmax."""
+    n_K, d_D = tl.arange(0, TILE), tl.arange(0, DIM)
+    first_K1 = (begin + n_K).to(tl.int64)[:, None]
+    k_ptr_KD, v_ptr_KD = k_ptr + first_K1 * stride_k + d_D[None, :], v_ptr + first_K1 * stride_v + d_D[None, :]
+    for start in range(begin, stop, TILE):
+        key_K = start + n_K
+        if MASKED:
+            real_KD = (key_K < length)[:, None] & (d_D < HEAD_DIM)[None, :]
+            k_KD = tl.load(k_ptr_KD, mask=real_KD, other=0)
+            v_KD = tl.load(v_ptr_KD, mask=real_KD, other=0)
+        elif HEAD_DIM == DIM:
+            k_KD, v_KD = tl.load(k_ptr_KD), tl.load(v_ptr_KD)
+        else:
+            k_KD = tl.load(k_ptr_KD, mask=(d_D < HEAD_DIM)[None, :], other=0)
+            v_KD = tl.load(v_ptr_KD, mask=(d_D < HEAD_DIM)[None, :], other=0)
+        x_MK = tl.dot(q_MD, tl.trans(k_KD), input_precision="ieee") * scale
+        if MASKED:
+            seen_MK = (key_K < length)[None, :] & (m_M >= 0)[:, None]
+            if WINDOW:
+                apart_MK = key_K[None, :] - m_M[:, None]
+                seen_MK = seen_MK & (apart_MK < window) & (apart_MK > -window)
+            x_MK = tl.where(seen_MK, x_MK, -1e30)
+        new_max_M = tl.maximum(max_M, tl.max(x_MK, 1))
+        p_MK = tl.exp2(x_MK - new_max_M[:, None])
+        if MASKED:  # a tile of which a query sees nothing would count as if it saw all
+            p_MK = tl.where(seen_MK, p_MK, 0.0)
+        shrink_M = tl.exp2(max_M - new_max_M)
+        sum_M = sum_M * shrink_M + tl.sum(p_MK, 1)
+        acc_MD = tl.dot(p_MK.to(v_KD.dtype), v_KD, acc_MD * shrink_M[:, None], input_precision="ieee")
+        max_M = new_max_M
+        k_ptr_KD += TILE * stride_k
+        v_ptr_KD += TILE * stride_v
+    return acc_MD, max_M, sum_M
+
+
+@triton.jit
+def _packed_attention(
+    q_ptr, k_ptr, v_ptr, out_ptr, tiles_ptr, scale, window, stride_q, stride_k, stride_v, head_q, head_k, head_v,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Attend with the queries of one tile and one head. A tile is (first token of the row, tokens of the row, its first
+    query in the row)."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    tile, head = tl.program_id(0) // NUM_HEADS, tl.program_id(0) % NUM_HEADS
+    tiles_ptr += 3 * tile
+    row, length, first = tl.load(tiles_ptr), tl.load(tiles_ptr + 1), tl.load(tiles_ptr + 2)
+    m_M, d_D = first + tl.arange(0, QUERIES), tl.arange(0, DIM)
+    real_MD = (m_M < length)[:, None] & (d_D < HEAD_DIM)[None, :]
+    token_M = (row + m_M).to(tl.int64)
+    q_MD = tl.load(q_ptr + head * head_q + token_M[:, None] * stride_q + d_D[None, :], mask=real_MD, other=0)
+    k_ptr += head // GROUP * head_k + row.to(tl.int64) * stride_k
+    v_ptr += head // GROUP * head_v + row.to(tl.int64) * stride_v
+    acc_MD = tl.zeros((QUERIES, DIM), tl.float32)
+    max_M = tl.full((QUERIES,), -1e30, tl.float32)
+    sum_M = tl.zeros((QUERIES,), tl.float32)
+    begin, full, stop = 0, length // TILE * TILE, length
+    if WINDOW:
+        begin = tl.maximum(first - window + 1, 0) // TILE * TILE
+        full, stop = begin, tl.minimum(length, first + QUERIES + window - 1)
+    else:
+        acc_MD, max_M, sum_M = _attend(
+            acc_MD, max_M, sum_M, q_MD, k_ptr, v_ptr, stride_k, stride_v, begin, full, length, m_M, scale, window,
+            HEAD_DIM, DIM, TILE, False, WINDOW,
+        )  # fmt: skip
+    acc_MD, max_M, sum_M = _attend(
+        acc_MD, max_M, sum_M, q_MD, k_ptr, v_ptr, stride_k, stride_v, full, stop, length, m_M, scale, window,
+        HEAD_DIM, DIM, TILE, True, WINDOW,
+    )  # fmt: skip
+    out_M = (token_M * NUM_HEADS + head) * HEAD_DIM
+    y_MD = acc_MD / tl.maximum(sum_M, 1e-30)[:, None]  # of queries behind the row's end nothing is stored
+    tl.store(out_ptr + out_M[:, None] + d_D[None, :], y_MD.to(out_ptr.dtype.element_ty), mask=real_MD)
+
+
+def packed_attention(
+    q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, rows: PackedRows, scale: float, window: int | None = None
+) -> Tensor:
+    """Compute `op.packed_attention`."""
+    tokens, heads, width = q_THD.shape
+    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    queries, tile = cut(int(np.diff(rows.start_R1).max(initial=1)), q_THD.dtype.itemsize)
+    tiles_J3 = _tiles(rows, queries, q_THD.device)
+    if not tokens:
+        return out_THD
+    _packed_attention[(len(tiles_J3) * heads,)](
+        q_THD, k_TGD, v_TGD, out_THD, tiles_J3, scale * LOG2E, window or 0,
+        q_THD.stride(0), k_TGD.stride(0), v_TGD.stride(0), q_THD.stride(1), k_TGD.stride(1), v_TGD.stride(1),
+        NUM_HEADS=heads, GROUP=heads // k_TGD.shape[1], HEAD_DIM=width, DIM=max(16, triton.next_power_of_2(width)),
+        QUERIES=queries, TILE=tile, WINDOW=window is not None,
+        num_warps=queries // 16, num_stages=3 if q_THD.dtype.itemsize < 4 else 2, **launch_options(q_THD.device),
+    )  # fmt: skip
+    return out_THD
+
+
+def cut(longest: int, itemsize: int) -> tuple[int, int]:
+    """Return the queries and keys of a tile, for rows of up to so many tokens. A warp has 16 queries. Larger tiles read
+    keys less often, and those of float32 would not fit into a program's memory."""
+    if itemsize == 4:
+        return 32, 32
+    return (128 if longest > 64 else 64), 64
+
+
+def tiles_of(tokens_R: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row of each tile of so many tokens of a row, and the tokens of its row before it, in order: [J]
+    each."""
+    count_R = -(-tokens_R // queries)
+    row_J = np.repeat(np.arange(len(count_R)), count_R)
+    return row_J, queries * (np.arange(len(row_J)) - np.repeat(np.cumsum(count_R) - count_R, count_R))
+
+
+def sent(table: np.ndarray, device: torch.device) -> Tensor:
+    """Return a table of whole numbers as int32 on the device, for which nobody waits."""
+    found = torch.from_numpy(table.astype(np.int32))
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
+def _tiles(rows: PackedRows, queries: int, device: torch.device) -> Tensor:
+    """Return the tiles of all rows, int32 [J, 3], long rows' first: they take the longest."""
+    key = "tiles", queries
+    if key not in rows.derived:
+        length_R = np.diff(rows.start_R1)
+        row_J, begun_J = tiles_of(length_R, queries)
+        tiles_J3 = np.stack([rows.start_R1[row_J], length_R[row_J], begun_J], axis=1)
+        rows.derived[key] = sent(tiles_J3[np.argsort(-length_R[row_J], kind="stable")], device)
+    found: Tensor = rows.derived[key]
+    return found
+
+
+def _aot(dim: int, window: bool, group: int = 1) -> AotKernel:
+    signature = {f"{name}_ptr": "*bf16" for name in ("q", "k", "v", "out")}
+    signature |= {"tiles_ptr": "*i32", "scale": "fp32", "window": "i32"}
+    signature |= {f"stride_{name}": "i32:16" for name in "qkv"} | {f"head_{name}": "i32:16" for name in "qkv"}
+    queries, tile = cut(512, 2)
+    constants = {
+        "NUM_HEADS": 16, "GROUP": group, "HEAD_DIM": dim, "DIM": dim, "QUERIES": queries, "TILE": tile,
+        "WINDOW": window,
+    }  # fmt: skip
+    return AotKernel(
+        _packed_attention, signature, constants, num_warps=queries // 16, num_stages=3, hot=True, tensor_cores="MMA"
+    )
+
+
+AOT = (_aot(64, False), _aot(64, True))

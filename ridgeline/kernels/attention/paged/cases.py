@@ -1,0 +1,137 @@
+"""Cases of attention, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ridgeline.kernels.attention.paged.cost import attention_cost
+from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.base.case import Cases, OpCase, rows_label
+from ridgeline.kernels.base.cost import Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase(OpCase):
+    """A case for tests and benchmarks.
+
+    rows: (new tokens, tokens in the cache after them) of each row.
+    """
+
+    epsilons: ClassVar[int] = 8  # two products and the output; the weights sum to one, so the length does not matter
+
+    rows: tuple[tuple[int, int], ...]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    window: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
+    alibi: bool = False
+
+    def options(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
+        """Return the keyword arguments of a self."""
+        options = {"scale": self.head_dim**-0.5, "window": self.window}
+        if self.softcap is not None:
+            options["softcap"] = self.softcap
+        if self.alibi:
+            options["slopes_H"] = (2.0 ** -torch.arange(1, self.num_heads + 1)).to(device)
+        if self.sinks:
+            generator = torch.Generator().manual_seed(seed)
+            options["sinks_H"] = torch.randn(self.num_heads, generator=generator).to(device, dtype)
+        return options
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
+        """Return random (q_THD, k_cache, v_cache, batch) for a self. Rows have shuffled slots, and blocks are scattered
+        over the cache."""
+        generator = torch.Generator().manual_seed(seed)
+        batch, num_blocks = scattered(self.rows, self.block_size, device, generator)
+        shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
+        tokens = sum(new for new, _ in self.rows)
+        q_THD = torch.randn(tokens, self.num_heads, self.head_dim, generator=generator)
+        k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+        return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
+
+    @property
+    def label(self) -> str:
+        window = f" window {self.window}" if self.window else ""
+        return f"{rows_label(self.rows)} heads {self.num_heads}/{self.num_kv_heads}x{self.head_dim}{window}"
+
+    @property
+    def slack(self) -> int:
+        return max(kv for _, kv in self.rows)
+
+    def cost(self, itemsize: int) -> Cost:
+        new_R, kv_R = zip(*self.rows, strict=True)
+        return attention_cost(
+            new_R, kv_R, itemsize=itemsize, kv_itemsize=itemsize, num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window,
+        )  # fmt: skip
+
+
+CASES = (
+    AttentionCase(rows=((1, 1),)),
+    AttentionCase(rows=((1, 17), (1, 5), (1, 64))),
+    AttentionCase(rows=((7, 7), (16, 33), (1, 20))),
+    AttentionCase(rows=((40, 100), (1, 90), (1, 1)), block_size=4),
+    AttentionCase(rows=((40, 100), (1, 90), (33, 33)), window=12),
+    AttentionCase(rows=((1, 70), (1, 13), (1, 200)), window=16, num_heads=8, num_kv_heads=8),
+    AttentionCase(rows=((5, 300), (1, 257)), num_heads=8, num_kv_heads=1, head_dim=64, block_size=32),
+    AttentionCase(rows=((20, 90), (1, 33), (5, 5)), softcap=3.0, window=30),
+    AttentionCase(rows=((1, 130), (40, 75), (1, 1), (3, 200)), num_heads=6, num_kv_heads=6, alibi=True),
+    AttentionCase(rows=((1, 150), (33, 90), (3, 200)), num_heads=6, alibi=True, window=40),
+    AttentionCase(rows=((3, 150), (3, 9), (3, 300)), num_heads=8),
+    AttentionCase(rows=((4, 100), (4, 4)), window=30),
+    AttentionCase(rows=((1, 70), (40, 75), (1, 300), (3, 9)), window=20, num_heads=8, sinks=True),
+)
+
+
+WIDE_CASES = (  # cases that the plain implementation need not support, and more shapes of heads and blocks
+    AttentionCase(rows=((1, 700), (1, 1), (1, 1300)), num_heads=6, head_dim=80),
+    AttentionCase(rows=((1, 2000),), num_heads=3, num_kv_heads=1, head_dim=96, block_size=1, window=900, sinks=True),
+    AttentionCase(rows=((3, 600), (0, 9), (4, 4), (1, 300)), num_heads=8, head_dim=32, softcap=5.0, sinks=True),
+    AttentionCase(rows=((150, 290), (0, 1), (2, 515), (33, 700)), num_heads=8, window=70, sinks=True, block_size=2),
+    AttentionCase(rows=((70, 70), (200, 401)), num_heads=2, head_dim=128, softcap=20.0, block_size=256),
+    AttentionCase(rows=((1, 520), (17, 300)), num_heads=2, num_kv_heads=1, head_dim=256, block_size=64, window=300),
+    AttentionCase(rows=((1, 900), (70, 401), (0, 3)), num_heads=8, num_kv_heads=1, alibi=True, softcap=5.0, sinks=True),
+    AttentionCase(rows=((1, 520), (17, 90)), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
+    AttentionCase(rows=((1, 1300), (1, 700)), num_heads=3, num_kv_heads=1, head_dim=80, alibi=True, block_size=256),
+)
+
+
+def scattered(
+    rows: Sequence[tuple[int, int]], block_size: int, device: torch.device, generator: torch.Generator
+) -> tuple[RaggedBatch, int]:
+    """Return a batch of rows of (new tokens, tokens in the cache after them) with shuffled slots, whose blocks are
+    scattered over a cache, and the blocks of this cache."""
+    num_rows, columns = len(rows), max(-(-kv // block_size) for _, kv in rows)
+    table_SC = torch.zeros(num_rows, columns, dtype=torch.int32)
+    order = 1 + torch.randperm(num_rows * columns, generator=generator).to(torch.int32)
+    slots = torch.randperm(num_rows, generator=generator)
+    for row, (_, kv) in enumerate(rows):
+        used = -(-kv // block_size)
+        table_SC[slots[row], :used] = order[row * columns : row * columns + used]
+    counts, lengths = [new for new, _ in rows], [kv for _, kv in rows]
+    batch = RaggedBatch(
+        slots_R=slots.to(device),
+        block_table_SC=table_SC.to(device),
+        start_R1=torch.tensor([0, *np.cumsum(counts).tolist()], device=device),
+        kv_len_R=torch.tensor(lengths, device=device),
+        tokens_each=counts[0] if len(set(counts)) == 1 else 0,
+        num_tokens_R=np.array(counts, np.int32),
+        kv_bound_R=np.array(lengths, np.int32),
+    )
+    return batch, 1 + num_rows * columns
+
+
+REAL = [
+    AttentionCase(rows=((new, cached),) * rows, num_heads=32, num_kv_heads=8, head_dim=128)
+    for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
+]
+
+OP_CASES = {"paged_attention": Cases(CASES, REAL)}

@@ -1,0 +1,1 @@
+"""The common part of all ops: contracts, cases, costs, formats of numbers, compiling, launches."""

@@ -1,0 +1,99 @@
+"""The cases on which an op is tested and measured. They are in `cases.py` of its folder; an engine never imports it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from itertools import groupby
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+
+from ridgeline.kernels.base.cost import Cost
+
+C = TypeVar("C", bound="OpCase")
+
+
+class OpCase(ABC):
+    """An op on one set of arguments. Subclasses are frozen dataclasses.
+
+    epsilons: the relative error of roundings, in units of the dtype's: an implementation may round an intermediate
+        besides its result.
+    stores: the op returns nothing, and stores its result in its first argument.
+    """
+
+    epsilons: ClassVar[int] = 4
+    stores: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The case in a table of results."""
+
+    @property
+    def slack(self) -> int:
+        """The absolute error that float32 sums may leave, in units of 2**-24."""
+        return 16
+
+    @abstractmethod
+    def inputs(self, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+        """Return the op's arguments, of random numbers from a fixed seed."""
+
+    def options(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """Return the op's keyword arguments."""
+        return {}
+
+    def lasting(self, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+        """Return arguments such that every call with them finds the same."""
+        return self.inputs(dtype, device)
+
+    def reduced(self) -> OpCase:
+        """Return a case whose launches are compiled alike, and that needs less memory."""
+        return self
+
+    def written(self, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Return what a call leaves in its arguments that has a meaning."""
+        return (arguments[0],) if self.stores else ()
+
+    @abstractmethod
+    def cost(self, itemsize: int) -> Cost:
+        """Return the least work, of elements of so many bytes."""
+
+
+class Cases(NamedTuple):
+    """The cases of an op.
+
+    small: those of tests. real: shapes of real models, for machines with enough memory.
+    swept: more of these, which only a sweep of cuts times.
+    """
+
+    small: Sequence[OpCase] = ()
+    real: Sequence[OpCase] = ()
+    swept: Sequence[OpCase] = ()
+
+
+class Cuts(NamedTuple):
+    """Ways to cut an op's kernel into programs.
+
+    candidates: the cuts to try on a case, by the reasons that stand beside them.
+    with_cut: returns the implementation with a cut, which takes the op's arguments.
+    interpreted: the types of cuts whose kernel Triton's interpreter can run.
+    """
+
+    candidates: Callable[[Any], Sequence[Any]]
+    with_cut: Callable[[Any], Callable[..., Any]]
+    interpreted: tuple[type, ...] = ()
+
+
+def as_cases(kind: type[C], cases: Iterable[Any]) -> tuple[C, ...]:
+    """Return the same cases for another op, whose class has the same fields."""
+    return tuple(kind(**{each.name: getattr(case, each.name) for each in fields(case)}) for case in cases)
+
+
+def rows_label(rows: Sequence[Any]) -> str:
+    """Return the rows of a step in few words. A row is its tokens, or (new tokens, all tokens)."""
+    runs = [(len(list(same)), row if isinstance(row, tuple) else (row,)) for row, same in groupby(rows)]
+    if len(runs) > 1 and len(rows) <= 8:
+        return str(tuple(rows)).replace(" ", "")
+    return " + ".join(f"{number}x {'/'.join(map(str, row))}" for number, row in runs)

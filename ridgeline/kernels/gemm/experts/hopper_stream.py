@@ -1,0 +1,235 @@
+"""Experts' products for Hopper where the memory is the bound: weights are streamed once, at the memory's rate.
+
+Weights are the left operand of the matrix units, and an expert's pairs are the columns, as in hopper/stream.py.
+One warp streams blocks of weights into a ring of shared memory, four more gather the pairs' rows of x into it, and the
+rest multiply and finish items. The producers run ahead over the borders of items, so the memory never waits.
+
+The blocks of all items are cut into equal shares, one for each program, so none works longer than another. An item
+that a share cuts is finished by the program that has its first block: it comes to it last, and the programs behind it,
+which have the rest, come to theirs first. They leave float32 sums, and the first program adds them in order.
+
+Legend:
+    C  weight rows of one part, which are the outputs of a tile
+    W  pairs of a tile
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ridgeline.kernels.gemm.experts.hopper_codes import coded_products, lifted
+from ridgeline.kernels.gemm.experts.hopper_load import gatherer, streamer
+from ridgeline.kernels.gemm.experts.hopper_sums import products, promoted, rescaled
+from ridgeline.kernels.gemm.experts.hopper_walk import begin_share, counts_of, next_piece, share, slots
+from ridgeline.kernels.hopper.finish import store, tall
+from ridgeline.kernels.hopper.gluon_names import barrier, barriers, viewed
+
+
+@gluon.jit
+def _at(like, part: gl.constexpr, TOKENS: gl.constexpr):
+    """Return where a part's sums lie in a program's scratch, and the pairs of the columns."""
+    layout: gl.constexpr = like.type.layout
+    row_C1 = gl.expand_dims(gl.arange(0, like.shape[0], gl.SliceLayout(1, layout)), 1)
+    pair_1W = gl.expand_dims(gl.arange(0, like.shape[1], gl.SliceLayout(0, layout)), 0)
+    return (part * TOKENS + pair_1W) * like.shape[0] + row_C1, pair_1W + row_C1 * 0
+
+
+@gluon.jit
+def _leave(sums, sums_ptr, flag_ptr, pairs, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr):
+    """Write the sums of a part of an item, for the program that finishes it."""
+    own_ptr = sums_ptr + gl.program_id(0) * (PARTS * ROWS * TOKENS)
+    for part in gl.static_range(PARTS):
+        at, pair = _at(sums[part], part, TOKENS)
+        gl.store(own_ptr + at, sums[part], mask=pair < pairs)
+    barrier()  # until every thread's sums are written, before one thread says so
+    gl.atomic_add(flag_ptr + gl.program_id(0), 1, sem="release")
+
+
+@gluon.jit
+def _completed(
+    sums, sums_ptr, flag_ptr, pairs, done, total,
+    BLOCKS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr,
+):  # fmt: skip
+    """Add the sums of the programs that have the item's other blocks, in their order. done: the item's blocks so far.
+
+    Flags are 0 between launches.
+    """
+    other = gl.program_id(0)
+    while done < BLOCKS:
+        other += 1
+        begin, end = share(other, gl.num_programs(0), total)
+        left = gl.atomic_add(flag_ptr + other, 0, sem="acquire")
+        while left == 0:
+            left = gl.atomic_add(flag_ptr + other, 0, sem="acquire")
+        gl.store(flag_ptr + other, 0)
+        other_ptr = sums_ptr + other * (PARTS * ROWS * TOKENS)
+        grown = ()
+        for part in gl.static_range(PARTS):
+            at, pair = _at(sums[part], part, TOKENS)
+            more = gl.load(other_ptr + at, mask=pair < pairs, other=0, cache_modifier=".cg")
+            grown = grown + (sums[part] + more,)  # type: ignore[assignment]  # noqa: RUF005
+        sums = grown
+        done += end - begin
+    return sums
+
+
+@gluon.jit
+def _finish(
+    w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr, step,
+    steps, block, total, expert, row, pair, last,
+    WIDTH: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr,
+    TOKENS: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
+    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+):  # fmt: skip
+    """Multiply a piece of an item, and finish the item or leave the piece. last: the end of the expert's pairs."""
+    BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
+    PANELS: gl.constexpr = BLOCK // x.shape[2]
+    if KIND == "e2m1":
+        sums = coded_products(w, s, x, full, empty, step, steps, ROWS, PARTS, WIDTH, STAGES)
+    elif KIND == "fp8" and SPAN > 1:
+        COLUMNS: gl.constexpr = (INPUTS + SPAN - 1) // SPAN
+        LINES: gl.constexpr = (PARTS * OUTPUTS + SPAN - 1) // SPAN
+        sums = promoted(
+            w, x, s, full, empty, scale_ptr + (expert * LINES + row // SPAN) * COLUMNS, step, steps, block,
+            ROWS, PARTS, WIDTH, PANELS, STAGES, COLUMNS, OUTPUTS // SPAN * COLUMNS,
+        )  # fmt: skip
+    else:
+        sums = products(w, x, full, empty, step, steps, ROWS, PARTS, WIDTH, PANELS, STAGES)
+    if block > 0:
+        _leave(sums, sums_ptr, flag_ptr, last - pair, ROWS, PARTS, TOKENS)
+    else:
+        sums = _completed(sums, sums_ptr, flag_ptr, last - pair, steps, total, BLOCKS, ROWS, PARTS, TOKENS)
+        if KIND == "e2m1":
+            sums = lifted(sums, factor_ptr, expert, PARTS, FACTOR)
+        elif KIND == "fp8" and SPAN == 1:
+            sums = rescaled(
+                sums, scale_ptr, x_scale_ptr, token_ptr, expert, row, pair, last, OUTPUTS, PARTS, GATHER
+            )  # fmt: skip
+        own_bias_ptr = bias_ptr + expert * (PARTS * OUTPUTS)
+        store(sums, own_bias_ptr, y_ptr, row, pair, last, OUTPUTS, BIAS, GATE, 1, tall(ROWS, ROWS // 16))
+
+
+@gluon.jit
+def _consumer(
+    w, s, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr, flag_ptr,
+    at, end, total, expert, place, first, count,
+    INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr,
+    TOKENS: gl.constexpr, NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr,
+    SPAN: gl.constexpr, FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Multiply and finish all pieces of this program."""
+    BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
+    if PDL and KIND == "fp8" and SPAN == 1:
+        gdc_wait()  # the kernel before writes the scales of x
+    step = at * 0
+    while at < end:
+        units = (count + (TOKENS - 1)) // TOKENS
+        pair = first + place % units * TOKENS
+        row = place // units * ROWS
+        block = at % BLOCKS
+        steps = gl.minimum(BLOCKS - block, end - at)
+        if first + count - pair <= NARROW:
+            _finish(
+                w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+                flag_ptr, step, steps, block, total, expert, row, pair, first + count,
+                NARROW, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
+            )  # fmt: skip
+        else:
+            _finish(
+                w, s, x, full, empty, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr, sums_ptr,
+                flag_ptr, step, steps, block, total, expert, row, pair, first + count,
+                TOKENS, INPUTS, OUTPUTS, ROWS, PARTS, TOKENS, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE,
+            )  # fmt: skip
+        step += steps
+        at += steps
+        expert, place, first, count = next_piece(counts, at, end, expert, place, first, count, TOKENS, TILES)
+
+
+@gluon.jit
+def _beside(KIND: gl.constexpr, SPAN: gl.constexpr, ROWS: gl.constexpr, PARTS: gl.constexpr, TOKENS: gl.constexpr,
+            BLOCK: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Return shared memory for the scales that travel through the ring, if there are any."""
+    if KIND == "e2m1":
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        return gl.allocate_shared_memory(gl.uint8, [STAGES * PARTS, ROWS // 64, 256], flat)
+    else:
+        line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        BLOCKED: gl.constexpr = KIND == "fp8" and SPAN > 1
+        PANELS: gl.constexpr = BLOCK // 128 if BLOCKED else 1
+        return gl.allocate_shared_memory(gl.float32, [STAGES * PANELS if BLOCKED else 1, TOKENS], line)
+
+
+@gluon.jit(do_not_specialize=["x_rows"])
+def grouped_stream_kernel(
+    x_ptr, w_desc, scale_ptr, x_scale_ptr, factor_ptr, bias_ptr, token_ptr, start_ptr, y_ptr, sums_ptr, flag_ptr,
+    x_rows,
+    E: gl.constexpr, INPUTS: gl.constexpr, OUTPUTS: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
+    NARROW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
+    FACTOR: gl.constexpr, GATHER: gl.constexpr, BIAS: gl.constexpr, GATE: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Compute y [P, O] of the pairs that some expert computes.
+
+    GATHER: a pair's row of x is its token's; otherwise x has a row for each pair, which the kernel before may still be
+        writing. Routes must then be older: of the kernels since route, one waited for what was before it ere it let the
+        next one start, as this kernel does when it gathers.
+    GATE: "" or the activation. With one an expert's rows are O gates, then O ups.
+    sums: float32 [programs, PARTS, TOKENS, ROWS].
+    flag: 0 for each program.
+    KIND: "" for weights of 16 bits; "fp8" for E4M3 beside rounded activations; "e2m1" for MXFP4 as packed.py has it.
+    SPAN: outputs, and inputs, that share a scale of FP8; 1 if each output has its own.
+    scale: as the forms have them. x_scale: [x_rows], or [blocks of inputs, x_rows] if weights have blocks.
+    """
+    PARTS: gl.constexpr = 1 if GATE == "" else 2
+    TILES: gl.constexpr = (OUTPUTS + ROWS - 1) // ROWS
+    BLOCKS: gl.constexpr = (INPUTS + BLOCK - 1) // BLOCK
+    BITS: gl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    PANEL: gl.constexpr = 1024 // BITS
+    BYTES: gl.constexpr = BLOCK // 2 if KIND == "e2m1" else BLOCK * BITS // 8
+    CODED: gl.constexpr = KIND == "e2m1"
+    BESIDE: gl.constexpr = "codes" if CODED else ("rows" if KIND == "fp8" and SPAN > 1 else "")
+    x_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=BITS, rank=2)
+    x = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES * (BLOCK // PANEL), TOKENS, PANEL], x_layout)
+    HEIGHT: gl.constexpr = ROWS // 2 if CODED else ROWS
+    WEIGHT_PANELS: gl.constexpr = 1 if CODED else BLOCK // PANEL
+    w_shape: gl.constexpr = w_desc.block_shape
+    w = gl.allocate_shared_memory(
+        w_desc.dtype, [STAGES * PARTS * WEIGHT_PANELS, HEIGHT, w_shape[1]], w_desc.layout
+    )  # fmt: skip
+    s = _beside(KIND, SPAN, ROWS, PARTS, TOKENS, BLOCK, STAGES)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    counts = gl.allocate_shared_memory(gl.int32, [slots(E), 1], flat)
+    full, empty = barriers(STAGES, 1 + 4 * 32), barriers(STAGES, 1)
+    fence_async_shared()
+    if PDL:
+        if GATHER:
+            gdc_wait()
+        gdc_launch_dependents()
+    i_S, start_S, count_S = counts_of(start_ptr, E)
+    viewed(counts, [slots(E)], flat).store(count_S)
+    at, end, total, expert, place, first, count = begin_share(
+        i_S, start_S, count_S, gl.program_id(0), gl.num_programs(0), E, TOKENS, TILES, BLOCKS
+    )
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                w, s, x, full, empty, counts, scale_ptr, x_scale_ptr, token_ptr, factor_ptr, bias_ptr, y_ptr,
+                sums_ptr, flag_ptr, at, end, total, expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES,
+                TOKENS, NARROW, BLOCK, STAGES, KIND, SPAN, FACTOR, GATHER, BIAS, GATE, PDL,
+            )),
+            (gatherer, (
+                x_ptr, token_ptr, scale_ptr if CODED else x_scale_ptr, x_rows, counts, x, s, full, empty, at, end,
+                expert, place, first, count, INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, NARROW, BLOCK, STAGES,
+                GATHER, BESIDE, PDL,
+            )),
+            (streamer, (
+                w_desc, counts, w, full, empty, at, end, expert, place, first, count,
+                INPUTS, OUTPUTS, ROWS, PARTS, TILES, TOKENS, BLOCK, STAGES, BYTES, CODED,
+            )),
+        ],
+        [4, 1],
+        [72, 40],
+    )  # fmt: skip

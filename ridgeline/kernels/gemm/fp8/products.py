@@ -1,0 +1,157 @@
+"""Linear maps of 8-bit weights on a GPU, for the ops of fp8_gemm and w8a8_gemm: which kernels run, one after the other.
+
+Programs that share a tile count their arrivals in memory that all launches use, so the launches on one device must be
+on one stream. No gradient passes.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.base.launch import compute_capability, num_multiprocessors
+from ridgeline.kernels.base.weight_format import BLOCK
+from ridgeline.kernels.gemm.fp8 import library
+from ridgeline.kernels.gemm.fp8.choose import (
+    FIXED,
+    Tile,
+    Tiles,
+    choose_hopper,
+    choose_tile,
+    library_wins,
+    rounded_before,
+)
+from ridgeline.kernels.gemm.fp8.eight import Eight
+from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
+from ridgeline.kernels.gemm.fp8.tiles import launch_tiles
+from ridgeline.kernels.gemm.plain.choose import Stream
+from ridgeline.kernels.small.activation.triton import gated_activation
+from ridgeline.kernels.small.norm.triton import rms_norm
+
+
+def linear(x: Tensor | Rounded, weight: Eight, bias_O: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias: [T, O] in the dtype of x. Activations are rounded on Hopper, if they are not yet."""
+    if isinstance(x, Rounded):
+        if takes_rounded(weight, len(x.q_TI), x.dtype):
+            return rounded_linear(x, weight, bias_O, None)
+        x = x.wide().to(x.dtype)
+    return _linear(x, None, None, 0.0, weight, bias_O, None, None)[0]
+
+
+def norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor,
+    eps: float,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+    room: Rounded | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as the op `fp8_norm_linear` does."""
+    return _linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate, room)
+
+
+def _linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+    room: Rounded | None,
+) -> tuple[Tensor, Tensor]:
+    x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+    tokens = len(x_TI)
+    if tokens and _on_matrix_units(weight, x_TI.dtype):
+        assert weight.activations is not None
+        x, s_TI = round_rows(
+            x_TI, residual_TI, norm_weight_I, eps, weight.number_OI.dtype, weight.activations, weight.x_scale
+        )
+        return rounded_linear(x, weight, bias_O, gate, room=room), s_TI
+    s_TI = x_TI
+    if norm_weight_I is not None:
+        x_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    y_TO = launch_tiles(choose_tile(tokens, len(weight.number_OI)), x_TI, weight, bias_O)
+    return _in_room(gated_activation(y_TO, gate) if gate else y_TO, room), s_TI
+
+
+def rounded_linear(
+    x: Rounded,
+    weight: Eight,
+    bias_O: Tensor | None,
+    gate: str | None,
+    plan: Stream | Tiles | None = None,
+    room: Rounded | None = None,
+) -> Tensor:
+    """Return the product of rounded activations, gated if there is a gate, on Hopper. With `room` the result is rounded
+    into it: by the same kernel if a program has all outputs of a scale."""
+    (tokens, inputs), device = x.q_TI.shape, x.q_TI.device
+    outputs = len(weight.number_OI) // (2 if gate else 1)
+    if gate and weight.blocked and outputs % BLOCK:  # a block of scales would have gates and ups
+        return _in_room(gated_activation(rounded_linear(x, weight, bias_O, None), gate), room)
+    if plan is None:
+        shape, gated = (tokens, inputs), gate is not None
+        if not x.grouped and library.has(weight, x.dtype) and library_wins(*shape, gated=gated):
+            return _in_room(library.product(x, weight, bias_O), room)
+        processors = num_multiprocessors(device)
+        between = room is not None or (x.grouped and not weight.blocked)
+        plan = choose_hopper(
+            *shape, outputs, gated=gated, processors=processors, blocked=weight.blocked, between=between
+        )  # fmt: skip
+    from ridgeline.kernels.gemm.fp8 import hopper  # Gluon, which is imported only where it runs
+
+    if isinstance(plan, Tiles):
+        return _in_room(hopper.launch_tiles(plan, x, weight, bias_O, gate), room)
+    if plan.rows == BLOCK and outputs % BLOCK == 0:
+        return hopper.launch_stream(plan, x, weight, bias_O, gate, room)
+    return _in_room(hopper.launch_stream(plan, x, weight, bias_O, gate), room)
+
+
+def takes_rounded(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
+    """Return True if activations of `dtype` are best rounded by the op before, with a scale for each 128 inputs."""
+    inputs = weight.number_OI.shape[1]
+    right = weight.number_OI.dtype == torch.float8_e4m3fn and weight.activations in ("token", "block")
+    return right and rounded_before(tokens, inputs) and _on_matrix_units(weight, dtype)
+
+
+def rounds_gated(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
+    """Return True if the kernel of a gated product rounds its own results: if a program has all outputs of a scale."""
+    if not tokens or not _on_matrix_units(weight, dtype):
+        return False
+    outputs, inputs = len(weight.number_OI) // 2, weight.number_OI.shape[1]
+    processors = num_multiprocessors(weight.number_OI.device)
+    plan = choose_hopper(
+        tokens, inputs, outputs, gated=True, processors=processors, blocked=weight.blocked, between=True
+    )  # fmt: skip
+    return isinstance(plan, Stream) and plan.rows == BLOCK and outputs % BLOCK == 0
+
+
+def _in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
+    if room is None:
+        return y_TO
+    round_into(y_TO, room)
+    return room.q_TI
+
+
+def invariant_linear(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias, with the same bits for a token whatever tokens stand beside it."""
+    x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+    tile = Tile(FIXED.rows, FIXED.tokens, 64) if x_TI.dtype == torch.float32 else FIXED
+    return launch_tiles(tile, x_TI, weight, bias_O)
+
+
+def _on_matrix_units(weight: Eight, dtype: torch.dtype) -> bool:
+    """Return True if 8-bit products can run: on Hopper, with results of 16 bits, whose rows bulk copies can read."""
+    outputs, inputs = weight.number_OI.shape
+    shaped = inputs % 16 == outputs % 16 == 0 and inputs >= 256
+    rounds = weight.activations is not None and dtype.itemsize == 2
+    hopper = compute_capability(weight.number_OI.device) == (9, 0)
+    return rounds and shaped and weight.number_OI.data_ptr() % 16 == 0 and hopper

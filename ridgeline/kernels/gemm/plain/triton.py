@@ -1,0 +1,171 @@
+"""Linear maps on a GPU: kernels of our own for up to a few hundred tokens, at the memory's rate, and the library for
+more.
+
+If a gradient is wanted, torch's own kernels run, since these have none. Programs that share a tile count their arrivals
+in memory that all launches use, so the launches on one device must be on one stream.
+
+Legend:
+    T  tokens
+    I  inputs
+    O  outputs
+    F  outputs of a gated pair
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from ridgeline.kernels.base.launch import (
+    INTERPRETED,
+    compute_capability,
+    launch_options,
+    num_multiprocessors,
+    shared_memory,
+)
+from ridgeline.kernels.gemm.plain import torch_ops
+from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, Tiles, choose
+from ridgeline.kernels.gemm.plain.rows import laps_kernel, rows_kernel
+from ridgeline.kernels.gemm.plain.tiles import tiles_kernel
+from ridgeline.kernels.small.activation.triton import gated_activation
+from ridgeline.kernels.small.norm.triton import rms_norm
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Compute `op.linear`."""
+    plan = _plan(x_TI, weight_OI)
+    if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
+        return F.linear(x_TI, weight_OI, bias_O)
+    if isinstance(plan, RowsPlan):
+        return launch_rows(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
+    return _launch(plan, x_TI, weight_OI, bias_O, None)
+
+
+def norm_linear(
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute `op.norm_linear`."""
+    if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
+        return torch_ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
+    if norm_weight_I is None and residual_TI is not None:
+        x_TI, residual_TI = x_TI + residual_TI, None
+    plan = _plan(x_TI, weight_OI, norm=norm_weight_I is not None, gated=gate is not None)
+    if isinstance(plan, RowsPlan) and _packed(x_TI) and _packed(residual_TI):
+        return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
+    n_TI = s_TI = x_TI
+    if norm_weight_I is not None:
+        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI):
+        return _launch(plan, n_TI, weight_OI, bias_O, gate), s_TI
+    y_TO = linear(n_TI, weight_OI, bias_O)
+    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+
+
+def _plan(
+    x_TI: Tensor, weight_OI: Tensor, *, norm: bool = False, gated: bool = False
+) -> RowsPlan | Tiles | Stream | None:
+    (outputs, inputs), device = weight_OI.shape, x_TI.device
+    outputs = outputs // 2 if gated else outputs
+    return choose(
+        len(x_TI), inputs, outputs, itemsize=x_TI.itemsize, shared=shared_memory(device), norm=norm, gated=gated,
+        hopper=_hopper(device) if _copyable(x_TI) and _copyable(weight_OI) else 0,
+    )  # fmt: skip
+
+
+def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    if isinstance(plan, Tiles):
+        return launch_tiles(plan, x_TI, weight_OI, bias_O, gate)
+    from ridgeline.kernels.gemm.plain.hopper import launch_stream  # Gluon, which is imported only where it runs
+
+    return launch_stream(plan, x_TI, weight_OI, bias_O, gate)
+
+
+def launch_rows(
+    plan: RowsPlan,
+    x_TI: Tensor,
+    residual_TI: Tensor | None,
+    norm_weight_I: Tensor | None,
+    eps: float,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    gate: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as `norm_linear` does. Without `norm_weight_I` there is no norm, and s is x."""
+    tokens, inputs = x_TI.shape
+    outputs = len(weight_OI) // 2 if gate else len(weight_OI)
+    y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
+    s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=x_TI.device)
+    # In place of an absent tensor any pointer will do: the kernel reads only what its flags say
+    residual = x_TI if residual_TI is None else residual_TI
+    tiles = triton.cdiv(outputs, plan.rows)
+    laps = plan.programs > 0
+    assert plan.block >= inputs or not laps
+    programs = min(plan.programs * num_multiprocessors(x_TI.device), tiles) if laps else tiles
+    (laps_kernel if laps else rows_kernel)[(programs,)](
+        x_TI, residual, x_TI if norm_weight_I is None else norm_weight_I, weight_OI.contiguous(),
+        x_TI if bias_O is None else bias_O, y_TO, s_TI, x_TI.stride(0), residual.stride(0), tokens, outputs, eps,
+        inputs=inputs, ROWS=plan.rows, TOKENS=plan.tokens, FULL=tokens == plan.tokens, BLOCK=plan.block,
+        NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, BIAS=bias_O is not None, GATE=gate or "",
+        num_warps=plan.warps, **({} if laps else {"DEPTH": plan.depth}), **launch_options(x_TI.device),
+    )  # fmt: skip
+    return y_TO, s_TI
+
+
+def launch_tiles(plan: Tiles, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, gate: str | None) -> Tensor:
+    """Return x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half: [T, F]."""
+    tokens, inputs = x_TI.shape
+    outputs = len(weight_OI) // 2 if gate else len(weight_OI)
+    tiles = triton.cdiv(outputs, plan.rows // 2 if gate else plan.rows)
+    y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
+    parts, arrivals = x_TI, x_TI
+    if plan.split > 1:
+        parts = torch.empty(tiles * plan.split * plan.rows * plan.tokens, dtype=torch.float32, device=x_TI.device)
+        arrivals = _arrivals(x_TI.device)
+        assert tiles <= len(arrivals)
+    # Triton's interpreter cannot multiply bfloat16: it would multiply the raw bits
+    operands = torch.float32 if INTERPRETED and x_TI.dtype == torch.bfloat16 else x_TI.dtype
+    tiles_kernel[(tiles, plan.split)](
+        x_TI, weight_OI.contiguous(), x_TI if bias_O is None else bias_O, y_TO, parts, arrivals, x_TI.stride(0),
+        tokens, outputs, inputs, ROWS=plan.rows, TOKENS=plan.tokens, BLOCK=plan.block, STAGES=plan.stages,
+        SPLIT=plan.split, AHEAD=plan.ahead, WHOLE=inputs % (plan.block * plan.split) == 0, DOT=_DTYPES[operands],
+        BIAS=bias_O is not None, GATE=gate or "", num_warps=plan.warps, **launch_options(x_TI.device),
+    )  # fmt: skip
+    return y_TO
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _packed(x_TI: Tensor | None) -> bool:
+    return x_TI is None or x_TI.stride(-1) == 1
+
+
+def _copyable(x: Tensor) -> bool:
+    """Return True if bulk copies can read the matrix: its rows are contiguous and begin at multiples of 16 bytes."""
+    return x.stride(1) == 1 and x.data_ptr() % 16 == 0 and x.stride(0) * x.itemsize % 16 == 0
+
+
+def _hopper(device: torch.device) -> int:
+    """Return the multiprocessors of a Hopper GPU, and 0 for any other device."""
+    return num_multiprocessors(device) if compute_capability(device) == (9, 0) else 0
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Return one counter per tile, zero between launches. They are made by the first eager launch, before any graph is
+    captured."""
+    return torch.zeros(16_384, dtype=torch.int32, device=device)

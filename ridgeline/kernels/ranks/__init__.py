@@ -1,0 +1,1 @@
+"""Ops in which ranks take part together."""

@@ -1,0 +1,1 @@
+"""Recurrent ops: states of constant size."""

@@ -1,0 +1,1 @@
+"""Ops that are bound by memory."""

@@ -1,0 +1,66 @@
+"""Pointwise activations of the feed-forward.
+
+kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
+1606.08415). "relu2" is max(x, 0)². "swiglu_clamped" is gated only: with gate clamped to at most 7 and up to ±7 it is
+gate · σ(1.702 gate) · (up + 1), as in gpt-oss.
+
+Legend:
+    T  tokens
+    F  intermediate width
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+
+LIMIT, SHARPNESS = 7.0, 1.702  # of swiglu_clamped
+
+
+def activation(x_TF: Tensor, kind: str) -> Tensor:
+    """Apply `kind` to every element, in float32: [T, F] in the dtype of `x_TF`."""
+    return _activate(x_TF.float(), kind).to(x_TF.dtype)
+
+
+def gated_activation(x_T2F: Tensor, kind: str) -> Tensor:
+    """Return activation(first half) * second half, computed in float32: [T, F] in the dtype of `x_T2F`."""
+    gate_TF, up_TF = x_T2F.float().chunk(2, dim=-1)
+    if kind == "swiglu_clamped":
+        gate_TF = gate_TF.clamp(max=LIMIT)
+        y_TF = gate_TF * torch.sigmoid(SHARPNESS * gate_TF) * (up_TF.clamp(-LIMIT, LIMIT) + 1)
+        return y_TF.to(x_T2F.dtype)
+    return (_activate(gate_TF, kind) * up_TF).to(x_T2F.dtype)
+
+
+def _activate(x: Tensor, kind: str) -> Tensor:
+    if kind == "silu":
+        return x * torch.sigmoid(x)
+    if kind == "gelu":
+        return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if kind == "relu2":
+        return x.clamp(min=0).square()
+    raise ValueError(f"unknown activation {kind!r}")
+
+
+ACTIVATION = Op(
+    "activation",
+    activation,
+    (
+        Implementation("triton", "ridgeline.kernels.small.activation.triton:activation", on_gpu),
+        Implementation("torch", "ridgeline.kernels.small.activation.torch_ops:activation"),
+    ),
+)
+GATED_ACTIVATION = Op(
+    "gated_activation",
+    gated_activation,
+    (
+        Implementation("triton", "ridgeline.kernels.small.activation.triton:gated_activation", on_gpu),
+        Implementation("torch", "ridgeline.kernels.small.activation.torch_ops:gated_activation"),
+    ),
+)
