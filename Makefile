@@ -72,7 +72,7 @@ PROTO := ridgeline/serving/grpc/proto
 proto:
 	$(PYTHON) -m venv build/protoc
 	build/protoc/bin/pip install --disable-pip-version-check -q grpcio-tools==1.72.1 'setuptools<81'
-	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
 	  $(PROTO)/kserve.proto $(PROTO)/ridgeline/v1/inference.proto
 
 clean:

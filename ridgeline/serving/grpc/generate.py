@@ -24,7 +24,6 @@ from ridgeline.serving.grpc.messages import (
     prompt_message,
 )
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
-from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
@@ -33,7 +32,7 @@ from ridgeline.serving.shares import INLINE_ENTRIES, TEXTS, off_loop
 MOST_IDS = 1 << 20  # token ids in one Detokenize
 
 
-class InferenceService(inference_pb2_grpc.InferenceServicer):
+class InferenceService:
     """The service ridgeline.v1.Inference. Its methods raise errors that `guard` turns into statuses."""
 
     def __init__(self, api: ApiServer, running: Running) -> None:

@@ -17,7 +17,6 @@ from ridgeline.serving.grpc.generate import within
 from ridgeline.serving.grpc.guard import failure_of, request_id_of
 from ridgeline.serving.grpc.health import ready
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
-from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
@@ -29,7 +28,7 @@ MOST_WAITING = 16  # responses that may wait for a stream's reader
 CONTENTS = {"BYTES": "bytes_contents", "INT32": "int_contents", "INT64": "int64_contents"}
 
 
-class KServeService(kserve_pb2_grpc.GRPCInferenceServiceServicer):
+class KServeService:
     """The service of the protocol. Its methods raise errors that `guard` turns into statuses."""
 
     def __init__(self, api: ApiServer, running: Running) -> None:

@@ -15,15 +15,13 @@ from ridgeline.serving.grpc.generate import InferenceService
 from ridgeline.serving.grpc.guard import Guard
 from ridgeline.serving.grpc.health import Health
 from ridgeline.serving.grpc.kserve import KServeService
-from ridgeline.serving.grpc.proto import kserve_pb2, kserve_pb2_grpc
-from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2, inference_pb2_grpc
+from ridgeline.serving.grpc.proto import kserve_pb2_grpc
+from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
+from ridgeline.serving.grpc.proto.services import add_service
 from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.grpc.unknown import make_server
 
-SERVICES = (
-    inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
-    kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name,
-)
+SERVICES = inference_pb2_grpc.SERVICE.full_name, kserve_pb2_grpc.SERVICE.full_name
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
     # Clients that vanished without a word are noticed, and their requests end.
@@ -47,8 +45,8 @@ async def start(api: ApiServer, address: str) -> grpc.aio.Server:
     options.append(("grpc.so_reuseport", int(config.api_server_count > 1)))
     server = make_server((Guard((*config.api_key, *config.admin_key) if config.api_key else ()),), options)
     running = Running()
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(api, running), server)
-    kserve_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(KServeService(api, running), server)
+    add_service(inference_pb2_grpc.SERVICE, InferenceService(api, running), server)
+    add_service(kserve_pb2_grpc.SERVICE, KServeService(api, running), server)
     health_pb2_grpc.add_HealthServicer_to_server(Health(api, SERVICES), server)
     reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     credentials = _credentials(config)

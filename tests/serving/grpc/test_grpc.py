@@ -119,7 +119,7 @@ def test_several_completions_are_those_of_the_http_server(served: GrpcServer, se
 
 
 def test_many_asyncio_streams_at_once_are_the_offline_answers(served: GrpcServer, offline: dict[str, Any]) -> None:
-    async def ask(stub: inference_pb2_grpc.InferenceAsyncStub, prompt: str) -> str:
+    async def ask(stub: inference_pb2_grpc.InferenceStub, prompt: str) -> str:
         request = pb.GenerateRequest(text=prompt, sampling=greedy())
         return text_of([each async for each in stub.Generate(request)])
 
@@ -470,7 +470,7 @@ def test_a_reader_that_stops_reading_is_cut(engine_socket: Path, monkeypatch: py
 
 
 def test_a_storm_of_clients_that_leave_breaks_nothing(served: GrpcServer, caplog: pytest.LogCaptureFixture) -> None:
-    async def leave(stub: inference_pb2_grpc.InferenceAsyncStub, after: int) -> None:
+    async def leave(stub: inference_pb2_grpc.InferenceStub, after: int) -> None:
         call = stub.Generate(pb.GenerateRequest(text="x", sampling=LONG))
         for _ in range(after % 7):
             await call.read()

@@ -1,0 +1,52 @@
+"""The two ends of a gRPC service, made of its descriptor: protoc's plugin would write the same out for each method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+
+def _kind(method: MethodDescriptor) -> str:
+    """Return gRPC's name for the kind of a call, such as "unary_stream"."""
+    ends = (method.client_streaming, method.server_streaming)
+    return "_".join("stream" if streams else "unary" for streams in ends)
+
+
+def _calls(service: ServiceDescriptor, channel: Any) -> Iterator[tuple[str, Any]]:
+    for method in service.methods:
+        request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        call = getattr(channel, _kind(method))(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+            _registered_method=True,
+        )
+        yield method.name, call
+
+
+class Stub:
+    """A client of a service, with one callable for each method."""
+
+    def __init__(self, service: ServiceDescriptor, channel: Any) -> None:
+        self.__dict__.update(_calls(service, channel))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the service has no method {name!r}.")
+
+
+def add_service(service: ServiceDescriptor, servicer: object, server: grpc.aio.Server) -> None:
+    """Let a server answer calls of this service by the servicer's methods, which bear the names of the service's."""
+    handlers = {}
+    for method in service.methods:
+        request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        handlers[method.name] = getattr(grpc, f"{_kind(method)}_rpc_method_handler")(
+            getattr(servicer, method.name),
+            request_deserializer=request.FromString,
+            response_serializer=response.SerializeToString,
+        )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    server.add_registered_method_handlers(service.full_name, handlers)
