@@ -1,40 +1,50 @@
-"""The shapes of answers, for the OpenAPI document. Fields with a default are present only if they were asked for."""
+"""The answers, as the OpenAPI document has them and as they are sent: fields stand in the order of the wire, and those
+that may be UNSET are there only if they were asked for.
+
+Where the document says list, a list that is made while it is sent may stand (`pieces.later`).
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 Logprobs = dict[str, dict[str, Any]]  # by token id: logprob, rank, decoded_token
 Finish = Literal["stop", "length", "repetition"]
 ChatFinish = Literal["stop", "length", "tool_calls", "repetition"]
 
 
-class Answer(BaseModel):
-    model_config = ConfigDict(protected_namespaces=(), extra="forbid")
+class Open(msgspec.Struct, kw_only=True):
+    """An answer that may have more fields than those of its class."""
 
 
-class Error(Answer):
-    message: str = Field(description="the error, and what to do about it")
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The base of all answers."""
+
+
+class Error(Answer, kw_only=True):
+    message: Annotated[str, Meta(description="the error, and what to do about it")]
     type: str
-    param: str | None = Field(description="the field, as a dotted path")
+    param: Annotated[str | None, Meta(description="the field, as a dotted path")]
     code: str | None
 
 
-class ErrorAnswer(Answer):
+class ErrorAnswer(Answer, kw_only=True):
     error: Error
 
 
-class PromptTokensDetails(Answer):
+class PromptTokensDetails(Answer, kw_only=True):
     cached_tokens: int
 
 
-class CompletionTokensDetails(Answer):
+class CompletionTokensDetails(Answer, kw_only=True):
     reasoning_tokens: int
 
 
-class Usage(Answer):
+class Usage(Answer, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -42,176 +52,201 @@ class Usage(Answer):
     completion_tokens_details: CompletionTokensDetails
 
 
-class Envelope(Answer):
+class Envelope(Answer, kw_only=True):
     id: str
+    object: str
     created: int
     model: str
     system_fingerprint: str
-    ridgeline: dict[str, Any] | list[dict[str, Any]] | None = Field(None, description="where the time went")
-    metrics: dict[str, float] | None = Field(None, description="the same in vLLM's words")
+
+
+Where = Annotated[dict[str, Any] | list[dict[str, Any]], Meta(description="where the time went")] | UnsetType
+Milliseconds = Annotated[dict[str, float], Meta(description="the same in vLLM's words")] | UnsetType
 
 
 # ---- chats --------------------------------------------------------------------------------------------------------
 
 
-class TokenLogprob(Answer):
+class TokenLogprob(Answer, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChosenLogprob(TokenLogprob):
+class ChosenLogprob(TokenLogprob, kw_only=True):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(Answer, kw_only=True):
     content: list[ChosenLogprob]
-    refusal: None
+    refusal: None = None
 
 
-class Function(Answer):
+class Function(Answer, kw_only=True):
     name: str
-    arguments: str = Field(description="JSON, as the model wrote it")
+    arguments: Annotated[str, Meta(description="JSON, as the model wrote it")]
 
 
-class ToolCall(Answer):
+class ToolCall(Answer, kw_only=True):
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 
-class Message(Answer):
-    role: Literal["assistant"]
-    content: str | None = Field(description="null if there are only tool calls")
-    refusal: None
-    reasoning: str | None = Field(None, description="what the model thought before it answered")
-    reasoning_content: str | None = Field(None, description="the same as reasoning")
-    tool_calls: list[ToolCall] | None = None
+class Message(Answer, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: Annotated[str | None, Meta(description="null if there are only tool calls")]
+    refusal: None = None
+    reasoning: Annotated[str, Meta(description="what the model thought before it answered")] | UnsetType = UNSET
+    reasoning_content: Annotated[str, Meta(description="the same as reasoning")] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class ChatChoice(Answer):
+class ChatChoice(Answer, kw_only=True):
     index: int
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: ChatFinish
+    finish_reason: ChatFinish | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
-class Chat(Envelope):
-    object: Literal["chat.completion"]
+class Chat(Envelope, kw_only=True):
+    object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
-    prompt_text: str | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | UnsetType | None = UNSET
+    ridgeline: Where = UNSET
+    metrics: Milliseconds = UNSET
 
 
-class FunctionDelta(Answer):
-    name: str | None = None
+class FunctionDelta(Answer, kw_only=True):
+    name: str | UnsetType = UNSET
     arguments: str
 
 
-class ToolCallDelta(Answer):
+class ToolCallDelta(Answer, kw_only=True):
     """A part of a tool call. Its id, type and name come with the call's first delta."""
 
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
     function: FunctionDelta
+    id: str | UnsetType | None = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
-class Delta(Answer):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = Field(None, description="the same as reasoning")
-    tool_calls: list[ToolCallDelta] | None = None
+class Delta(Answer, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: Annotated[str, Meta(description="the same as reasoning")] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
-class ChatDelta(Answer):
+class ChatDelta(Answer, kw_only=True):
     index: int
     delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: ChatFinish | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinish | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(Envelope):
-    object: Literal["chat.completion.chunk"]
+class ChatChunk(Envelope, kw_only=True):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatDelta]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_text: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType | None = UNSET
+    ridgeline: Where = UNSET
+    metrics: Milliseconds = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 # ---- completions --------------------------------------------------------------------------------------------------
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(Answer, kw_only=True):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class CompletionChoice(Answer):
+class CompletionDelta(Answer, kw_only=True):
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None = Field(description="null in a stream until the choice ends")
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Annotated[Finish | None, Meta(description="null in a stream until the choice ends")]
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+
+
+class CompletionChoice(Answer, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None
+    stop_reason: int | str | None
     prompt_logprobs: list[Logprobs | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(Envelope):
-    """An answer, or one chunk of a stream. A chunk has its usage only if stream_options ask for it."""
-
-    object: Literal["text_completion"]
+class Completion(Envelope, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
-    usage: Usage | None = None
+    usage: Usage
+    ridgeline: Where = UNSET
+    metrics: Milliseconds = UNSET
+
+
+class CompletionChunk(Envelope, kw_only=True):
+    """One chunk of a stream. It has its usage only if stream_options ask for it."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionDelta]
+    ridgeline: Where = UNSET
+    metrics: Milliseconds = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 # ---- models and tokens --------------------------------------------------------------------------------------------
 
 
-class Model(Answer):
+class Model(Answer, kw_only=True):
     id: str
-    object: Literal["model"]
+    object: Literal["model"] = "model"
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: None = None
     max_model_len: int
 
 
-class ModelList(Answer):
-    object: Literal["list"]
+class ModelList(Answer, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[Model]
 
 
-class Version(Answer):
+class Version(Answer, kw_only=True):
     version: str
 
 
-class Tokens(Answer):
+class Tokens(Answer, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
 
 
-class Text(Answer):
+class Text(Answer, kw_only=True):
     prompt: str
 
 
-class TokenizerInfo(BaseModel):
+class TokenizerInfo(Open, kw_only=True):
     """The tokenizer's settings, and the names of its special tokens: eos_token, …"""
-
-    model_config = ConfigDict(protected_namespaces=(), extra="allow")
 
     vocab_size: int
     model_max_length: int
@@ -223,101 +258,104 @@ class TokenizerInfo(BaseModel):
 # ---- pooling ------------------------------------------------------------------------------------------------------
 
 
-class PooledUsage(Answer):
+class PooledUsage(Answer, kw_only=True):
     prompt_tokens: int
     total_tokens: int
-    completion_tokens: Literal[0]
+    completion_tokens: Literal[0] = 0
     prompt_tokens_details: PromptTokensDetails
 
 
-class PooledList(Answer):
+class PooledList(Answer, kw_only=True):
     id: str
-    object: Literal["list"]
+    object: Literal["list"] = "list"
     created: int
     model: str
+
+
+class Embedding(Answer, kw_only=True):
+    index: int
+    object: Literal["embedding"] = "embedding"
+    embedding: Annotated[list[float] | str, Meta(description="numbers, or their bytes in base64")]
+
+
+class Embeddings(PooledList, kw_only=True):
+    data: list[Embedding]
     usage: PooledUsage
 
 
-class Embedding(Answer):
+class PooledInput(Answer, kw_only=True):
     index: int
-    object: Literal["embedding"]
-    embedding: list[float] | str = Field(description="numbers, or their bytes in base64")
+    object: Literal["pooling"] = "pooling"
+    data: list[float | list[float]] | str
 
 
-class Embeddings(PooledList):
-    data: list[Embedding]
-
-
-class PooledInput(Answer):
-    index: int
-    object: Literal["pooling"]
-    data: list[float] | list[list[float]] | str
-
-
-class Pooled(PooledList):
+class Pooled(PooledList, kw_only=True):
     data: list[PooledInput]
+    usage: PooledUsage
 
 
-class Classified(Answer):
+class Classified(Answer, kw_only=True):
     index: int
     label: str
     probs: list[float]
     num_classes: int
 
 
-class Classifications(PooledList):
+class Classifications(PooledList, kw_only=True):
     data: list[Classified]
+    usage: PooledUsage
 
 
-class Scored(Answer):
+class Scored(Answer, kw_only=True):
     index: int
-    object: Literal["score"]
+    object: Literal["score"] = "score"
     score: float
 
 
-class ScoreList(PooledList):
+class ScoreList(PooledList, kw_only=True):
     data: list[Scored]
+    usage: PooledUsage
 
 
-class RerankedText(Answer):
+class RerankedText(Answer, kw_only=True):
     text: str
 
 
-class RerankedDocument(Answer):
+class RerankedDocument(Answer, kw_only=True):
     index: int
     relevance_score: float
-    document: RerankedText | None = None
+    document: RerankedText | UnsetType = UNSET
 
 
-class Reranked(Answer):
+class Reranked(Answer, kw_only=True):
     id: str
     model: str
     usage: PooledUsage
-    results: list[RerankedDocument] = Field(description="the most relevant first")
+    results: Annotated[list[RerankedDocument], Meta(description="the most relevant first")]
 
 
 # ---- for operators ------------------------------------------------------------------------------------------------
 
 
-class ServerInfo(Answer):
+class ServerInfo(Answer, kw_only=True):
     version: str
     names: list[str]
-    config: dict[str, Any] = Field(description="the server's settings, and the engine's as they were given")
-    engine: dict[str, Any] | None = Field(description="what the engine is; null before it has told")
+    config: Annotated[dict[str, Any], Meta(description="the server's settings, and the engine's as they were given")]
+    engine: Annotated[dict[str, Any] | None, Meta(description="what the engine is; null before it has told")]
 
 
-class Forgotten(Answer):
-    status: Literal["ok"]
+class Forgotten(Answer, kw_only=True):
+    status: Literal["ok"] = "ok"
 
 
-class Rendered(Answer):
+class Rendered(Answer, kw_only=True):
     """A request as the engine gets it, with the text of its prompt."""
 
     request_id: str
     model: str
     prompt: str | None
     token_ids: list[int]
-    features: None = Field(description="of images and sound, which there are none of")
+    features: Annotated[None, Meta(description="of images and sound, which there are none of")] = None
     sampling_params: dict[str, Any]
     stream: bool
     cache_salt: str | None
@@ -327,21 +365,24 @@ class Rendered(Answer):
 # ---- responses ----------------------------------------------------------------------------------------------------
 
 
-class IncompleteDetails(Answer):
-    reason: Literal["max_output_tokens"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class ResponseError(Answer):
+class IncompleteDetails(Answer, kw_only=True):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseError(Answer, kw_only=True):
     code: str
     message: str
 
 
-class InputTokensDetails(Answer):
+class InputTokensDetails(Answer, kw_only=True):
     cached_tokens: int
-    cache_write_tokens: Literal[0]
+    cache_write_tokens: Literal[0] = 0
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(Answer, kw_only=True):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -349,33 +390,33 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class ResponseReasoning(Answer):
+class ResponseReasoning(Answer, kw_only=True):
     effort: str | None
-    summary: None
+    summary: None = None
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(Answer, kw_only=True):
     """An answer of /v1/responses. Its items are messages, reasoning and calls of functions, as OpenAI has them."""
 
     id: str
-    object: Literal["response"]
+    object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    status: ResponseStatus
     background: bool
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: None = None
     metadata: dict[str, str]
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ResponseReasoning
-    service_tier: Literal["default"]
-    store: bool = Field(description="it can be asked for again")
+    service_tier: Literal["default"] = "default"
+    store: Annotated[bool, Meta(description="it can be asked for again")]
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
@@ -386,57 +427,65 @@ class ResponseAnswer(Answer):
     usage: ResponseUsage | None
 
 
-class ResponseEvent(BaseModel):
+class ResponseEvent(Answer, kw_only=True):
     """An event of a stream, named by its type, as OpenAI has it. The first and the last hold the response."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: str
-    sequence_number: int
-    response: ResponseAnswer | None = None
+    response: ResponseAnswer | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    item: dict[str, Any] | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[dict[str, Any]] | UnsetType = UNSET
+    part: dict[str, Any] | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    sequence_number: int = 0
 
 
-class DeletedResponse(Answer):
+class DeletedResponse(Answer, kw_only=True):
     id: str
-    object: Literal["response"]
-    deleted: Literal[True]
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
-class ItemList(Answer):
-    object: Literal["list"]
+class ItemList(Answer, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[dict[str, Any]]
     has_more: bool
     first_id: str | None
     last_id: str | None
 
 
-class InputTokens(Answer):
-    object: Literal["response.input_tokens"]
+class InputTokens(Answer, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 # ---- messages -----------------------------------------------------------------------------------------------------
 
 
-class OutputTokensDetails(Answer):
+class OutputTokensDetails(Answer, kw_only=True):
     thinking_tokens: int
 
 
-class MessageUsage(Answer):
+class MessageUsage(Answer, kw_only=True):
     input_tokens: int
-    cache_creation_input_tokens: Literal[0]
+    cache_creation_input_tokens: Literal[0] = 0
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputTokensDetails
-    service_tier: Literal["standard"]
+    service_tier: Literal["standard"] = "standard"
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(Answer, kw_only=True):
     """An answer of /v1/messages. Its blocks are text, thinking and uses of tools, as Anthropic has them."""
 
     id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
     model: str
     content: list[dict[str, Any]]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"] | None
@@ -444,25 +493,28 @@ class MessageAnswer(Answer):
     usage: MessageUsage
 
 
-class MessageEvent(BaseModel):
+class MessageEvent(Answer, kw_only=True):
     """An event of a stream, named by its type, as Anthropic has it."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: str
+    message: MessageAnswer | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: dict[str, Any] | UnsetType = UNSET
+    delta: dict[str, Any] | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
 
 
-class MessageTokens(Answer):
+class MessageTokens(Answer, kw_only=True):
     input_tokens: int
 
 
-class AnthropicsError(Answer):
+class AnthropicsError(Answer, kw_only=True):
     type: str
     message: str
 
 
-class AnthropicsErrorAnswer(Answer):
-    type: Literal["error"]
+class AnthropicsErrorAnswer(Answer, kw_only=True):
+    type: Literal["error"] = "error"
     error: AnthropicsError
     request_id: str | None
 
@@ -470,54 +522,54 @@ class AnthropicsErrorAnswer(Answer):
 # ---- files and batches ----------------------------------------------------------------------------------------------
 
 
-class File(Answer):
+class File(Answer, kw_only=True):
     id: str
-    object: Literal["file"]
     bytes: int
     created_at: int
     filename: str
     purpose: Literal["batch", "batch_output"]
-    status: Literal["processed"]
-    status_details: None
     expires_at: int | None
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
+    status_details: None = None
 
 
-class FileDeleted(Answer):
+class FileDeleted(Answer, kw_only=True):
     id: str
-    object: Literal["file"]
-    deleted: Literal[True]
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
 
 
-class Page(Answer):
-    object: Literal["list"]
+class Page(Answer, kw_only=True):
+    object: Literal["list"] = "list"
     first_id: str | None
     last_id: str | None
     has_more: bool
 
 
-class FileList(Page):
+class FileList(Page, kw_only=True):
     data: list[File]
 
 
-class BatchMistake(Answer):
+class BatchMistake(Answer, kw_only=True):
     code: str
     message: str
-    line: int | None = Field(description="from 1")
+    line: Annotated[int | None, Meta(description="from 1")]
     param: str | None
 
 
-class BatchMistakes(Answer):
-    object: Literal["list"]
+class BatchMistakes(Answer, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[BatchMistake]
 
 
-class BatchCounts(Answer):
+class BatchCounts(Answer, kw_only=True):
     total: int
     completed: int
     failed: int
 
 
-class BatchUsage(Answer):
+class BatchUsage(Answer, kw_only=True):
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
@@ -525,9 +577,9 @@ class BatchUsage(Answer):
     total_tokens: int
 
 
-class Batch(Answer):
+class Batch(Answer, kw_only=True):
     id: str
-    object: Literal["batch"]
+    object: Literal["batch"] = "batch"
     endpoint: str
     model: str | None
     errors: BatchMistakes | None
@@ -552,30 +604,30 @@ class Batch(Answer):
     metadata: dict[str, str] | None
 
 
-class BatchList(Page):
+class BatchList(Page, kw_only=True):
     data: list[Batch]
 
 
 # ---- KServe ---------------------------------------------------------------------------------------------------------
 
 
-class KServeFailure(Answer):
-    error: str | Error = Field(description="a sentence; more of it where no route was reached")
+class KServeFailure(Answer, kw_only=True):
+    error: Annotated[str | Error, Meta(description="a sentence; more of it where no route was reached")]
 
 
-class KServeServer(Answer):
+class KServeServer(Answer, kw_only=True):
     name: str
     version: str
     extensions: list[str]
 
 
-class KServeTensor(Answer):
+class KServeTensor(Answer, kw_only=True):
     name: str
     datatype: str
     shape: list[int]
 
 
-class KServeModel(Answer):
+class KServeModel(Answer, kw_only=True):
     name: str
     versions: list[str]
     platform: str
@@ -583,13 +635,13 @@ class KServeModel(Answer):
     outputs: list[KServeTensor]
 
 
-class KServeConfigured(Answer):
+class KServeConfigured(Answer, kw_only=True):
     name: str
     data_type: str
     dims: list[int]
 
 
-class KServeConfig(Answer):
+class KServeConfig(Answer, kw_only=True):
     """The model's config.pbtxt, as JSON."""
 
     name: str
@@ -600,52 +652,52 @@ class KServeConfig(Answer):
     input: list[KServeConfigured]
     output: list[KServeConfigured]
     model_transaction_policy: dict[str, bool]
-    ensemble_scheduling: dict[str, Any] | None = None
+    ensemble_scheduling: dict[str, Any] | UnsetType = UNSET
 
 
-class KServeDuration(Answer):
+class KServeDuration(Answer, kw_only=True):
     count: int
     ns: int
 
 
-class KServeCounted(Answer):
+class KServeCounted(Answer, kw_only=True):
     name: str
     version: str
-    last_inference: int = Field(description="milliseconds since 1970")
+    last_inference: Annotated[int, Meta(description="milliseconds since 1970")]
     inference_count: int
     execution_count: int
     inference_stats: dict[str, KServeDuration]
-    response_stats: dict[str, dict[str, KServeDuration]] = Field(description="by the response's place in its stream")
+    response_stats: Annotated[
+        dict[str, dict[str, KServeDuration]], Meta(description="by the response's place in its stream")
+    ]
     batch_stats: list[dict[str, int | KServeDuration]]
 
 
-class KServeStatistics(Answer):
+class KServeStatistics(Answer, kw_only=True):
     model_stats: list[KServeCounted]
 
 
-class KServeReady(Answer):
+class KServeReady(Answer, kw_only=True):
     name: str
     ready: bool
 
 
-class KServeOutput(KServeTensor):
-    data: list[str] | list[int] | None = None
-    parameters: dict[str, Any] | None = None
+class KServeOutput(KServeTensor, kw_only=True):
+    data: Sequence[str | int] | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType = UNSET
 
 
-class KServeInferred(Answer):
-    id: str | None = None
+class KServeInferred(Answer, kw_only=True):
     model_name: str
     model_version: str
     outputs: list[KServeOutput]
-    parameters: dict[str, Any] | None = Field(None, description="why the text ended, and its usage")
+    id: str | UnsetType = UNSET
+    parameters: Annotated[dict[str, Any], Meta(description="why the text ended, and its usage")] | UnsetType = UNSET
 
 
-class KServeGenerated(BaseModel):
+class KServeGenerated(Open, kw_only=True):
     """The output by its tensor's name, and beside it why the text ended, and its usage."""
 
-    model_config = ConfigDict(protected_namespaces=(), extra="allow")
-
-    id: str | None = None
+    id: str | UnsetType = UNSET
     model_name: str
     model_version: str

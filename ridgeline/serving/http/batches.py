@@ -31,6 +31,7 @@ from ridgeline.serving.http.describe import answers as answers_of
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import ClientGone, read_body
 from ridgeline.serving.http.multipart import Form, read_form
+from ridgeline.serving.http.pieces import json_of
 from ridgeline.serving.requests.batches import BatchBody, ExpiresAfter, seconds_of
 from ridgeline.serving.requests.validation import parse
 
@@ -137,10 +138,10 @@ def router(api: ApiServer) -> APIRouter:
     @routes.delete(
         "/v1/files/{file_id}", tags=["files"], summary="Delete it", responses=answers_of(answers.FileDeleted, 404)
     )
-    async def delete_file(file_id: str) -> dict[str, Any]:
+    async def delete_file(file_id: str) -> Response:
         files, mine, name = store(), whose(), _named(file_id, "File")
         await apart(lambda: files.delete_file(name, mine))
-        return {"id": name, "object": "file", "deleted": True}
+        return json_of(answers.FileDeleted(id=name))
 
     @routes.get("/v1/files/{file_id}/content", tags=["files"], summary="Its content", response_class=Response)
     async def content(file_id: str) -> Response:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from ridgeline.serving.http.answers import FunctionDelta, ToolCallDelta
 from ridgeline.text.parsers.events import CallDelta, Content, Event
 
 
@@ -36,13 +36,12 @@ class Said:
         return "".join(self._reasoning)
 
     @property
-    def calls(self) -> list[dict[str, Any]]:
+    def calls(self) -> list[ToolCallDelta]:
         """The calls as a stream tells them. Those whose beginning was told before have neither id nor name."""
-        found: list[dict[str, Any]] = []
+        found = []
         for index, (heads, arguments) in self._calls.items():
-            call: dict[str, Any] = {"index": index, "function": {"arguments": "".join(arguments)}}
+            call = ToolCallDelta(index=index, function=FunctionDelta(arguments="".join(arguments)))
             if heads:
-                call |= {"id": heads[0].id, "type": "function"}
-                call["function"] = {"name": heads[0].name} | call["function"]
+                call.id, call.type, call.function.name = heads[0].id or "", "function", heads[0].name or ""
             found.append(call)
         return found

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -51,12 +52,12 @@ class Chat:
     def __init__(self, api: ApiServer, body: ChatBody, asked: GenerationRequest) -> None:
         self._api, self._body = api, with_allowed_tools(body)
         self._asked = asked
-        self._model, self._created = check_model(api, body.model), int(time.time())
+        model = check_model(api, body.model)
         self._told_logprobs = [0] * asked.params.n  # entries of each choice that have been sent
         self._readers = [parser_for(api, body, asked.prompt) for _ in range(asked.params.num_drawn)]
         self._said: list[Said] = [Said() for _ in self._readers]  # by whole answers
         self._echo = _echoed(body) if body.echo else ""
-        self._head = self._envelope("chat.completion.chunk")  # as every chunk begins
+        self._head = shapes.envelope("chatcmpl", asked.id, int(time.time()), model)
         self._usage = shapes.wants_usage(api.config, body)
 
     async def whole(self) -> Response:
@@ -65,21 +66,17 @@ class Chat:
                 self._said[piece.output.index].add(await self._read(run, piece))
         return await json_response(shapes.entries([run]), lambda: self._answer(run))
 
-    def _answer(self, run: Run) -> dict[str, Any]:
-        result = run.result
-        answer = self._envelope("chat.completion") | {
-            "choices": [self._choice(output, run.place(output)) for output in result.outputs],
-            "usage": shapes.usage_of([run]).json(),
-            "prompt_logprobs": None,
-            "prompt_token_ids": None,
-        }
-        if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = shapes.prompt_logprobs(result, self._body.prompt_logprobs)
-        if self._body.return_token_ids:
-            answer["prompt_token_ids"] = result.prompt_token_ids
-        if self._body.return_prompt_text:
-            answer["prompt_text"] = self._asked.prompt
-        return answer | shapes.timing(self._api.config, self._body, [run])
+    def _answer(self, run: Run) -> answers.Chat:
+        body, result = self._body, run.result
+        return answers.Chat(
+            **self._head,
+            choices=[self._choice(output, run.place(output)) for output in result.outputs],
+            usage=shapes.usage_of([run]).told(),
+            prompt_logprobs=shapes.prompt_logprobs(result, body.prompt_logprobs),
+            prompt_token_ids=result.prompt_token_ids if body.return_token_ids else None,
+            prompt_text=self._asked.prompt if body.return_prompt_text else UNSET,
+            **shapes.timing(self._api.config, body, [run]),
+        )
 
     async def stream(self, write: Write) -> None:
         at_end, always = self._usage
@@ -101,81 +98,69 @@ class Chat:
                 else:
                     choice = self._delta(piece, said)
                 if choice is not None:
-                    await self._write(write, tally, [choice])
+                    await self._write(write, tally, choice)
         last = shapes.timing(self._api.config, self._body, [run])
         if at_end or always or last:
-            chunk = self._envelope("chat.completion.chunk") | {"choices": []} | last
-            if at_end or always:
-                chunk["usage"] = shapes.usage_of([run]).json()
-            await write(chunk)
+            usage = shapes.usage_of([run]).told() if at_end or always else UNSET
+            await write(answers.ChatChunk(**self._head, choices=[], **last, usage=usage))
 
     def _greet(self, write: Write, tally: shapes.Tally, run: Run, index: int) -> Awaitable[None]:
         """Write the first chunk of a choice, which names the role of the speaker."""
-        delta = {"role": "assistant", "content": self._echo}
-        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        extra: dict[str, Any] = (
-            {"prompt_token_ids": run.asked.prompt_token_ids} if self._body.return_token_ids and index == 0 else {}
+        body, first = self._body, index == 0
+        return self._write(
+            write,
+            tally,
+            answers.ChatDelta(index=index, delta=answers.Delta(role="assistant", content=self._echo)),
+            prompt_token_ids=run.asked.prompt_token_ids if body.return_token_ids and first else UNSET,
+            prompt_text=self._asked.prompt if body.return_prompt_text and first else UNSET,
         )
-        if self._body.return_prompt_text and index == 0:
-            extra["prompt_text"] = self._asked.prompt
-        return self._write(write, tally, [choice], extra)
 
-    def _write(
-        self, write: Write, tally: shapes.Tally, choices: list[dict[str, Any]], extra: dict[str, Any] | None = None
-    ) -> Awaitable[None]:
-        chunk = {**self._head, "choices": choices}
-        if extra:
-            chunk |= extra
+    def _write(self, write: Write, tally: shapes.Tally, choice: answers.ChatDelta, **more: Any) -> Awaitable[None]:
         at_end, always = self._usage
-        if at_end:
-            chunk["usage"] = tally.usage.json() if always else None
-        return write(chunk)
+        usage = UNSET if not at_end else tally.usage.told() if always else None
+        return write(answers.ChatChunk(**self._head, choices=[choice], **more, usage=usage))
 
-    def _delta(self, piece: Piece, said: Said | None) -> dict[str, Any] | None:
+    def _delta(self, piece: Piece, said: Said | None) -> answers.ChatDelta | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
-        delta: dict[str, Any] = {}
-        if said is not None:
-            delta = _thought(said.reasoning)
-            if calls := said.calls:
-                delta["tool_calls"] = calls
+        calls, thought = ([], "") if said is None else (said.calls, said.reasoning)
         reason = self._reason(output, output.index)
         content = piece.text if said is None else said.content
-        if not (content or delta or reason or body.logprobs or (body.return_token_ids and piece.token_ids)):
+        more = bool(calls or thought or reason)
+        if not (content or more or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
-        if content or not (delta or reason):
-            delta = {"content": content} | delta
-        choice: dict[str, Any] = {
-            "index": output.index,
-            "delta": delta,
-            "logprobs": None if output.logprobs is None else encoded(self._new_logprobs(output)),
-            "finish_reason": reason,
-        }
-        if reason:
-            choice["stop_reason"] = output.stop_reason
-        if body.return_token_ids:
-            choice["token_ids"] = piece.token_ids
-        return choice
+        return answers.ChatDelta(
+            index=output.index,
+            delta=answers.Delta(
+                content=content if content or not more else UNSET, tool_calls=calls or UNSET, **_thought(thought)
+            ),
+            logprobs=None if output.logprobs is None else encoded(self._new_logprobs(output)),
+            finish_reason=reason,
+            stop_reason=output.stop_reason if reason else UNSET,
+            token_ids=piece.token_ids if body.return_token_ids else UNSET,
+        )
 
-    def _choice(self, output: CompletionOutput, place: int) -> dict[str, Any]:
+    def _choice(self, output: CompletionOutput, place: int) -> answers.ChatChoice:
         """Return the choice that the completion drawn at this place became."""
         said = self._said[place]
         content, calls, thought = self._echo + said.content, said.calls, _thought(said.reasoning)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None} | thought
-        if calls:
-            message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
-        if calls or thought:
-            message["content"] = content or None
-        choice: dict[str, Any] = {
-            "index": output.index,
-            "message": message,
-            "logprobs": self._new_logprobs(output),
-            "finish_reason": self._reason(output, place),
-            "stop_reason": output.stop_reason,
-        }
-        if self._body.return_token_ids:
-            choice["token_ids"] = output.token_ids
-        return choice
+        whole = [
+            answers.ToolCall(
+                id=call.id or "",
+                function=answers.Function(name=call.function.name or "", arguments=call.function.arguments),
+            )
+            for call in calls
+        ]
+        return answers.ChatChoice(
+            index=output.index,
+            message=answers.Message(
+                content=content or None if calls or thought else content, tool_calls=whole or UNSET, **thought
+            ),
+            logprobs=self._new_logprobs(output),
+            finish_reason=self._reason(output, place),
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self._body.return_token_ids else UNSET,
+        )
 
     async def _read(self, run: Run, piece: Piece) -> Iterable[Event]:
         """Return the events of a piece, without the reasoning if the client wants none."""
@@ -184,13 +169,13 @@ class Chat:
             return [event for event in events if not isinstance(event, Reasoning)]
         return events
 
-    def _reason(self, output: CompletionOutput, place: int) -> str | None:
+    def _reason(self, output: CompletionOutput, place: int) -> answers.ChatFinish | None:
         """Return the choice's finish reason. As with OpenAI it is "stop" after a call that the client itself named."""
         reason = shapes.finish_reason(output)
         called = self._readers[place].found_calls
         return "tool_calls" if called and reason == "stop" and not isinstance(self._body.tool_choice, dict) else reason
 
-    def _new_logprobs(self, output: CompletionOutput) -> dict[str, Any] | None:
+    def _new_logprobs(self, output: CompletionOutput) -> answers.ChatLogprobs | None:
         """Return the logprobs of the tokens since the last call."""
         if output.logprobs is None:
             return None
@@ -204,9 +189,6 @@ class Chat:
         )
         entries = shapes.between(output.logprobs, start, end)
         return shapes.chat_logprobs(self._api.tokenizer, ids, entries, top, by_id=by_id)
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return shapes.envelope("chatcmpl", self._asked.id, kind, self._created, self._model)
 
 
 def _thought(reasoning: str) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ridgeline.serving.http import answers
+from ridgeline.serving.http.pieces import later
 from ridgeline.serving.http.shapes import finite
 from ridgeline.text.outputs import CompletionOutput, ScoredTokens
 from ridgeline.text.token_stream import EACH_BYTE
@@ -98,7 +100,7 @@ class CompletionLogprobs:
         if ids:
             self._add(ids, entries, 0, _places_in(text, ids, tokenizer))
 
-    def take(self, output: CompletionOutput, *, shown: bool = True) -> dict[str, Any]:
+    def take(self, output: CompletionOutput, *, shown: bool = True) -> answers.CompletionLogprobs:
         """Return the logprobs that were not returned before; their `top_logprobs` yields one place after the other. A
         token that lies behind the text so far waits for it, or until the output ends. With shown=False the output
         counts as empty."""
@@ -112,12 +114,12 @@ class CompletionLogprobs:
         if shown and not output.finished:
             certain = next((n for n, row in enumerate(rows) if row.place > end), certain)
         self._waiting, rows = rows[certain:], rows[:certain]
-        return {
-            "tokens": [self._name(row.token_id) for row in rows],
-            "token_logprobs": [row.logprob for row in rows],
-            "top_logprobs": map(self._top_of, rows),
-            "text_offset": [min(row.place, end) for row in rows],
-        }
+        return answers.CompletionLogprobs(
+            tokens=[self._name(row.token_id) for row in rows],
+            token_logprobs=[row.logprob for row in rows],
+            top_logprobs=later(map(self._top_of, rows)),
+            text_offset=[min(row.place, end) for row in rows],
+        )
 
     def _add(self, ids: Sequence[int], entries: ScoredTokens | None, start: int, places: Sequence[int]) -> None:
         """Add tokens, whose entries begin at `start`."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,7 +32,7 @@ def router(api: ApiServer) -> APIRouter:
 
     @routes.post(
         "/v1/completions",
-        **described(CompletionBody, "What follows a prompt", answers.Completion, chunk=answers.Completion),
+        **described(CompletionBody, "What follows a prompt", answers.Completion, chunk=answers.CompletionChunk),
     )
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
@@ -70,9 +71,8 @@ class Completions:
     """The answer to one request, whole or in chunks. Choices are numbered through all prompts."""
 
     def __init__(self, api: ApiServer, body: CompletionBody, name: str, asked: list[GenerationRequest]) -> None:
-        self._api, self._body, self._name = api, body, name
-        self._asked = asked
-        self._model, self._created = check_model(api, body.model), int(time.time())
+        self._api, self._body, self._asked = api, body, asked
+        self._head = shapes.envelope("cmpl", name, int(time.time()), check_model(api, body.model))
         self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not shown
         self._wants_usage = shapes.wants_usage(api.config, body)
 
@@ -81,14 +81,10 @@ class Completions:
         await together([self._finish(run) for run in runs])
         return await json_response(shapes.entries(runs), lambda: self._answer(runs))
 
-    def _answer(self, runs: list[Run]) -> dict[str, Any]:
-        answer = self._envelope() | {
-            "choices": [
-                self._choice(run, output, index) for index, run in enumerate(runs) for output in run.result.outputs
-            ],
-            "usage": self._usage(runs),
-        }
-        return answer | shapes.timing(self._api.config, self._body, runs)
+    def _answer(self, runs: list[Run]) -> answers.Completion:
+        choices = [self._choice(run, output, index) for index, run in enumerate(runs) for output in run.result.outputs]
+        last = shapes.timing(self._api.config, self._body, runs)
+        return answers.Completion(**self._head, choices=choices, usage=self._usage(shapes.usage_of(runs)), **last)
 
     async def stream(self, write: Write) -> None:
         at_end, always = self._wants_usage
@@ -97,10 +93,8 @@ class Completions:
         await together([self._stream(run, index, write, tally) for index, run in enumerate(runs)])
         last = shapes.timing(self._api.config, self._body, runs)
         if at_end or always or last:
-            chunk = self._envelope() | {"choices": []} | last
-            if at_end or always:
-                chunk["usage"] = self._usage(runs)
-            await write(chunk)
+            usage = self._usage(shapes.usage_of(runs)) if at_end or always else UNSET
+            await write(answers.CompletionChunk(**self._head, choices=[], **last, usage=usage))
 
     async def _finish(self, run: Run) -> None:
         async with run:
@@ -120,14 +114,12 @@ class Completions:
                 if choice is not None:
                     await self._write(write, choice, tally)
 
-    def _write(self, write: Write, choice: dict[str, Any], tally: shapes.Tally) -> Awaitable[None]:
-        chunk = self._envelope() | {"choices": [choice]}
+    def _write(self, write: Write, choice: answers.CompletionDelta, tally: shapes.Tally) -> Awaitable[None]:
         at_end, always = self._wants_usage
-        if at_end or always:
-            chunk["usage"] = self._told_usage(tally.usage) if always else None
-        return write(chunk)
+        usage = self._usage(tally.usage) if always else None if at_end else UNSET
+        return write(answers.CompletionChunk(**self._head, choices=[choice], usage=usage))
 
-    def _delta(self, run: Run, piece: Piece, prompt: int, told: _Told) -> dict[str, Any] | None:
+    def _delta(self, run: Run, piece: Piece, prompt: int, told: _Told) -> answers.CompletionDelta | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body, first = piece.output, self._body, not told.begun
         reason = self._reason(output)
@@ -137,46 +129,38 @@ class Completions:
         with_tokens = body.logprobs is not None or (body.return_token_ids and token_ids)
         if not (text or echo or reason or with_tokens):
             return None
-        choice = self._bare_choice(run, output, prompt, echo + text, reason)
         if told.logprobs is None:
             told.logprobs = self._logprobs(run)
-        if told.logprobs is not None:
-            choice["logprobs"] = encoded(told.logprobs.take(output, shown=not self._nothing_new))
         told.begun = True
-        if body.return_token_ids:
-            choice["token_ids"] = token_ids
-            if first:
-                choice["prompt_token_ids"] = shapes.prompt_ids(run.asked)
-        return choice
-
-    def _choice(self, run: Run, output: CompletionOutput, prompt: int) -> dict[str, Any]:
-        body, result = self._body, run.result
-        text = "" if self._nothing_new else output.text
-        choice = self._bare_choice(
-            run, output, prompt, self._prompt_text(run) + text if body.echo else text, self._reason(output)
+        shown = not self._nothing_new
+        return answers.CompletionDelta(
+            **self._common(run, output, prompt, echo + text, reason),
+            logprobs=None if told.logprobs is None else encoded(told.logprobs.take(output, shown=shown)),
+            token_ids=token_ids if body.return_token_ids else UNSET,
+            prompt_token_ids=shapes.prompt_ids(run.asked) if body.return_token_ids and first else UNSET,
         )
-        choice |= {"prompt_logprobs": None, "prompt_token_ids": None}
-        if body.logprobs is not None:
-            choice["logprobs"] = partial(self._whole_logprobs, run, output)
-        if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = shapes.prompt_logprobs(result, body.prompt_logprobs)
-        if body.return_token_ids:
-            choice["token_ids"] = [] if self._nothing_new else output.token_ids
-            choice["prompt_token_ids"] = shapes.prompt_ids(run.asked)
-        return choice
 
-    def _bare_choice(
-        self, run: Run, output: CompletionOutput, prompt: int, text: str, reason: str | None
+    def _choice(self, run: Run, output: CompletionOutput, prompt: int) -> answers.CompletionChoice:
+        body, text = self._body, "" if self._nothing_new else output.text
+        text = self._prompt_text(run) + text if body.echo else text
+        made_later: Any = partial(self._whole_logprobs, run, output)
+        return answers.CompletionChoice(
+            **self._common(run, output, prompt, text, self._reason(output)),
+            logprobs=None if body.logprobs is None else made_later,
+            prompt_logprobs=shapes.prompt_logprobs(run.result, body.prompt_logprobs),
+            prompt_token_ids=shapes.prompt_ids(run.asked) if body.return_token_ids else None,
+            token_ids=UNSET if not body.return_token_ids else [] if self._nothing_new else output.token_ids,
+        )
+
+    def _common(
+        self, run: Run, output: CompletionOutput, prompt: int, text: str, reason: answers.Finish | None
     ) -> dict[str, Any]:
-        return {
-            "index": prompt * run.asked.params.n + output.index,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": reason,
-            "stop_reason": None if self._nothing_new else output.stop_reason,
-        }
+        """Return the fields that a choice has, whole or in a chunk."""
+        stop = None if self._nothing_new else output.stop_reason
+        index = prompt * run.asked.params.n + output.index
+        return {"index": index, "text": text, "finish_reason": reason, "stop_reason": stop}
 
-    def _whole_logprobs(self, run: Run, output: CompletionOutput) -> dict[str, Any] | None:
+    def _whole_logprobs(self, run: Run, output: CompletionOutput) -> answers.CompletionLogprobs | None:
         logprobs = self._logprobs(run)
         return None if logprobs is None else logprobs.take(output, shown=not self._nothing_new)
 
@@ -203,15 +187,9 @@ class Completions:
             return asked.prompt
         return self._api.tokenizer.decode(asked.prompt_token_ids, skip_special_tokens=False)
 
-    def _reason(self, output: CompletionOutput) -> str | None:
+    def _reason(self, output: CompletionOutput) -> answers.Finish | None:
         reason = shapes.finish_reason(output)
         return "length" if reason and self._nothing_new else reason
 
-    def _usage(self, runs: list[Run]) -> dict[str, Any]:
-        return self._told_usage(shapes.usage_of(runs))
-
-    def _told_usage(self, usage: shapes.Usage) -> dict[str, Any]:
-        return (shapes.Usage(usage.prompt, 0, usage.cached) if self._nothing_new else usage).json()
-
-    def _envelope(self) -> dict[str, Any]:
-        return shapes.envelope("cmpl", self._name, "text_completion", self._created, self._model)
+    def _usage(self, usage: shapes.Usage) -> answers.Usage:
+        return (shapes.Usage(usage.prompt, 0, usage.cached) if self._nothing_new else usage).told()

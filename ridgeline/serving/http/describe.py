@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, TypeAdapter
+from msgspec import UNSET
+from pydantic import TypeAdapter
 
 from ridgeline.serving.http.answers import ErrorAnswer, KServeFailure
 from ridgeline.serving.http.middleware import HEALTH, is_admin
 from ridgeline.serving.http.paths import MESSAGES, is_kserve, is_under
 
-_REF = "#/components/schemas/{model}"
+_REF = "#/components/schemas/{name}"
 _REASONS = {
     400: "The request is wrong",
     401: "No valid API key",
@@ -44,41 +47,39 @@ _HEADERS = [
 ]
 
 
-def answers(
-    model: type[BaseModel], *statuses: int, error: type[BaseModel] = ErrorAnswer
-) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route that answers with the model, or with an error of one of these statuses."""
-    failures: dict[int | str, dict[str, Any]] = {status: _error(status) | {"model": error} for status in statuses}
-    return {200: {"model": model, "description": "The answer"}, **failures}
+ERROR = {"content": {"application/json": {"schema": {"$ref": _REF.format(name=ErrorAnswer.__name__)}}}}
+Struct = type[msgspec.Struct]
+
+
+def answers(answer: Struct, *statuses: int, error: Struct = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route that answers with this struct, or with an error of one of these statuses."""
+    failures: dict[int | str, dict[str, Any]] = {status: _shown(status, error.__name__) for status in statuses}
+    return {200: {"description": "The answer"} | _json({"$ref": _REF.format(name=answer.__name__)}), **failures}
 
 
 def described(
     body: Any,
     summary: str,
-    answer: type[BaseModel],
+    answer: Struct,
     *,
-    chunk: type[BaseModel] | None = None,
+    chunk: Struct | None = None,
     named: bool = False,
     listed: bool = False,
-    error: type[BaseModel] = ErrorAnswer,
+    error: Struct = ErrorAnswer,
 ) -> dict[str, Any]:
-    """Return the keywords of a route whose body is this model. `chunk` is the model of a stream, if the route has
-    one, and `named` says that its events have names. `listed`: it answers with a list. `error` is the model of its
-    failures."""
-    schema = TypeAdapter(body).json_schema(ref_template=_REF)
+    """Return the keywords of a route whose body is this model. `chunk` is an event of its stream, if the route has one,
+    and `named` says that its events have names. `listed`: it answers with a list. `error` is a failure of it."""
+    schema = TypeAdapter(body).json_schema(ref_template=_REF.format(name="{model}"))
     parts = schema.pop("$defs", {})
     if isinstance(body, type):
-        parts, schema = parts | {body.__name__: schema}, {"$ref": _REF.format(model=body.__name__)}
+        parts, schema = parts | {body.__name__: schema}, {"$ref": _REF.format(name=body.__name__)}
     responses = answers(answer, *_WITH_BODY, *(_GENERATION if chunk else ()), error=error)
+    content = responses[200]["content"]
     if listed:
-        responses[200]["model"] = list[answer]  # type: ignore[valid-type]
+        content["application/json"]["schema"] = {"type": "array", "items": content["application/json"]["schema"]}
     if chunk:
-        made = chunk.model_json_schema(ref_template=_REF, mode="serialization")
-        parts = parts | made.pop("$defs", {}) | {chunk.__name__: made}
-        responses[200] |= {
-            "description": (_NAMED if named else _STREAM).format(chunk=chunk.__name__),
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
+        responses[200]["description"] = (_NAMED if named else _STREAM).format(chunk=chunk.__name__)
+        content["text/event-stream"] = {"schema": {"type": "string"}}
     parameters = [
         {"name": name, "in": "header", "description": text, "schema": {"type": "string"}} for name, text in _HEADERS
     ]
@@ -110,10 +111,28 @@ def describe(app: FastAPI, *, with_keys: bool) -> dict[str, Any]:
                 _complete(path, operation, with_keys)
                 if is_kserve(path):
                     _rename_errors(operation["responses"])
-        schemas["KServeFailure"] = KServeFailure.model_json_schema(ref_template=_REF)
-        schemas["KServeFailure"].pop("$defs")
+        schemas.update(_schemas())
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _schemas() -> dict[str, Any]:
+    """Return the schemas of all answers. A field whose value is always the same is there too, so it is required."""
+    structs = [struct for struct in _below(msgspec.Struct) if msgspec.structs.fields(struct)]
+    _, found = msgspec.json.schema_components(structs, ref_template=_REF)
+    for struct in structs:
+        fields = msgspec.structs.fields(struct)
+        found[struct.__name__]["required"] = [field.name for field in fields if field.default is not UNSET]
+        for each in found[struct.__name__]["properties"].values():
+            each.pop("default", None)
+    return found
+
+
+def _below(struct: Struct) -> Iterator[Struct]:
+    """Yield the answers that are made of a struct."""
+    for each in struct.__subclasses__():
+        if each.__module__ == KServeFailure.__module__:
+            yield from (each, *_below(each))
 
 
 def _complete(path: str, operation: dict[str, Any], with_keys: bool) -> None:
@@ -137,14 +156,15 @@ def _rename_errors(responses: dict[str, Any]) -> None:
     """Let failures have KServe's shape."""
     for response in responses.values():
         for content in response.get("content", {}).values():
-            if content["schema"].get("$ref") == _REF.format(model="ErrorAnswer"):
-                content["schema"] = {"$ref": _REF.format(model="KServeFailure")}
-
-
-def _error(status: int) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": _REASONS[status]}
-    return described | ({"headers": _RETRY_AFTER} if status in (429, 503) else {})
+            if content["schema"].get("$ref") == _REF.format(name="ErrorAnswer"):
+                content["schema"] = {"$ref": _REF.format(name="KServeFailure")}
 
 
 def _shown(status: int, error: str) -> dict[str, Any]:
-    return _error(status) | {"content": {"application/json": {"schema": {"$ref": _REF.format(model=error)}}}}
+    """Return the description of a failure."""
+    headers = {"headers": _RETRY_AFTER} if status in (429, 503) else {}
+    return {"description": _REASONS[status], **headers} | _json({"$ref": _REF.format(name=error)})
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}

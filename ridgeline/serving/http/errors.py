@@ -4,7 +4,6 @@ KServe's, {"error": message}, for its own."""
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,6 +12,7 @@ from starlette.types import Scope
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.errors import BadRequest, RequestFailed, Unavailable, lack_of
+from ridgeline.serving.http import answers
 from ridgeline.serving.http.paths import is_anthropics, is_kserve, route_path
 
 logger = logging.getLogger(__name__)
@@ -54,33 +54,25 @@ def failure_of(error: BaseException) -> RequestFailed:
     return RequestFailed("the server failed on this request; its log says more.")
 
 
-def error_body(failure: RequestFailed) -> dict[str, Any]:
-    return {
-        "error": {
-            "message": failure.message,
-            "type": failure.kind,
-            "param": failure.param,
-            "code": failure.code,
-        }
-    }
+def error_of(failure: RequestFailed) -> answers.ErrorAnswer:
+    """Return a failure's body in OpenAI's shape."""
+    error = answers.Error(message=failure.message, type=failure.kind, param=failure.param, code=failure.code)
+    return answers.ErrorAnswer(error=error)
 
 
-def anthropics_body(failure: RequestFailed, request_id: str | None) -> dict[str, Any]:
+def anthropics_error(failure: RequestFailed, request_id: str | None) -> answers.AnthropicsErrorAnswer:
     """Return a failure's body for Anthropic's clients. They know the kind of a failure by its name."""
     kind = ANTHROPICS.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": request_id}
+    error = answers.AnthropicsError(type=kind, message=failure.message)
+    return answers.AnthropicsErrorAnswer(error=error, request_id=request_id)
 
 
-def kserve_error(failure: RequestFailed) -> dict[str, Any]:
-    return {"error": failure.message}
-
-
-def body_for(failure: RequestFailed, scope: Scope) -> dict[str, Any]:
+def body_for(failure: RequestFailed, scope: Scope) -> answers.Answer:
     """Return the body in the shape of the API that was asked."""
     path = route_path(scope)
     if is_anthropics(path):
-        return anthropics_body(failure, scope.get("state", {}).get("request_id"))
-    return kserve_error(failure) if is_kserve(path) else error_body(failure)
+        return anthropics_error(failure, scope.get("state", {}).get("request_id"))
+    return answers.KServeFailure(error=failure.message) if is_kserve(path) else error_of(failure)
 
 
 def response_for(error: BaseException, scope: Scope) -> Response:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
+from msgspec import UNSET
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +24,7 @@ from ridgeline.serving.http.describe import answers as answers_of
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import request_id, while_connected
 from ridgeline.serving.http.health import RETRY_AFTER
+from ridgeline.serving.http.pieces import json_of
 from ridgeline.serving.http.sse import PlainEvents, Write
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
@@ -280,17 +282,19 @@ async def _generate_body(request: Request, model: ServedModel) -> tuple[Value, P
 
 def _inferred(model: ServedModel, name: str | None, value: Value, more: Mapping[str, Any], *, binary: bool) -> Response:
     spec, shape = model.output, kserve.shape_of(model, value)
-    output: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": shape}
-    answer: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "outputs": [output]}
-    if name is not None:
-        answer["id"] = name
-    if more:
-        answer["parameters"] = dict(more)
+    output = answers.KServeOutput(name=spec.name, datatype=spec.datatype, shape=shape)
+    answer = answers.KServeInferred(
+        model_name=model.name,
+        model_version=model.version,
+        outputs=[output],
+        id=UNSET if name is None else name,
+        parameters=dict(more) or UNSET,
+    )
     if not binary:
-        output["data"] = [value] if isinstance(value, str) else value
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        output.data = [value] if isinstance(value, str) else value
+        return json_of(answer)
     data = kserve.packed(model.output, value)
-    output["parameters"] = {"binary_data_size": len(data)}
+    output.parameters = {"binary_data_size": len(data)}
     head = msgspec.json.encode(answer)
     headers = {"Inference-Header-Content-Length": str(len(head))}
     return Response(head + data, headers=headers, media_type="application/octet-stream")

@@ -22,6 +22,7 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
+from ridgeline.serving.http.answers import MessageEvent
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
 from ridgeline.serving.http.pieces import json_response
@@ -43,7 +44,7 @@ VERSIONS = ("2023-06-01", "2026-10-21")  # their answers are alike; the later on
 DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 SIGNATURE = "unsigned"  # clients drop thinking without one; it is not checked here
 
-Told = dict[str, Any]
+Block = dict[str, Any]
 
 
 def router(api: ApiServer) -> APIRouter:
@@ -100,7 +101,7 @@ def router(api: ApiServer) -> APIRouter:
             check_model(api, body.model)
             chat = await _chat(api, body, request)
             ids = await encode(api, await render(api, chat, use_tools=chat.tool_choice != "none"), False, "messages")
-        return await json_response(1, lambda: {"input_tokens": len(ids)})
+        return await json_response(1, lambda: answers.MessageTokens(input_tokens=len(ids)))
 
     return routes
 
@@ -143,44 +144,44 @@ class Answer:
         self._name = f"msg_{uuid.uuid4().hex}"
 
     async def whole(self) -> Response:
-        async with self._api.service.run(self._asked) as run:
-            async for piece in run:
-                for event in await read_piece(self._reader, run, piece):
-                    for _ in self._blocks.take(event):
-                        pass
-        for _ in self._blocks.end():
+        async def nowhere(event: MessageEvent) -> None:
             pass
-        return await json_response(shapes.entries([run]), lambda: self._message(run) | self._reason(run))
+
+        run = await self._run(nowhere)
+        return await json_response(shapes.entries([run]), lambda: self._message(run, **self._reason(run)))
 
     async def stream(self, write: Write) -> None:
+        run = await self._run(write)
+        await write(MessageEvent(type="message_delta", delta=self._reason(run), usage=_usage(run)))
+        await write(MessageEvent(type="message_stop"))
+
+    async def _run(self, write: Write) -> Run:
+        """Run the request to its end, and write its events but the last."""
         begun = False
         async with self._api.service.run(self._asked) as run:
             async for piece in run:
                 if not begun:
                     begun = True
-                    await write({"type": "message_start", "message": self._message(run)})
-                    await write({"type": "ping"})
+                    await write(MessageEvent(type="message_start", message=self._message(run)))
+                    await write(MessageEvent(type="ping"))
                 for event in await read_piece(self._reader, run, piece):
                     for told in self._blocks.take(event):
                         await write(told)
         for told in self._blocks.end():
             await write(told)
-        await write({"type": "message_delta", "delta": self._reason(run), "usage": _usage(run)})
-        await write({"type": "message_stop"})
+        return run
 
-    def _message(self, run: Run) -> Told:
-        return {
-            "id": self._name,
-            "type": "message",
-            "role": "assistant",
-            "model": self._model,
-            "content": list(self._blocks.blocks),
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(run),
-        }
+    def _message(self, run: Run, stop_reason: Any = None, stop_sequence: str | None = None) -> answers.MessageAnswer:
+        return answers.MessageAnswer(
+            id=self._name,
+            model=self._model,
+            content=list(self._blocks.blocks),
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=_usage(run),
+        )
 
-    def _reason(self, run: Run) -> Told:
+    def _reason(self, run: Run) -> dict[str, Any]:
         output = run.result.outputs[0]
         return {"stop_reason": self._why(output), "stop_sequence": _stopped_by(output)}
 
@@ -198,41 +199,39 @@ def _stopped_by(output: CompletionOutput) -> str | None:
     return output.stop_reason if isinstance(output.stop_reason, str) else None
 
 
-def _usage(run: Run) -> Told:
+def _usage(run: Run) -> answers.MessageUsage:
     """Return the counts so far. Tokens that were found in the cache are none of `input_tokens`."""
     usage = shapes.usage_of([run])
-    return {
-        "input_tokens": usage.prompt - usage.cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached,
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning},
-        "service_tier": "standard",
-    }
+    return answers.MessageUsage(
+        input_tokens=usage.prompt - usage.cached,
+        cache_read_input_tokens=usage.cached,
+        output_tokens=usage.completion,
+        output_tokens_details=answers.OutputTokensDetails(thinking_tokens=usage.reasoning),
+    )
 
 
 class Blocks:
     """The content of one message, and the events that tell of it as it is written."""
 
     def __init__(self) -> None:
-        self.blocks: list[Told] = []
+        self.blocks: list[Block] = []
         self._open: object = None  # of a call its index, else the kind of what is written
         self._pieces: list[str] = []
 
-    def take(self, event: Event) -> Iterator[Told]:
+    def take(self, event: Event) -> Iterator[MessageEvent]:
         """Yield the events for what the model wrote."""
         kind = event.index if isinstance(event, CallDelta) else type(event)
         if kind != self._open:
             yield from self.end()
             self._open, block = kind, _begun(event)
             self.blocks.append(block)
-            yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
+            yield self._told("start", content_block=dict(block))
         text = event.arguments if isinstance(event, CallDelta) else event.text
         if text:
             self._pieces.append(text)
-            yield self._delta(_delta_of(event, text))
+            yield self._told("delta", delta=_delta_of(event, text))
 
-    def end(self) -> Iterator[Told]:
+    def end(self) -> Iterator[MessageEvent]:
         """Yield the events that end the open block, if there is one."""
         if self._open is None:
             return
@@ -242,16 +241,16 @@ class Blocks:
             block["input"] = _object(text)
         elif block["type"] == "thinking":
             block |= {"thinking": text, "signature": SIGNATURE}
-            yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
+            yield self._told("delta", delta={"type": "signature_delta", "signature": SIGNATURE})
         else:
             block["text"] = text
-        yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
+        yield self._told("stop")
 
-    def _delta(self, delta: Told) -> Told:
-        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+    def _told(self, kind: str, **fields: Any) -> MessageEvent:
+        return MessageEvent(type=f"content_block_{kind}", index=len(self.blocks) - 1, **fields)
 
 
-def _begun(event: Event) -> Told:
+def _begun(event: Event) -> Block:
     if isinstance(event, CallDelta):
         return {
             "type": "tool_use",
@@ -264,7 +263,7 @@ def _begun(event: Event) -> Told:
     return {"type": "text", "text": "", "citations": None}
 
 
-def _delta_of(event: Event, text: str) -> Told:
+def _delta_of(event: Event, text: str) -> Block:
     if isinstance(event, CallDelta):
         return {"type": "input_json_delta", "partial_json": text}
     if isinstance(event, Reasoning):
@@ -272,7 +271,7 @@ def _delta_of(event: Event, text: str) -> Told:
     return {"type": "text_delta", "text": text}
 
 
-def _object(text: str) -> Told:
+def _object(text: str) -> Block:
     """Return a call's arguments. Of those that were cut off it is what is there, and what is no object has a name."""
     try:
         value = msgspec.json.decode(text or "{}")

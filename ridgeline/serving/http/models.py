@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
+from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import ModelNotFound
 from ridgeline.serving.http.answers import Model, ModelList, Version
 from ridgeline.serving.http.describe import answers
+from ridgeline.serving.http.pieces import json_of
 from ridgeline.version import __version__
 
 
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
-    def card(api: ApiServer, name: str) -> dict[str, Any]:
-        facts = api.service.facts()
-        return {
-            "id": name,
-            "object": "model",
-            "created": int(api.started),
-            "owned_by": "ridgeline",
-            "root": facts.model,
-            "parent": None,
-            "max_model_len": facts.max_model_len,
-        }
+    def card(api: ApiServer, name: str) -> Model:
+        facts, started = api.service.facts(), int(api.started)
+        return Model(
+            id=name, created=started, owned_by="ridgeline", root=facts.model, max_model_len=facts.max_model_len
+        )
 
     @routes.get("/v1/models", summary="The models, under each of their names", responses=answers(ModelList))
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card(each, name) for each in api.beside for name in each.names]}
+    async def list_models() -> Response:
+        return json_of(ModelList(data=[card(each, name) for each in api.beside for name in each.names]))
 
     @routes.get("/v1/models/{name:path}", summary="One of them", responses=answers(Model, 404))
-    async def retrieve_model(name: str) -> dict[str, Any]:
+    async def retrieve_model(name: str) -> Response:
         for each in api.beside:
             if name in each.names:
-                return card(each, name)
+                return json_of(card(each, name))
         raise ModelNotFound(f"the model {name[:80]!r} does not exist.", param="model")
 
     @routes.get("/version", summary="The server's version", responses=answers(Version))
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
+    async def version() -> Response:
+        return json_of(Version(version=__version__))
 
     return routes

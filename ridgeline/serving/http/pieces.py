@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
@@ -27,6 +27,13 @@ from ridgeline.serving.shares import BODIES, INLINE_ENTRIES
 
 BLOCK = 16  # elements of a list that are encoded at a time: few, so that they are gone before garbage is looked for
 PIECE = 256 << 10  # bytes, at least, of all pieces but the last
+
+_Part = TypeVar("_Part")
+
+
+def later(parts: Iterator[_Part]) -> list[_Part]:
+    """Return an iterator as the list that it becomes when it is sent."""
+    return cast("list[_Part]", parts)
 
 
 def json_pieces(content: Callable[[], Any]) -> Iterator[bytes]:
@@ -41,7 +48,7 @@ def json_pieces(content: Callable[[], Any]) -> Iterator[bytes]:
         yield bytes(waiting)
 
 
-def encoded(value: Any) -> msgspec.Raw:
+def encoded(value: Any) -> Any:
     """Return a value's JSON, which stands for the value in what is encoded later."""
     return msgspec.Raw(b"".join(_parts(value)))
 
@@ -57,6 +64,11 @@ async def json_response(size: int, content: Callable[[], Any]) -> Response:
     if len(first) < 2:
         return Response(b"".join(first), media_type="application/json")
     return InPieces(first, pieces)
+
+
+def json_of(answer: msgspec.Struct) -> Response:
+    """Return a short answer, which is made at once."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 class InPieces(Response):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -57,7 +58,14 @@ def router(api: ApiServer) -> APIRouter:
         name = request_id(request, body.request_id)
         params = pooling_params(body, "embed", dimensions=body.dimensions)
         found = await answer(request, await inputs(api, body, params, name))
-        return await _listed(api, body.model, f"embd-{name}", "embedding", "embedding", found, _encoder(body))
+        write, name = _encoder(body), f"embd-{name}"
+
+        def content() -> answers.Embeddings:
+            told = enumerate(found)
+            data = [answers.Embedding(index=index, embedding=write(each.vector)) for index, each in told]
+            return answers.Embeddings(**_common(api, body.model, name, found), data=data)
+
+        return await json_response(_numbers(found), content)
 
     @routes.post(
         "/pooling", **described(PoolingBody | PoolingChatBody, "Inputs as the model pools them", answers.Pooled)
@@ -68,7 +76,13 @@ def router(api: ApiServer) -> APIRouter:
         name = request_id(request, body.request_id)
         params = pooling_params(body, body.task, dimensions=body.dimensions)
         found = await answer(request, await inputs(api, body, params, name))
-        return await _listed(api, body.model, f"pool-{name}", "pooling", "data", found, _encoder(body))
+        write, name = _encoder(body), f"pool-{name}"
+
+        def content() -> answers.Pooled:
+            data = [answers.PooledInput(index=index, data=write(each.vector)) for index, each in enumerate(found)]
+            return answers.Pooled(**_common(api, body.model, name, found), data=data)
+
+        return await json_response(_numbers(found), content)
 
     @routes.post(
         "/classify", **described(ClassifyBody | ClassifyChatBody, "The labels of inputs", answers.Classifications)
@@ -80,17 +94,13 @@ def router(api: ApiServer) -> APIRouter:
         found = await answer(request, await inputs(api, body, pooling_params(body, "classify"), name))
         labels = pooling_facts(api.service).labels
 
-        def content() -> dict[str, Any]:
-            data = [
-                {
-                    "index": index,
-                    "label": labels[int(each.vector.argmax())],
-                    "probs": each.vector.tolist(),
-                    "num_classes": len(each.vector),
-                }
-                for index, each in enumerate(found)
-            ]
-            return _envelope(api, body.model, f"classify-{name}") | {"data": data, "usage": _usage(found)}
+        def told(index: int, vector: np.ndarray) -> answers.Classified:
+            label = labels[int(vector.argmax())]
+            return answers.Classified(index=index, label=label, probs=vector.tolist(), num_classes=len(vector))
+
+        def content() -> answers.Classifications:
+            data = [told(index, each.vector) for index, each in enumerate(found)]
+            return answers.Classifications(**_common(api, body.model, f"classify-{name}", found), data=data)
 
         return await json_response(len(found), content)
 
@@ -99,11 +109,9 @@ def router(api: ApiServer) -> APIRouter:
         name = request_id(request, body.request_id)
         firsts, seconds = sides(body)
         found = await answer(request, await compared(api, body, firsts, seconds, name))
-        data = [
-            {"index": index, "object": "score", "score": value}
-            for index, value in enumerate(_scores(api, found, len(firsts)))
-        ]
-        whole = _envelope(api, body.model, f"score-{name}") | {"data": data, "usage": _usage(found)}
+        scores = _scores(api, found, len(firsts))
+        data = [answers.Scored(index=index, score=value) for index, value in enumerate(scores)]
+        whole = answers.ScoreList(**_common(api, body.model, f"score-{name}", found), data=data)
         return await json_response(len(data), lambda: whole)
 
     async def rerank(request: Request) -> Response:
@@ -113,18 +121,14 @@ def router(api: ApiServer) -> APIRouter:
         found = await answer(request, await compared(api, body, [body.query], documents, name))
         scores = _scores(api, found, 1)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
-        shown = body.return_documents is not False
-        results = [
-            {"index": index, "relevance_score": scores[index]}
-            | ({"document": {"text": documents[index]}} if shown else {})
-            for index in order
-        ]
-        whole = {
-            "id": f"rerank-{name}",
-            "model": check_model(api, body.model),
-            "usage": _usage(found),
-            "results": results,
-        }
+        hidden = body.return_documents is False
+
+        def told(index: int) -> answers.RerankedDocument:
+            document = UNSET if hidden else answers.RerankedText(text=documents[index])
+            return answers.RerankedDocument(index=index, relevance_score=scores[index], document=document)
+
+        model, results = check_model(api, body.model), list(map(told, order))
+        whole = answers.Reranked(id=f"rerank-{name}", model=model, usage=_usage(found), results=results)
         return await json_response(len(results), lambda: whole)
 
     for path in ("/score", "/v1/score"):
@@ -156,34 +160,17 @@ def _encoder(body: Encoding) -> Callable[[np.ndarray], Any]:
     return lambda vector: base64.b64encode(vector.astype(kind).tobytes()).decode()
 
 
-async def _listed(
-    api: ApiServer,
-    model: str | None,
-    name: str,
-    kind: str,
-    field: str,
-    found: Sequence[PooledAnswer],
-    written: Callable[[np.ndarray], Any],
-) -> Response:
-    """Return the answer with a vector, or several, for each input."""
-
-    def content() -> dict[str, Any]:
-        data = [{"index": index, "object": kind, field: written(each.vector)} for index, each in enumerate(found)]
-        return _envelope(api, model, name) | {"data": data, "usage": _usage(found)}
-
-    return await json_response(sum(each.vector.size for each in found) // WORDS, content)
+def _numbers(found: Sequence[PooledAnswer]) -> int:
+    """Return the size of an answer that holds these vectors, in entries."""
+    return sum(each.vector.size for each in found) // WORDS
 
 
-def _envelope(api: ApiServer, model: str | None, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "list", "created": int(time.time()), "model": check_model(api, model)}
+def _common(api: ApiServer, model: str | None, name: str, found: Sequence[PooledAnswer]) -> dict[str, Any]:
+    """Return the fields that all of these lists have."""
+    return {"id": name, "created": int(time.time()), "model": check_model(api, model), "usage": _usage(found)}
 
 
-def _usage(found: Sequence[PooledAnswer]) -> dict[str, Any]:
+def _usage(found: Sequence[PooledAnswer]) -> answers.PooledUsage:
     tokens = sum(each.prompt_tokens for each in found)
-    cached = sum(each.cached_tokens for each in found)
-    return {
-        "prompt_tokens": tokens,
-        "total_tokens": tokens,
-        "completion_tokens": 0,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    cached = answers.PromptTokensDetails(cached_tokens=sum(each.cached_tokens for each in found))
+    return answers.PooledUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=cached)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -39,17 +38,16 @@ def router(api: ApiServer) -> APIRouter:
     return routes
 
 
-def shown(api: ApiServer, body: SampledBody, asked: GenerationRequest) -> dict[str, Any]:
+def shown(api: ApiServer, body: SampledBody, asked: GenerationRequest) -> Rendered:
     """Return a request with the names that vLLM gives its parts."""
     params = asdict(asked.params)
-    return {
-        "request_id": asked.id,
-        "model": check_model(api, body.model),
-        "prompt": asked.prompt,
-        "token_ids": asked.prompt_token_ids,
-        "features": None,
-        "sampling_params": {name: value for name, value in params.items() if value is not None},
-        "stream": bool(body.stream),
-        "cache_salt": asked.cache_salt or None,
-        "priority": asked.priority,
-    }
+    return Rendered(
+        request_id=asked.id,
+        model=check_model(api, body.model),
+        prompt=asked.prompt,
+        token_ids=asked.prompt_token_ids,
+        sampling_params={name: value for name, value in params.items() if value is not None},
+        stream=bool(body.stream),
+        cache_salt=asked.cache_salt or None,
+        priority=asked.priority,
+    )

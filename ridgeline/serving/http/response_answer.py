@@ -17,7 +17,8 @@ from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Overloaded, RequestFailed
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
-from ridgeline.serving.http import shapes
+from ridgeline.serving.http import answers, shapes
+from ridgeline.serving.http.answers import ResponseEvent
 from ridgeline.serving.http.conversation import Conversation
 from ridgeline.serving.http.errors import failure_of
 from ridgeline.serving.http.pieces import json_response
@@ -56,14 +57,14 @@ class Answer:
         self._reader = parser_for(api, chat, asked.prompt)
         self._scores = Scores(api.tokenizer, body.top_logprobs or 0) if chat.logprobs else None
         self._tenant, self._owner = owner.tenant(), owner.current()
-        self._status = "in_progress"
-        self._error: dict[str, Any] | None = None
+        self._status: answers.ResponseStatus = "in_progress"
+        self._error: answers.ResponseError | None = None
         self._run: Run | None = None
         self._ended_at: int | None = None
         self._count = 0  # events so far
 
     async def whole(self) -> Response:
-        async def nowhere(event: dict[str, Any]) -> None:
+        async def nowhere(event: ResponseEvent) -> None:
             pass
 
         await self._write(nowhere)
@@ -107,8 +108,8 @@ class Answer:
         """Write the answer into the record. `begun` is done once it runs, or fails as it does."""
         store, log = self._api.kept.store, record.log
 
-        async def write(event: dict[str, Any]) -> None:
-            if event["type"] in ("response.in_progress", "response.output_item.done"):
+        async def write(event: ResponseEvent) -> None:
+            if event.type in ("response.in_progress", "response.output_item.done"):
                 record.body = self._encoded()
                 store.update(record)
             if log is not None and not log.forgotten:
@@ -188,12 +189,12 @@ class Answer:
     async def _fail(self, error: Exception, write: Write) -> None:
         """Tell of a failure on the way."""
         failure = failure_of(error)
-        self._error = {"code": _code(failure), "message": failure.message}
+        self._error = answers.ResponseError(code=_code(failure), message=failure.message)
         for told in self._output.end("incomplete") if self._output.items else ():
             await self._put(told, write)
         await self._end("failed", write)
 
-    async def _end(self, status: str, write: Write) -> None:
+    async def _end(self, status: answers.ResponseStatus, write: Write) -> None:
         self._status, self._ended_at = status, int(time.time())
         if self._store and not self._body.background and status != "failed":
             await self._keep()
@@ -211,10 +212,11 @@ class Answer:
         self._api.kept.store.add(Record(self.name, self._tenant, self._owner, body, turns))
 
     async def _note(self, kind: str, write: Write) -> None:
-        await self._put({"type": f"response.{kind}", "response": self._told()}, write)
+        await self._put(ResponseEvent(type=f"response.{kind}", response=self._told()), write)
 
-    async def _put(self, event: dict[str, Any], write: Write) -> None:
-        await write({**event, "sequence_number": self._count})
+    async def _put(self, event: ResponseEvent, write: Write) -> None:
+        event.sequence_number = self._count
+        await write(event)
         self._count += 1
 
     # ---- the answer as it is ----------------------------------------------------------------------------------
@@ -222,52 +224,49 @@ class Answer:
     def _encoded(self) -> bytes:
         return encode(self._told())
 
-    def _told(self) -> dict[str, Any]:
+    def _told(self) -> answers.ResponseAnswer:
         body, params, status = self._body, self.asked.params, self._status
         form = None if body.text is None or body.text.format is None else body.text.format
-        plain = {"type": "text"}
-        text = plain if form is None else form.model_dump(by_alias=True, exclude_none=True)
-        return {
-            "id": self.name,
-            "object": "response",
-            "created_at": self._created,
-            "completed_at": self._ended_at if status == "completed" else None,
-            "status": status,
-            "background": bool(body.background),
-            "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
-            "metadata": body.metadata or {},
-            "model": self._model,
-            "output": list(self._output.items),
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-            "service_tier": "default",
-            "store": self._store,
-            "temperature": params.temperature,
-            "text": {"format": text},
-            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-            "tools": body.tools or [],
-            "top_logprobs": body.top_logprobs or 0,
-            "top_p": params.top_p,
-            "truncation": body.truncation or "disabled",
-            "usage": self._usage() if status in ENDED else None,
-        }
+        text = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+        effort = body.reasoning.effort if body.reasoning else None
+        return answers.ResponseAnswer(
+            id=self.name,
+            created_at=self._created,
+            completed_at=self._ended_at if status == "completed" else None,
+            status=status,
+            background=bool(body.background),
+            error=self._error,
+            incomplete_details=answers.IncompleteDetails() if status == "incomplete" else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=self._model,
+            output=list(self._output.items),
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            reasoning=answers.ResponseReasoning(effort=effort),
+            store=self._store,
+            temperature=params.temperature,
+            text={"format": text},
+            tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+            tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=params.top_p,
+            truncation=body.truncation or "disabled",
+            usage=self._usage() if status in ENDED else None,
+        )
 
-    def _usage(self) -> dict[str, Any] | None:
+    def _usage(self) -> answers.ResponseUsage | None:
         if self._run is None:
             return None
         usage = shapes.usage_of([self._run])
-        return {
-            "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-            "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-            "total_tokens": usage.prompt + usage.completion,
-        }
+        return answers.ResponseUsage(
+            input_tokens=usage.prompt,
+            input_tokens_details=answers.InputTokensDetails(cached_tokens=usage.cached),
+            output_tokens=usage.completion,
+            output_tokens_details=answers.CompletionTokensDetails(reasoning_tokens=usage.reasoning),
+            total_tokens=usage.prompt + usage.completion,
+        )
 
 
 def _with_id(item: dict[str, Any], key: str) -> dict[str, Any]:

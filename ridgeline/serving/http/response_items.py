@@ -17,23 +17,24 @@ from msgspec import Raw
 
 from ridgeline.serving.generation.service import Piece
 from ridgeline.serving.http import shapes
+from ridgeline.serving.http.answers import ResponseEvent
 from ridgeline.serving.http.pieces import encoded
 from ridgeline.text.parsers.events import CallDelta, Content, Event, Reasoning
 from ridgeline.text.tokenizer import Tokenizer
 
-Told = dict[str, Any]
+Item = dict[str, Any]
 
 
 class Output:
     """The items of one response. `key` is what its name and the items' have in common."""
 
     def __init__(self, key: str) -> None:
-        self.items: list[Told] = []
+        self.items: list[Item] = []
         self._key = key
         self._open: type[Content] | type[Reasoning] | int | None = None  # of a call its index
         self._pieces: list[str] = []
 
-    def take(self, event: Event, logprobs: list[Raw] | None = None) -> Iterator[Told]:
+    def take(self, event: Event, logprobs: list[Raw] | None = None) -> Iterator[ResponseEvent]:
         """Yield the events for what the model wrote. `logprobs` are those of the tokens of a text."""
         kind = event.index if isinstance(event, CallDelta) else type(event)
         if kind != self._open:
@@ -53,7 +54,7 @@ class Output:
                 self._part["logprobs"] += logprobs
             yield self._told("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs or [])
 
-    def end(self, status: str) -> Iterator[Told]:
+    def end(self, status: str) -> Iterator[ResponseEvent]:
         """Yield the last events. An answer without anything is a message without text."""
         if not self.items:
             yield from self._begin(Content(""))
@@ -63,21 +64,25 @@ class Output:
     # ---- inside -----------------------------------------------------------------------------------------------
 
     @property
-    def _item(self) -> Told:
+    def _item(self) -> Item:
         return self.items[-1]
 
     @property
-    def _part(self) -> Told:
-        part: Told = self._item["content"][0]
+    def _part(self) -> Item:
+        part: Item = self._item["content"][0]
         return part
 
-    def _told(self, kind: str, **fields: Any) -> Told:
-        return {"type": kind, "output_index": len(self.items) - 1, "item_id": self._item["id"], **fields}
+    def _told(self, kind: str, **fields: Any) -> ResponseEvent:
+        return ResponseEvent(type=kind, output_index=len(self.items) - 1, item_id=self._item["id"], **fields)
 
-    def _begin(self, event: Event) -> Iterator[Told]:
+    def _told_whole(self, kind: str) -> ResponseEvent:
+        place = len(self.items) - 1
+        return ResponseEvent(type=f"response.output_item.{kind}", output_index=place, item=_copy(self._item))
+
+    def _begin(self, event: Event) -> Iterator[ResponseEvent]:
         name = f"{self._key}_o{len(self.items)}"
         if isinstance(event, CallDelta):
-            item: Told = {"id": f"fc_{name}", "type": "function_call", "status": "in_progress", "arguments": ""}
+            item: Item = {"id": f"fc_{name}", "type": "function_call", "status": "in_progress", "arguments": ""}
             item |= {"call_id": event.id or f"call_{name}", "name": event.name or ""}
         elif isinstance(event, Reasoning):
             item = {"id": f"rs_{name}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
@@ -85,16 +90,16 @@ class Output:
             item = {"id": f"msg_{name}", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
         self.items.append(item)
         self._pieces = []
-        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
+        yield self._told_whole("added")
         if not isinstance(event, CallDelta):
             text = isinstance(event, Content)
-            part: Told = {"type": "output_text" if text else "reasoning_text", "text": ""}
+            part: Item = {"type": "output_text" if text else "reasoning_text", "text": ""}
             if text:
                 part |= {"annotations": [], "logprobs": []}
             item["content"] = [part]
             yield self._told("response.content_part.added", content_index=0, part=_copy(part))
 
-    def _close(self, status: str) -> Iterator[Told]:
+    def _close(self, status: str) -> Iterator[ResponseEvent]:
         if self._open is None:
             return
         item, text = self._item, "".join(self._pieces)
@@ -113,10 +118,10 @@ class Output:
                 yield self._told("response.reasoning_text.done", content_index=0, text=text)
             yield self._told("response.content_part.done", content_index=0, part=_copy(part))
         self._open = None
-        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)}
+        yield self._told_whole("done")
 
 
-def _copy(item: Told) -> Told:
+def _copy(item: Item) -> Item:
     """Return an item as it is now."""
     return {name: [_copy(each) for each in value] if name == "content" else value for name, value in item.items()}
 
@@ -139,7 +144,7 @@ class Scores:
         assert output.logprobs is not None
         self._told = end = start + len(texts)
         ids, entries = output.token_ids[start:end], shapes.between(output.logprobs, start, end)
-        told = shapes.chat_logprobs(self._tokenizer, ids, entries, self._top)["content"]
+        told = shapes.chat_logprobs(self._tokenizer, ids, entries, self._top).content
         self._waiting += zip(texts, map(encoded, told), strict=True)
 
     def take(self, text: str) -> list[Raw]:

@@ -6,7 +6,7 @@ unless the client says otherwise, each for its own client (serving/kept/).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from ridgeline.serving.http.conversation import Conversation, decoded, fitted
 from ridgeline.serving.http.describe import answers as answered
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
-from ridgeline.serving.http.pieces import json_response
+from ridgeline.serving.http.pieces import json_of, json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.response_answer import Answer, ResponseNotFound, events
 from ridgeline.serving.http.sse import NamedEvents
@@ -73,7 +73,7 @@ def router(api: ApiServer) -> APIRouter:
             chat, ignored = await (await Conversation.of(api, body)).chat(api, body)
             ids = await encode(api, await render(api, chat, use_tools=chat.tool_choice != "none"), False, "messages")
         tell_ignored(request, ignored)
-        return await json_response(1, lambda: {"object": "response.input_tokens", "input_tokens": len(ids)})
+        return await json_response(1, lambda: answers.InputTokens(input_tokens=len(ids)))
 
     @routes.get(
         "/v1/responses/{response_id}", summary="An answer that is kept", responses=answered(answers.ResponseAnswer, 404)
@@ -92,9 +92,9 @@ def router(api: ApiServer) -> APIRouter:
         return NamedEvents(events(api, response_id, start))
 
     @routes.delete("/v1/responses/{response_id}", summary="Forget it", responses=answered(answers.DeletedResponse, 404))
-    async def delete(response_id: str) -> dict[str, Any]:
+    async def delete(response_id: str) -> Response:
         _there(await api.kept.delete(response_id, owner.tenant()), response_id)
-        return {"id": response_id, "object": "response", "deleted": True}
+        return json_of(answers.DeletedResponse(id=response_id))
 
     @routes.post(
         "/v1/responses/{response_id}/cancel",
@@ -127,12 +127,8 @@ def router(api: ApiServer) -> APIRouter:
                 raise BadRequest(f"after names no item of this answer, got {shortened(after)}.", param="after")
             listed = listed[place + 1 :]
         page = listed[:limit]
-        ends = (
-            {"first_id": page[0].get("id"), "last_id": page[-1].get("id")}
-            if page
-            else {"first_id": None, "last_id": None}
-        )
-        content = {"object": "list", "data": page, "has_more": len(listed) > limit, **ends}
+        first, last = (page[0].get("id"), page[-1].get("id")) if page else (None, None)
+        content = answers.ItemList(data=page, has_more=len(listed) > limit, first_id=first, last_id=last)
         return await json_response(len(page), lambda: content)
 
     return routes

@@ -14,16 +14,16 @@ from fastapi import APIRouter, Request
 from ridgeline.core.plan.sleep import KINDS
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.http.answers import ErrorAnswer
+from ridgeline.serving.http.describe import ERROR
 from ridgeline.transport.messages import Mode, Order, Pause, Reload, Resume, Sleep, Standing, Wake
 
 TIMEOUT = 60.0  # seconds that an order to the engine is waited for
 LOADING_TIMEOUT = 900.0  # seconds for an order by which a model is loaded
 MOST_PATH = 4096
 REFUSED: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "The request is wrong"},
-    403: {"model": ErrorAnswer, "description": "The admin key is needed"},
-    409: {"model": ErrorAnswer, "description": "The engine cannot obey as it stands now"},
+    400: {"description": "The request is wrong"} | ERROR,
+    403: {"description": "The admin key is needed"} | ERROR,
+    409: {"description": "The engine cannot obey as it stands now"} | ERROR,
 }
 
 

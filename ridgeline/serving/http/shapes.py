@@ -6,11 +6,13 @@ import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, cast
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import EngineFailed
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.http import answers
+from ridgeline.serving.http.pieces import later
 from ridgeline.serving.observed.breakdown import breakdown, vllm_metrics
 from ridgeline.serving.requests.bodies import GenerationBody
 from ridgeline.text.outputs import CompletionOutput, Logprob, RequestOutput, TokenIdLogprobs
@@ -30,14 +32,14 @@ class Usage:
     cached: int
     reasoning: int = 0
 
-    def json(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
-        }
+    def told(self) -> answers.Usage:
+        return answers.Usage(
+            prompt_tokens=self.prompt,
+            completion_tokens=self.completion,
+            total_tokens=self.prompt + self.completion,
+            prompt_tokens_details=answers.PromptTokensDetails(cached_tokens=self.cached),
+            completion_tokens_details=answers.CompletionTokensDetails(reasoning_tokens=self.reasoning),
+        )
 
 
 def usage_of(runs: Sequence[Run]) -> Usage:
@@ -84,22 +86,17 @@ def prompt_ids(asked: GenerationRequest) -> list[int] | None:
     return asked.prompt_token_ids if asked.embeds is None else None
 
 
-def envelope(prefix: str, request_id: str, kind: str, created: int, model: str) -> dict[str, Any]:
-    """Return the fields that begin every answer and every chunk."""
-    return {
-        "id": f"{prefix}-{request_id.removeprefix('req-')}",
-        "object": kind,
-        "created": created,
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
-    }
+def envelope(prefix: str, request_id: str, created: int, model: str) -> dict[str, Any]:
+    """Return the fields of every answer and every chunk (`answers.Envelope`)."""
+    name = f"{prefix}-{request_id.removeprefix('req-')}"
+    return {"id": name, "created": created, "model": model, "system_fingerprint": FINGERPRINT}
 
 
-def finish_reason(output: CompletionOutput) -> str | None:
+def finish_reason(output: CompletionOutput) -> answers.Finish | None:
     """Return the finish reason in OpenAI's words. Raise EngineFailed for an end that is none of them, because half an
     answer is no answer."""
     if output.finish_reason in (None, "stop", "length", "repetition"):
-        return output.finish_reason
+        return cast("answers.Finish | None", output.finish_reason)
     raise EngineFailed(output.error or "the request was ended before it was complete; try again.")
 
 
@@ -160,15 +157,16 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST) if not math.isnan(logprob) else LOWEST
 
 
-def prompt_logprobs(result: RequestOutput, top: int) -> Iterator[dict[str, Any] | None] | None:
-    """Return the prompt's logprobs in vLLM's form, one by one: by token id the likeliest `top`, and the prompt's."""
-    if result.prompt_logprobs is None:
+def prompt_logprobs(result: RequestOutput, top: int | None) -> list[answers.Logprobs | None] | None:
+    """Return the prompt's logprobs in vLLM's form: by token id the likeliest `top`, and the prompt's. None: they were
+    not asked for."""
+    if top is None or result.prompt_logprobs is None:
         return None
 
     def told(token_id: int, entry: TokenIdLogprobs) -> dict[str, Any]:
         return {str(i): _plain(each) for i, each in (dict(best(entry, top)) | {token_id: entry[token_id]}).items()}
 
-    return (
+    return later(
         None if entry is None else told(token_id, entry)
         for token_id, entry in zip(result.prompt_token_ids, whole_prompt(result), strict=True)
     )
@@ -176,7 +174,7 @@ def prompt_logprobs(result: RequestOutput, top: int) -> Iterator[dict[str, Any] 
 
 def chat_logprobs(
     tokenizer: Tokenizer, ids: Iterable[int], entries: Iterable[TokenIdLogprobs], top: int, *, by_id: bool = False
-) -> dict[str, Any]:
+) -> answers.ChatLogprobs:
     """Return logprobs in the form of chats, of which `content` yields one token after the other. As with OpenAI, half a
     character is spelled by its bytes ("\\xe2\\x80"). With `by_id` tokens are spelled as "token_id:7"."""
 
@@ -187,11 +185,11 @@ def chat_logprobs(
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
 
-    content = (
-        told(chosen, entry[chosen]) | {"top_logprobs": [told(i, each) for i, each in best(entry, top)]}
-        for chosen, entry in zip(ids, entries, strict=True)
-    )
-    return {"content": content, "refusal": None}
+    def chosen(token_id: int, entry: TokenIdLogprobs) -> answers.ChosenLogprob:
+        others = [answers.TokenLogprob(**told(i, each)) for i, each in best(entry, top)]
+        return answers.ChosenLogprob(**told(token_id, entry[token_id]), top_logprobs=others)
+
+    return answers.ChatLogprobs(content=later(map(chosen, ids, entries)))
 
 
 def whole_prompt(result: RequestOutput) -> Iterator[TokenIdLogprobs | None]:

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ridgeline.serving.http.answers import Answer, ErrorAnswer, MessageEvent
 from ridgeline.serving.http.errors import body_for, failure_of, response_for
 from ridgeline.serving.http.exchange import STALLED, ClientGone, while_connected
 
@@ -89,7 +91,7 @@ class EventStream(Response):
         """Return the event for a value."""
         return b"data: " + _encode(value) + b"\n\n"
 
-    def failed(self, body: dict[str, Any]) -> bytes:
+    def failed(self, body: Answer) -> bytes:
         """Return the event for a failure on the way, by the body that it would have had before."""
         return self.event(body)
 
@@ -113,7 +115,7 @@ class PlainEvents(EventStream):
 
 def named_event(value: Any) -> bytes:
     """Return an event that is named by the value's own type."""
-    return b"event: " + value["type"].encode() + b"\ndata: " + _encode(value) + b"\n\n"
+    return b"event: " + value.type.encode() + b"\ndata: " + _encode(value) + b"\n\n"
 
 
 class NamedEvents(PlainEvents):
@@ -122,11 +124,11 @@ class NamedEvents(PlainEvents):
     def event(self, value: Any) -> bytes:
         return value if isinstance(value, bytes) else named_event(value)
 
-    def failed(self, body: dict[str, Any]) -> bytes:
-        return self.event(body if "type" in body else body["error"] | {"type": "error"})
+    def failed(self, body: Answer) -> bytes:
+        return self.event(replace(body.error, type="error") if isinstance(body, ErrorAnswer) else body)
 
 
 class MessageEvents(NamedEvents):
     """Anthropic's streams."""
 
-    quiet: ClassVar[bytes] = named_event({"type": "ping"})
+    quiet: ClassVar[bytes] = named_event(MessageEvent(type="ping"))

@@ -35,13 +35,9 @@ def router(api: ApiServer) -> APIRouter:
             ids = await encode(api, body.prompt, body.add_special_tokens is not False)
         length = api.service.facts().max_model_len
 
-        def answer() -> dict[str, Any]:
-            return {
-                "count": len(ids),
-                "max_model_len": length,
-                "tokens": ids,
-                "token_strs": api.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None,
-            }
+        def answer() -> Tokens:
+            strings = api.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+            return Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=strings)
 
         return await json_response(len(ids), answer)
 
@@ -50,7 +46,7 @@ def router(api: ApiServer) -> APIRouter:
         body = await read_body(request, DetokenizeBody)
         check_model(api, body.model)
         text = await TEXTS.run(partial(api.tokenizer.decode, body.tokens, skip_special_tokens=False))
-        return await json_response(len(body.tokens), lambda: {"prompt": text})
+        return await json_response(len(body.tokens), lambda: Text(prompt=text))
 
     @routes.get("/tokenizer_info", summary="What the tokenizer is like", responses=answers(TokenizerInfo))
     async def tokenizer_info() -> dict[str, Any]:

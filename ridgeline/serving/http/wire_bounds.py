@@ -16,7 +16,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut
-from ridgeline.serving.http.errors import error_body
+from ridgeline.serving.http.errors import error_of
 
 LARGEST_HEAD = 64 << 10  # bytes of a request besides its body: line, headers, heads of chunks, trailers
 MOST_FIELDS = 256  # headers and trailers
@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected, cycle.response_complete = True, True  # the app neither hears nor says anything more
             cycle.message_event.set()
         if cycle is None or cycle.response_complete:
-            content = msgspec.json.encode(error_body(failure))
+            content = msgspec.json.encode(error_of(failure))
             head = f"HTTP/1.1 {failure.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             self.transport.close()

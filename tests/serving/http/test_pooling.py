@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
 
 from benchmarks.api_fields import BODIES, TITLES
 from ridgeline import LLM
@@ -123,7 +123,7 @@ def test_numbers_come_in_the_form_that_was_asked_for(embeds: Server, vectors: di
     for kind, order, dtype in (("float32", "big", ">f4"), ("float16", "little", "<f2"), (None, None, "<f4")):
         body = {"embed_dtype": kind, "endianness": order, "encoding_format": "base64", "input": TEXTS[0]}
         answer = post(embeds, "/v1/embeddings", **body).json()
-        TypeAdapter(answers.Embeddings).validate_python(answer)
+        msgspec.convert(answer, type=answers.Embeddings)
         got = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), dtype)
         assert got == pytest.approx(vectors[TEXTS[0]], abs=1e-3 if kind == "float16" else NEAR)
 
@@ -205,7 +205,7 @@ def test_a_prompt_of_the_model_goes_before_the_input(embeds: Server, vectors: di
 
 def test_pooling_gives_vectors_of_tokens_too(embeds: Server, vectors: dict[str, list[float]]) -> None:
     answer = post(embeds, "/pooling", input=TEXTS).json()
-    TypeAdapter(answers.Pooled).validate_python(answer)
+    msgspec.convert(answer, type=answers.Pooled)
     assert answer["data"][2]["data"] == pytest.approx(vectors[TEXTS[2]], abs=NEAR)
     tokens = post(embeds, "/pooling", input=TEXTS[0], task="token_embed").json()["data"][0]["data"]
     assert np.shape(tokens) == (6, 32)
@@ -217,7 +217,7 @@ def test_pooling_gives_vectors_of_tokens_too(embeds: Server, vectors: dict[str, 
 def test_embeddings_are_compared_by_their_angle(embeds: Server, vectors: dict[str, list[float]]) -> None:
     want = [float(np.dot(vectors[QUERY], vectors[document])) for document in DOCUMENTS]
     answer = post(embeds, "/v1/score", queries=QUERY, documents=DOCUMENTS).json()
-    TypeAdapter(answers.ScoreList).validate_python(answer)
+    msgspec.convert(answer, type=answers.ScoreList)
     assert [each["score"] for each in answer["data"]] == pytest.approx(want, abs=NEAR)
 
 
@@ -233,7 +233,7 @@ def test_pairs_are_scored_and_ranked(ranks: Server, folders: dict[str, Path]) ->
         ranked = post(
             ranks, path, query=QUERY, documents=[DOCUMENTS[0], *({"text": d} for d in DOCUMENTS[1:])], top_n=3
         )
-        TypeAdapter(answers.Reranked).validate_python(ranked.json())
+        msgspec.convert(ranked.json(), type=answers.Reranked)
         results = ranked.json()["results"]
         assert [each["index"] for each in results] == order[:3]
         assert [each["document"]["text"] for each in results] == [DOCUMENTS[index] for index in order[:3]]
@@ -244,7 +244,7 @@ def test_pairs_are_scored_and_ranked(ranks: Server, folders: dict[str, Path]) ->
 
 def test_inputs_are_classified(ranks: Server) -> None:
     answer = post(ranks, "/classify", input=TEXTS).json()
-    TypeAdapter(answers.Classifications).validate_python(answer)
+    msgspec.convert(answer, type=answers.Classifications)
     assert [(each["label"], each["num_classes"]) for each in answer["data"]] == [("LABEL_0", 1)] * 3
     raw = post(ranks, "/classify", input=TEXTS, use_activation=False).json()
     for one, other in zip(answer["data"], raw["data"], strict=True):

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import openai
 import pydantic
 import pytest
@@ -107,7 +108,7 @@ def test_an_answer_is_the_chats_whole_and_streamed(server: Server) -> None:
     assert (answer.usage.output_tokens, answer.usage.total_tokens) == (12, want.usage.total_tokens)
     assert (answer.metadata, answer.instructions, answer.store) == ({"a": "b"}, "Be brief.", True)
     Response.model_validate(answer.to_dict(), strict=False)
-    answers.ResponseAnswer.model_validate(answer.to_dict())
+    msgspec.convert(answer.to_dict(), type=answers.ResponseAnswer, strict=False)
     told = raw_events(post(server, **asked, stream=True))
     kinds = [event["type"] for event in told]
     begin = ["created", "in_progress", "output_item.added", "content_part.added"]

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import to_builtins
+
 from ridgeline.serving.http.messages import Blocks
 from ridgeline.serving.http.response_items import Output
 from ridgeline.text.parsers.choose import choose
@@ -29,7 +31,7 @@ def test_items_join_to_the_whole_wherever_the_text_is_cut() -> None:
     for cut in range(len(TEXT) + 1):
         output, items, open_at = Output("key"), list[dict[str, Any]](), -1
         told = [told for event in events_of(cut) for told in output.take(event)] + list(output.end("completed"))
-        for event in told:
+        for event in map(to_builtins, told):
             place = event["output_index"]
             match event["type"].removeprefix("response."):
                 case "output_item.added":
@@ -62,7 +64,7 @@ def test_blocks_join_to_the_whole_wherever_the_text_is_cut() -> None:
     for cut in range(len(TEXT) + 1):
         blocks, found, texts = Blocks(), list[dict[str, Any]](), list[str]()
         told = [told for event in events_of(cut) for told in blocks.take(event)] + list(blocks.end())
-        for event in told:
+        for event in map(to_builtins, told):
             assert event["index"] == len(found) - (event["type"] != "content_block_start")
             if event["type"] == "content_block_start":
                 found.append(dict(event["content_block"]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from ridgeline.serving.http import answers
@@ -44,7 +45,7 @@ def post(server: Server, **asked: Any) -> httpx.Response:
 
 
 def whole(server: Server, **asked: Any) -> tuple[str | None, str | None, int, answers.Chat]:
-    answer = answers.Chat.model_validate_json(post(server, **asked).content)
+    answer = msgspec.json.decode(post(server, **asked).content, type=answers.Chat)
     message, usage = answer.choices[0].message, answer.usage
     assert message.reasoning == message.reasoning_content
     return message.reasoning, message.content, usage.completion_tokens_details.reasoning_tokens, answer
@@ -52,7 +53,7 @@ def whole(server: Server, **asked: Any) -> tuple[str | None, str | None, int, an
 
 def streamed(server: Server, **asked: Any) -> tuple[str | None, str | None, int]:
     told = events(post(server, stream=True, **asked))[:-1]
-    chunks = [answers.ChatChunk.model_validate_json(event) for event in told]
+    chunks = [msgspec.json.decode(event, type=answers.ChatChunk) for event in told]
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     reasoning = "".join(delta.reasoning or "" for delta in deltas)
     assert reasoning == "".join(delta.reasoning_content or "" for delta in deltas)
