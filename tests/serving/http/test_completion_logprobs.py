@@ -12,6 +12,8 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from ridgeline.core.plan.request import SamplingParams, TokenLogprobs
 from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
@@ -55,7 +57,7 @@ def scored(ids: list[int], likeliest: Sequence[int] = (), logprobs: Mapping[int,
 
 def told(tokenizer: Tokenizer, outputs: list[CompletionOutput]) -> list[dict[str, list[Any]]]:
     logprobs = CompletionLogprobs(tokenizer, 0, by_id=False, hidden=tokenizer.special_ids, bare=True)
-    return [{name: list(column) for name, column in logprobs.take(output).items()} for output in outputs]
+    return [{name: list(column) for name, column in asdict(logprobs.take(output)).items()} for output in outputs]
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,10 +108,11 @@ def test_every_token_of_a_place_has_a_name_of_its_own(tokenizer: Tokenizer, data
     output = CompletionOutput(0, "", [chosen], logprobs=entries, finish_reason="length")
     for by_id in (False, True):
         made = CompletionLogprobs(tokenizer, len(likeliest), by_id=by_id, hidden=frozenset(), bare=False).take(output)
-        [name], [top] = made["tokens"], made["top_logprobs"]
+        [name], [top] = made.tokens, made.top_logprobs
         assert sorted(top.values()) == sorted(logprobs.values())
-        assert top[name] == made["token_logprobs"][0] == logprobs[chosen]
-    [chat] = chat_logprobs(tokenizer, [chosen], entries, len(likeliest))["content"]
+        assert top[name] == made.token_logprobs[0] == logprobs[chosen]
+    [made_chat] = chat_logprobs(tokenizer, [chosen], entries, len(likeliest)).content
+    chat = to_builtins(made_chat)
     assert len(chat["top_logprobs"]) == len(likeliest)
     for each in [chat, *chat["top_logprobs"]]:
         data, token = bytes(each["bytes"]), each["token"]
@@ -134,8 +137,8 @@ def test_half_a_character_is_spelled_as_openai_spells_it(tmp_path: Path) -> None
     half = next(i for i in range(byte_level.vocab_size) if byte_level.token_bytes(i) == b"\xe2")
     output = CompletionOutput(0, "\ufffd", [half], logprobs=scored([half]), finish_reason="length")
     assert told(byte_level, [output])[0]["tokens"] == ["bytes:\\xe2"]
-    [chat] = chat_logprobs(byte_level, [half], output.logprobs or [], 0)["content"]
-    assert (chat["token"], chat["bytes"]) == ("\\xe2", [0xE2])
+    [chat] = chat_logprobs(byte_level, [half], output.logprobs or [], 0).content
+    assert (chat.token, chat.bytes) == ("\\xe2", [0xE2])
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def whole(server: Server, **asked: Any) -> tuple[str | None, str | None, int, an
     answer = msgspec.json.decode(post(server, **asked).content, type=answers.Chat)
     message, usage = answer.choices[0].message, answer.usage
     assert message.reasoning == message.reasoning_content
-    return message.reasoning, message.content, usage.completion_tokens_details.reasoning_tokens, answer
+    return message.reasoning or None, message.content, usage.completion_tokens_details.reasoning_tokens, answer
 
 
 def streamed(server: Server, **asked: Any) -> tuple[str | None, str | None, int]:
