@@ -1,6 +1,7 @@
 """The tokens of several ranks beside those of one device, for every way in which tokens are drawn.
 
-    python -m benchmarks.ranks_against_one [--ranks 2] [--device cpu] [--dtype float32] [--model MODEL] [--apart]
+    python -m benchmarks.ranks_against_one [--ranks 2] [--stages 1] [--device cpu] [--dtype float32] [--model MODEL]
+        [--apart]
 
 In float32 the tokens must agree. In bfloat16 sums are rounded otherwise, so requests part ways at some token; then the
 share of tokens before that says whether something is wrong (a fault shows at the first token of all requests).
@@ -50,6 +51,7 @@ def alike(one: list[int], other: list[int]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1, help="stages of a pipeline, of so many ranks each")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--model", default="")
@@ -62,7 +64,7 @@ def main() -> None:
     options |= {"max_model_len": 128, "gpu_memory_utilization": 0.3}
     experts = {"enable_expert_parallel": True} if given.experts else {}
     # Ranks first: they end, and leave the GPUs to what this process runs
-    ranks: dict[str, Any] = {"tensor_parallel_size": given.ranks, **experts}
+    ranks: dict[str, Any] = {"tensor_parallel_size": given.ranks, "pipeline_parallel_size": given.stages, **experts}
     if given.apart:
         ranks = {"data_parallel_size": given.ranks, "enable_expert_parallel": True}
         ranks["all2all_backend"] = given.all2all_backend
@@ -73,7 +75,7 @@ def main() -> None:
         total = sum(map(len, one[name]))
         print(
             f"{name:16} {agreed:4} of {total:4} tokens agree  "
-            f"{took_one[name]:6.2f} ms a token on one, {took_many[name]:6.2f} on {given.ranks}",
+            f"{took_one[name]:6.2f} ms a token on one, {took_many[name]:6.2f} on {given.ranks * given.stages}",
             flush=True,
         )
 

@@ -4,7 +4,7 @@ words     triton.py: bytes doubled, no flag. For small sums, and for the numbers
 direct    direct.py: rows and a flag.
 library   NCCL.
 
-`benchmarks/sweep_all_reduce.py` measures all of them; the limits are where its columns cross. µs in a graph, two H200s
+`ridgeline comm bench` measures all of them; the limits are where its columns cross. µs in a graph, two H200s
 (2026-11-22 and 23, benchmarks/results/h200-all-reduce.jsonl):
 
     KiB             8    16    32    64   256   512  1024  2048  4096  8192
