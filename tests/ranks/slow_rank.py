@@ -11,7 +11,7 @@ from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.rank import Progress, run
 from ridgeline.worker.local import LocalWorker
 
-SLEEP = 0.01  # seconds; far more than a layer of a tiny model takes
+SLEEP = 0.03  # seconds; far more than a layer of a tiny model takes, and than others on the machine hold a rank up
 
 
 def assemble(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:

