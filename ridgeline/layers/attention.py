@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import AttentionSpec
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.linear import Linear

@@ -22,7 +22,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.state import RecurrentSpec, StateSpec
 from ridgeline.kernels.attention.latent.op import prepared
 from ridgeline.kernels.attention.paged.op import softmax_with_sinks
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.scans.turns import Turns, rows_of
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.latent_attention import Latents

@@ -14,7 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.norm import Norm, summed_norm
 from ridgeline.parallel.axis import ALONE, Axis
@@ -134,7 +135,7 @@ class Linear(nn.Module):
         if self.pending.size > 1:
             return self._summed(norm, x_TI, residual_TI, gate)
         if norm is not None and norm.bias is None:
-            return self.matrix.norm_linear(x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)
+            return self.matrix.norm_linear(Operand(x_TI, residual_TI, norm.weight, norm.eps), Epilogue(self.bias, gate))
         if norm is None:
             y_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
         else:
@@ -151,7 +152,8 @@ class Linear(nn.Module):
         if (room := then.room(len(x_TI))) is None:
             return self.normed(norm, x_TI, residual_TI, gate)
         assert norm is not None
-        return room, self.matrix.norm_linear_into(room, x_TI, residual_TI, norm.weight, norm.eps, self.bias, gate)
+        operand = Operand(x_TI, residual_TI, norm.weight, norm.eps)
+        return room, self.matrix.norm_linear(operand, Epilogue(self.bias, gate, room))[1]
 
     def _summed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None
@@ -166,6 +168,6 @@ class Linear(nn.Module):
 
     def _gated(self, n_TI: Tensor, gate: str | None) -> Tensor:
         if gate and isinstance(self.matrix, PlainWeight) and self.over.size == 1:
-            return self.ops.norm_linear(n_TI, None, None, 0.0, self.matrix.weight_OI, self.bias, gate)[0]
+            return self.ops.norm_linear(Operand(n_TI), self.matrix.weight_OI, Epilogue(self.bias, gate))[0]
         y_TO = self(n_TI)
         return self.ops.gated_activation(y_TO, gate) if gate else y_TO

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gemm.codes.op import Coded
-from ridgeline.kernels.gemm.fp8 import rounded
 from ridgeline.kernels.gemm.fp8.op import Fp8
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain import rounded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 
 
@@ -38,16 +39,8 @@ class Fp8Weight:
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return self.ops.fp8_linear(x_TI, self.weight, bias_O)
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        return self.ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.weight, bias_O, gate)
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        return self.ops.fp8_norm_linear(x, self.weight, epilogue)
 
     def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         if self.ops.chosen["fp8_linear"] != "triton" or torch.is_grad_enabled():
@@ -69,19 +62,6 @@ class Fp8Weight:
     def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
         return self.ops.fp8_linear(x, self.weight, bias_O)
 
-    def norm_linear_into(
-        self,
-        room: Rounded,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> Tensor:
-        weight = self.weight
-        return self.ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate, room)[1]
-
 
 @dataclass(frozen=True)
 class CodedWeight:
@@ -101,13 +81,5 @@ class CodedWeight:
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return self.ops.coded_linear(x_TI, self.weight, bias_O)
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        return self.ops.coded_norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.weight, bias_O, gate)
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        return self.ops.coded_norm_linear(x, self.weight, epilogue)

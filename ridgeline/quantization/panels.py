@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ridgeline.kernels.gemm.codes.panels import Panels, linear, norm_linear
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,5 @@ class PanelWeight:
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return linear(x_TI, self.panels, bias_O)
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        return norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.panels, bias_O, gate)
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        return norm_linear(x, self.panels, epilogue)

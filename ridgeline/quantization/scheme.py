@@ -20,7 +20,8 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.onednn import num_bytes
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import Held
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization import SCHEMES
 
@@ -41,17 +42,8 @@ class Weight(Protocol):
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias: [T, O] in the dtype of `x_TI`."""
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return (y, s) as the op `norm_linear` does: s = x + residual, and y is the linear map of rms_norm(s), gated
-        if there is a gate."""
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        """Return (y, s) as the op `norm_linear` does, of an operand with a norm. Only a `TakesRounded` takes room."""
 
 
 @runtime_checkable
@@ -62,22 +54,13 @@ class TakesRounded(Protocol):
         """Return memory for rounded activations, or None if those of so many tokens had better come as they are."""
 
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
-        """Return True if `norm_linear_into` with a gate takes no kernel more than `norm_linear`."""
+        """Return True if `norm_linear` with a gate takes no kernel more where there is room for its results."""
 
     def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
         """Return x · weightᵀ + bias: [T, O] in the dtype of x."""
 
-    def norm_linear_into(
-        self,
-        room: Rounded,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> Tensor:
-        """Round the y of `norm_linear` into `room`, and return its s."""
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        """Return (y, s), with y in the epilogue's room if it has any."""
 
 
 def takes_rounded(weight: Weight) -> TypeGuard[TakesRounded]:
@@ -111,16 +94,8 @@ class PlainWeight:
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return self.ops.linear(x_TI, self.weight_OI, bias_O)
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        return self.ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, self.weight_OI, bias_O, gate)
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        return self.ops.norm_linear(x, self.weight_OI, epilogue)
 
 
 class InThree(ABC):
@@ -132,18 +107,12 @@ class InThree(ABC):
     def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Return the result of `Weight.linear`."""
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        x_TI, residual_TI, norm_weight_I, eps = x
+        assert norm_weight_I is not None
         n_TI, s_TI = self.ops.rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = self.linear(n_TI, bias_O)
-        return (self.ops.gated_activation(y_TO, gate) if gate else y_TO), s_TI
+        y_TO = self.linear(n_TI, epilogue.bias_O)
+        return (self.ops.gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO), s_TI
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.layers.decoder import Decoder, Taps
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.layers.heads import Heads

@@ -17,6 +17,7 @@ from ridgeline.compression.writers.packing import words
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.weight_format import Fp8Format
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.make.factors import searched_factors, smoothing_factors
 from ridgeline.quantization.make.gptq import Gptq, gptq
@@ -181,7 +182,7 @@ def test_statistics_of_divided_inputs() -> None:
 def test_an_observed_weight_sees_normalized_inputs() -> None:
     observed = ObservedWeight.of(OPS, matrix(4, 16))
     x_TI, residual_TI, norm_I = torch.randn(3, 5, 16).unbind()[0], torch.randn(5, 16), torch.rand(16)
-    y_TO, s_TI = observed.norm_linear(x_TI, residual_TI, norm_I, 1e-5, None, None)
+    y_TO, s_TI = observed.norm_linear(Operand(x_TI, residual_TI, norm_I, 1e-5), Epilogue())
     n_TI = torch.nn.functional.rms_norm(x_TI + residual_TI, (16,), norm_I, 1e-5)
     torch.testing.assert_close(observed.seen.hessian_II, n_TI.T @ n_TI)
     torch.testing.assert_close(y_TO, n_TI @ observed.weight_OI.T)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.fp8 import rounded
 from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, to_fp8
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain import rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm

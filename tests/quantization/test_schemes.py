@@ -20,7 +20,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.int8.op import RUN
 from ridgeline.kernels.gemm.plain.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
-from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR, has_onednn
+from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR, Epilogue, Operand, has_onednn
 from ridgeline.kernels.gemm.w8a8.op import has_vnni
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -61,7 +61,8 @@ def test_a_packed_weight_multiplies_like_the_plain_one(case: LinearCase) -> None
 @pytest.mark.parametrize("case", NORM_CASES, ids=str)
 def test_a_packed_weight_behind_a_norm(case: NormLinearCase) -> None:
     inputs = case.inputs(torch.bfloat16, CPU)
-    got = prepared("plain", inputs[4]).norm_linear(*inputs[:4], *inputs[5:])
+    x, weight_OI, epilogue = inputs
+    got = prepared("plain", weight_OI).norm_linear(x, epilogue)
     eps = torch.finfo(torch.bfloat16).eps
     for ours, theirs in zip(got, NORM_LINEAR.reference(*inputs), strict=True):
         # x is rounded before the product: errors that average out to a standard deviation of about eps, of the pair's
@@ -122,10 +123,11 @@ def test_a_row_of_zeros_stays_zeros(name: str) -> None:
 @pytest.mark.parametrize("name", ROUNDING)
 @pytest.mark.parametrize("gate", [None, "silu"])
 def test_a_rounded_weight_behind_a_norm_is_the_norm_the_product_and_the_gate(name: str, gate: str | None) -> None:
-    x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, _ = NORM_CASES[3].inputs(torch.float32, CPU)
+    (x_TI, residual_TI, norm_weight_I, eps), weight_OI, (bias_O, *_) = NORM_CASES[3].inputs(torch.float32, CPU)
     weight = prepared(name, weight_OI)
-    y_TO, s_TI = weight.norm_linear(x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
+    y_TO, s_TI = weight.norm_linear(Operand(x_TI, residual_TI, norm_weight_I, eps), Epilogue(bias_O, gate))
     assert residual_TI is not None
+    assert norm_weight_I is not None
     assert torch.equal(s_TI, x_TI + residual_TI)
     plain_TO = weight.linear(torch.nn.functional.rms_norm(s_TI, norm_weight_I.shape, norm_weight_I, eps), bias_O)
     if gate:

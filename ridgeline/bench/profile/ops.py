@@ -50,12 +50,12 @@ class Recorded:
     def again(self, *, fresh: bool) -> Callable[[], object]:
         """Return the same call, over copies of its tensors if `fresh`."""
         storages: dict[int, UntypedStorage] = {}
-        arguments = tuple(_copied(a, storages) if fresh else a for a in self.arguments)
+        arguments = _copied(self.arguments, storages) if fresh else self.arguments
         return lambda: self.function(*arguments, **self.options)
 
     @property
     def bytes(self) -> int:
-        return sum(a.untyped_storage().nbytes() for a in self.arguments if isinstance(a, Tensor))
+        return sum(x.untyped_storage().nbytes() for x in _flat(self.arguments) if isinstance(x, Tensor))
 
 
 def measure_step_ops(model: ModelSpec, shape: StepShape, device: torch.device, dtype: str) -> dict[str, float]:
@@ -136,13 +136,12 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
     """
     if op in NAMED_ALIKE:
         return op
-    paths = dict.fromkeys(names[id(a)].rpartition(".")[0] for a in arguments if id(a) in names)
+    paths = dict.fromkeys(names[id(a)].rpartition(".")[0] for a in _flat(arguments) if id(a) in names)
     modules = list(map(module_name, paths))
     if op == "norm_linear":
         *norm, product = modules
-        gate = arguments[6] if len(arguments) > 6 else None
         named = "unembed" if product == "embed" else product
-        return JOINT.join([*norm, named, *(["gated_activation"] if gate else [])])
+        return JOINT.join([*norm, named, *(["gated_activation"] if arguments[2].gate else [])])
     if op in ("rope_kv", "decode_attention"):
         rotated = arguments[4] is not None
         attends = op == "decode_attention"
@@ -163,9 +162,17 @@ def _weight_names(decoder: nn.Module) -> dict[int, str]:
     return {id(parameter): name for name, parameter in decoder.named_parameters()}
 
 
-def _copied(value: object, storages: dict[int, UntypedStorage]) -> object:
-    """Return a tensor over a copy of its memory, with views of one memory over one copy, or any other value as it
-    is."""
+def _flat(values: tuple) -> list[Any]:
+    """Return the values of a tuple and of the tuples in it."""
+    return [x for value in values for x in (_flat(value) if isinstance(value, tuple) else [value])]
+
+
+def _copied(value: Any, storages: dict[int, UntypedStorage]) -> Any:
+    """Return a tensor over a copy of its memory, with views of one memory over one copy, tuples of these, or any other
+    value as it is."""
+    if isinstance(value, tuple):
+        copies = [_copied(each, storages) for each in value]
+        return type(value)(*copies) if hasattr(value, "_fields") else tuple(copies)
     if not isinstance(value, Tensor):
         return value
     memory = value.untyped_storage()

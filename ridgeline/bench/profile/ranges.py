@@ -27,7 +27,8 @@ from ridgeline.bench.profile.ops import module_name, step_name
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.base.cost import StepShape
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import OPS
 from ridgeline.layers.experts import ExpertStack
@@ -147,21 +148,11 @@ class _NamedWeight:
         with self.ranges.around(lambda: self.name):
             return self.weight.linear(x_TI, bias_O)
 
-    def norm_linear(
-        self,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        with self.ranges.around(lambda: self._with(norm_weight_I, gate)):
-            return self.weight.norm_linear(x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
-
-    def _with(self, norm_weight_I: Tensor, gate: str | None) -> str:
-        norm = self.ranges.weights[id(norm_weight_I)].split(".")[-2]
-        return JOINT.join([norm, self.name, *(["gated_activation"] if gate else [])])
+    def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        norm = self.ranges.weights[id(x.norm_weight_I)].split(".")[-2]
+        named = [norm, self.name, *(["gated_activation"] if epilogue.gate else [])]
+        with self.ranges.around(lambda: JOINT.join(named)):
+            return self.weight.norm_linear(x, epilogue)
 
 
 @dataclass(frozen=True)
@@ -179,19 +170,6 @@ class _NamedTakesRounded(_NamedWeight):
     def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
         with self.ranges.around(lambda: self.name):
             return self.taking.rounded_linear(x, bias_O)
-
-    def norm_linear_into(
-        self,
-        room: Rounded,
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor,
-        eps: float,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> Tensor:
-        with self.ranges.around(lambda: self._with(norm_weight_I, gate)):
-            return self.taking.norm_linear_into(room, x_TI, residual_TI, norm_weight_I, eps, bias_O, gate)
 
 
 def _named(weight: Weight, name: str, ranges: _OpRanges) -> _NamedWeight:

@@ -27,6 +27,7 @@ from ridgeline.kernels.gemm.codes.dequantize import dequantize
 from ridgeline.kernels.gemm.codes.fragments import Fragments, arranged, span, unit
 from ridgeline.kernels.gemm.codes.places import norm_in_places
 from ridgeline.kernels.gemm.plain import triton as plain
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.activation.triton import gated_activation as gated
 from ridgeline.kernels.small.norm.triton import rms_norm
@@ -135,10 +136,10 @@ class CodedSweep(Sweep):
             if cut is not None:
                 return self._with_cut(x, residual, norm, weight, matrix, cut)
             if matrix.norm:
-                return coded.coded_norm_linear(x, residual, norm, EPS, weight, None, matrix.gate)[0]
+                return coded.coded_norm_linear(Operand(x, residual, norm, EPS), weight, Epilogue(gate=matrix.gate))[0]
             return coded.coded_linear(x, weight, None)
         if matrix.norm:
-            return plain.norm_linear(x, residual, norm, EPS, weight, None, matrix.gate)[0]
+            return plain.norm_linear(Operand(x, residual, norm, EPS), weight, Epilogue(gate=matrix.gate))[0]
         return plain.linear(x, weight, None)
 
     @staticmethod
@@ -157,8 +158,8 @@ class CodedSweep(Sweep):
         if isinstance(cut, Library):
             y = plain.linear(x, dequantize(weight, x.dtype), None)
             return gated(y, gate) if gate else y
-        fused: Any = (residual, norm) if solo and matrix.norm else (None, None)
-        return coded._launch(cut, x, fused[0], fused[1], EPS, weight, None, gate)[0]
+        operand = Operand(x, residual, norm, EPS) if solo and matrix.norm else Operand(x)
+        return coded._launch(cut, operand, weight, Epilogue(gate=gate))[0]
 
     def reference(self, job: Job, arguments: Any) -> Tensor:
         (x, residual, norm, weight), matrix = arguments, self.shape(job)[0]

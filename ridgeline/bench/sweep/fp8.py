@@ -26,10 +26,11 @@ from ridgeline.kernels.gemm.fp8 import choose, library
 from ridgeline.kernels.gemm.fp8.choose import Tiles
 from ridgeline.kernels.gemm.fp8.eight import Eight
 from ridgeline.kernels.gemm.fp8.products import rounded_linear
-from ridgeline.kernels.gemm.fp8.rounded import Rounded, room
 from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
 from ridgeline.kernels.gemm.plain import triton as gemm
 from ridgeline.kernels.gemm.plain.choose import RING, Stream
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded, room
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.activation.triton import gated_activation as gated
 
@@ -193,14 +194,16 @@ class Fp8Sweep(Sweep):
     @staticmethod
     def _rounded(g: Fp8Given) -> Rounded:
         kind, how = g.weight.number_OI.dtype, g.weight.activations or "token"
-        return round_rows(g.x_TI, g.residual_TI, g.norm_I, EPS, kind, how, None)[0]
+        return round_rows(Operand(g.x_TI, g.residual_TI, g.norm_I, EPS), kind, how)[0]
 
     def launch(self, job: Job, arguments: Any) -> Tensor:
         matrix, g = self.shape(job)[0], arguments
         if job.form == "bf16":
             if g.norm_I is None:
                 return gemm.linear(g.x_TI, g.weight.number_OI, None)
-            return gemm.norm_linear(g.x_TI, g.residual_TI, g.norm_I, EPS, g.weight.number_OI, None, matrix.gate)[0]
+            return gemm.norm_linear(
+                Operand(g.x_TI, g.residual_TI, g.norm_I, EPS), g.weight.number_OI, Epilogue(gate=matrix.gate)
+            )[0]
         x = self._rounded(g) if g.rounded is None else g.rounded
         if job.op == "round":
             return x.q_TI

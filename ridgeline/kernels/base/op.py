@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
@@ -19,6 +19,7 @@ from ridgeline.kernels.base.case import Cases, Cuts
 from ridgeline.kernels.base.errors import InvalidConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
+G = TypeVar("G", bound=Callable[..., Any])
 Overrides = Mapping[str, str]  # op → the implementation wanted
 
 
@@ -96,6 +97,12 @@ class Op(Generic[F]):
     reference: F
     implementations: tuple[Implementation, ...] = ()
     matrix: bool = False
+
+    def fused(self, name: str, reference: G) -> Op[G]:
+        """Return an op that adds something to this one, with an implementation of its own, of that name, beside each of
+        this op's."""
+        beside = (replace(each, target=f"{each.target.partition(':')[0]}:{name}") for each in self.implementations)
+        return Op(name, reference, tuple(beside), self.matrix)
 
     def choose(self, platform: Platform, wanted: str | None = None) -> F:
         """Return the function of the implementation that `chosen` names."""

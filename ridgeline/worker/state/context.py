@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.model import ModelSpec
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads as LayerHeads
 from ridgeline.parallel.ring import Ring

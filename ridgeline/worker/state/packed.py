@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.core.errors import ContractViolation
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.attention.packed.op import PackedRows
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory

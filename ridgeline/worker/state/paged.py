@@ -26,7 +26,7 @@ from ridgeline.core.specs.state import KVSpec
 from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.kv_cache import KVScales, torch_type
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory

@@ -53,8 +53,8 @@ def one(calls: list[Recorded], name: str) -> Recorded:
 
 def test_arguments_have_the_steps_shape(spec: Callable[[str], ModelSpec]) -> None:
     calls = record_step(spec("llama"), MIXED, CPU, "float32")
-    assert one(calls, "mixer_norm + qkv").arguments[0].shape == (9, 64)
-    assert one(calls, "final_norm + unembed").arguments[0].shape == (3, 64)
+    assert one(calls, "mixer_norm + qkv").arguments[0].x_TI.shape == (9, 64)
+    assert one(calls, "final_norm + unembed").arguments[0].x_TI.shape == (3, 64)
     batch = one(calls, "attention").arguments[3]
     assert batch.kv_len_R.tolist() == [20, 33, 5]
     assert batch.num_tokens_R.tolist() == [7, 1, 1]
@@ -152,4 +152,6 @@ def test_a_state_takes_one_block_at_any_context(spec: Callable[[str], ModelSpec]
 
 
 def test_the_norm_that_counts_adds_a_residual(spec: Callable[[str], ModelSpec]) -> None:
-    assert one(record_step(spec("llama"), MIXED, CPU, "float32"), "mixer_norm + qkv").arguments[1] is not None
+    assert (
+        one(record_step(spec("llama"), MIXED, CPU, "float32"), "mixer_norm + qkv").arguments[0].residual_TI is not None
+    )

@@ -11,7 +11,7 @@ from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, Attention
 from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.fp8.rounded import room
+from ridgeline.kernels.gemm.plain.rounded import room
 from tests.kernels.unseen import cleared, forgotten, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

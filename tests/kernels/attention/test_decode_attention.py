@@ -11,7 +11,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.decode.cases import CASES, WIDE_CASES, DecodeCase
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.fp8.rounded import room
+from ridgeline.kernels.gemm.plain.rounded import room
 
 pytest.importorskip("triton")
 from ridgeline.kernels.attention.decode import triton as decoding

@@ -15,6 +15,7 @@ from ridgeline.kernels.gemm.codes.cases import CodedCase, random_codes
 from ridgeline.kernels.gemm.codes.choose import Cut, Wide
 from ridgeline.kernels.gemm.codes.fragments import arranged, span
 from ridgeline.kernels.gemm.codes.op import CODED_NORM_LINEAR, MXFP4, NF4, NVFP4, Q4_K, Q6_K, W4, W4_ZEROS, W8, Coded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 
 pytest.importorskip("triton")
 from ridgeline.kernels.gemm.codes import fragments_kernel, wide
@@ -88,7 +89,7 @@ def test_products_of_few_tokens(name: str, cut: str, gate: str | None) -> None:
         RESIDUAL=plan.solo, FACTOR=turned.scale is not None, BIAS=False, GATE=gate or "", PDL=False,
     )  # fmt: skip
     if plan.solo:
-        wanted, s = CODED_NORM_LINEAR.reference(x_TI, residual_TI, norm_I, 1e-6, weight, None, gate)
+        wanted, s = CODED_NORM_LINEAR.reference(Operand(x_TI, residual_TI, norm_I, 1e-6), weight, Epilogue(gate=gate))
         assert torch.equal(s, s_TI)
     else:
         wanted = x_TI.double() @ weight.dequantized().double().T

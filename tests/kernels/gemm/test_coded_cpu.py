@@ -26,6 +26,7 @@ from ridgeline.kernels.base.weight_format import CodedFormat
 from ridgeline.kernels.gemm.codes import cases, op, panels
 from ridgeline.kernels.gemm.codes.cases import CodedCase
 from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.w8a8 import cases as w8a8_cases
 from ridgeline.kernels.gemm.w8a8 import op as w8a8
 from ridgeline.kernels.gemm.w8a8.cases import W8A8Case
@@ -159,8 +160,9 @@ def test_the_norm_before_and_the_gate_behind(tokens: int, gate: str | None, orde
     residual_TI = torch.randn(x_TI.shape, generator=generator).to(dtype)
     norm_I = 0.5 + torch.rand(256, generator=generator)
     for residual, norm in ((None, norm_I.to(dtype)), (residual_TI, norm_I)):
-        y_TO, s_TI = panels.coded_norm_linear(x_TI, residual, norm, 1e-6, weight, bias_O, gate)
-        want_TO, want_TI = op.coded_norm_linear(x_TI, residual, norm, 1e-6, weight, bias_O, gate)
+        operand, epilogue = Operand(x_TI, residual, norm, 1e-6), Epilogue(bias_O, gate)
+        y_TO, s_TI = panels.coded_norm_linear(operand, weight, epilogue)
+        want_TO, want_TI = op.coded_norm_linear(operand, weight, epilogue)
         assert torch.equal(s_TI, want_TI)
         error = (y_TO.double() - want_TO.double()).norm() / want_TO.double().norm()
         assert error < 0.012 + 2 * torch.finfo(dtype).eps
@@ -171,11 +173,12 @@ def assert_bits_of_each_alone(packed: panels.Panels, x_TI: Tensor, bias_O: Tenso
     residual_TI, norm_I = x_TI.flip(0, 1).contiguous(), (0.5 + torch.rand(x_TI.shape[1])).to(x_TI.dtype)
     for residual, norm in ((None, None), (residual_TI, norm_I)):
         rows = zip(x_TI.split(1), x_TI.split(1) if residual is None else residual.split(1), strict=True)
-        each = [panels.product(x, packed, bias_O, None if residual is None else r, norm, 1e-6) for x, r in rows]
+        operands = [Operand(x, None if residual is None else r, norm, 1e-6) for x, r in rows]
+        each = [panels.product(operand, packed, bias_O) for operand in operands]
         alone = torch.cat([y for y, _ in each]), torch.cat([s for _, s in each])
         for tokens in (2, 3, 4, 5, 8, 13, len(x_TI)):
             some = None if residual is None else residual[:tokens]
-            together = panels.product(x_TI[:tokens], packed, bias_O, some, norm, 1e-6)
+            together = panels.product(Operand(x_TI[:tokens], some, norm, 1e-6), packed, bias_O)
             for got, want in zip(together, alone, strict=True):
                 assert torch.equal(got, want[:tokens]), tokens
 

@@ -19,6 +19,7 @@ from ridgeline.kernels.gemm.codes.choose import SHARED, WIDE_TOKENS, choose, wid
 from ridgeline.kernels.gemm.codes.cost import coded_linear_cost
 from ridgeline.kernels.gemm.codes.fragments import Fragments, arranged, fits, rows, span, unit
 from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Coded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 
 pytest.importorskip("triton")
 from ridgeline.kernels.gemm.codes import batch_invariant, triton
@@ -194,7 +195,7 @@ def test_products_on_a_gpu(case: CodedCase, tokens: int, released: None) -> None
         wanted = CODED_LINEAR.reference(x_TI.float(), weight, None if bias_O is None else bias_O.float())
         close(triton.coded_linear(x_TI, turned, bias_O), wanted.to(dtype))
         residual_TI, norm_I = torch.randn_like(x_TI), torch.rand(case.in_width, device=device).to(dtype)
-        arguments = (x_TI, residual_TI, norm_I, 1e-5, turned, None, "silu")
+        arguments = (Operand(x_TI, residual_TI, norm_I, 1e-5), turned, Epilogue(gate="silu"))
         y_TO, s_TI = triton.coded_norm_linear(*arguments)
         wanted, wanted_s = CODED_NORM_LINEAR.reference(*arguments)
         close(y_TO, wanted)

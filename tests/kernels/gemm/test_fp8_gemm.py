@@ -24,6 +24,7 @@ from ridgeline.kernels.gemm.fp8.op import (
     rounded,
     to_fp8,
 )
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.w8a8.cases import W8A8Case
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm
@@ -43,12 +44,12 @@ from ridgeline.kernels.gemm.fp8.choose import (
 )
 from ridgeline.kernels.gemm.fp8.eight import Eight
 from ridgeline.kernels.gemm.fp8.products import rounded_linear
-from ridgeline.kernels.gemm.fp8.rounded import Rounded, room
 from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
 from ridgeline.kernels.gemm.fp8.saturation import saturations, total_saturations
 from ridgeline.kernels.gemm.fp8.tiles import launch_tiles
 from ridgeline.kernels.gemm.fp8.triton import eight
 from ridgeline.kernels.gemm.plain.choose import Stream
+from ridgeline.kernels.gemm.plain.rounded import Rounded, room
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
@@ -93,7 +94,9 @@ def test_activations_are_rounded_as_the_op_says(how: Fp8Format, normed: bool, de
     x_scale = torch.tensor(2.0 / 448, device=device)
     norm_I = (1 + 0.3 * torch.randn(400, generator=generator, device=device)).half() if normed else None
     residual_TI = torch.randn(5, 400, generator=generator, device=device).half() if normed else None
-    got, s_TI = round_rows(x_TI, residual_TI, norm_I, 1e-5, torch.float8_e4m3fn, how.activations or "token", x_scale)
+    got, s_TI = round_rows(
+        Operand(x_TI, residual_TI, norm_I, 1e-5), torch.float8_e4m3fn, how.activations or "token", x_scale
+    )
     want_TI = x_TI.float()
     if residual_TI is not None and norm_I is not None:
         assert torch.equal(s_TI, x_TI + residual_TI)
@@ -112,7 +115,7 @@ def test_what_is_not_a_number_stays_so_and_infinity_spoils_its_row_alone(device:
     x_TI = torch.ones(4, 256, dtype=torch.bfloat16, device=device)
     x_TI[1, 3], x_TI[2, 200], x_TI[3] = torch.nan, torch.inf, 0
     for activations in ("token", "block"):
-        got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, activations, None)  # type: ignore[arg-type]
+        got, _ = round_rows(Operand(x_TI), torch.float8_e4m3fn, activations, None)  # type: ignore[arg-type]
         sums_T = tokens_of(got, 256).sum(1)
         assert sums_T[0].item() == pytest.approx(256, rel=1e-6)
         assert torch.isnan(sums_T[1:3]).all()
@@ -124,7 +127,7 @@ def test_numbers_that_a_static_scale_cuts_off_are_counted(device: str) -> None:
     x_TI = torch.tensor([[3.0] * 7 + [-5.0] + [0.5] * 248, [1.0] * 256], device=device)
     counter = saturations(x_TI.device)
     before, total = int(counter), total_saturations()
-    got, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, "static", torch.tensor(2.0 / 448, device=device))
+    got, _ = round_rows(Operand(x_TI), torch.float8_e4m3fn, "static", torch.tensor(2.0 / 448, device=device))
     assert int(counter) - before == 8
     assert total_saturations() - total == 8
     assert got.q_TI[0, 0].float() == 448
@@ -144,8 +147,10 @@ def test_implementations_equal_the_reference(case: Fp8Case, kind: str, device: s
     assert (got - want).float().std() < 0.04
     x_TI, weight, bias_O = arguments
     norm_I = torch.ones(case.in_width, dtype=torch.float16, device=device)
-    got_TO, s_TI = FP8_NORM_LINEAR.choose(platform, kind)(x_TI, x_TI, norm_I, 1e-5, weight, bias_O, "silu")
-    want_TO, want_TI = FP8_NORM_LINEAR.reference(x_TI, x_TI, norm_I, 1e-5, weight, bias_O, "silu")
+    got_TO, s_TI = FP8_NORM_LINEAR.choose(platform, kind)(
+        Operand(x_TI, x_TI, norm_I, 1e-5), weight, Epilogue(bias_O, "silu")
+    )
+    want_TO, want_TI = FP8_NORM_LINEAR.reference(Operand(x_TI, x_TI, norm_I, 1e-5), weight, Epilogue(bias_O, "silu"))
     assert (got_TO - want_TO).float().std() < 0.06
     assert torch.equal(s_TI, want_TI)
 
@@ -251,7 +256,7 @@ def test_matrix_units_multiply_rounded_activations(cut: Stream | Tiles, gate: st
             continue  # programs that share a tile must run at once
         rows = 2 * outputs if gate else outputs
         x_TI, weight, bias_O = Fp8Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
-        x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
+        x, _ = round_rows(Operand(x_TI), torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
         want_TO = tokens_of(x, inputs) @ weight.dequantized().double().T
         want_TO = want_TO if bias_O is None else want_TO + bias_O.double()
         want_TO = gated_activation(want_TO, gate) if gate else want_TO
@@ -270,7 +275,7 @@ def test_the_library_multiplies_a_thousand_tokens(how: Fp8Format) -> None:
         pytest.skip("not a Hopper GPU")
     assert library_wins(1100, 512, gated=False)
     x_TI, weight, bias_O = Fp8Case(1100, 512, 128, how, bias=True).inputs(torch.bfloat16, device)
-    x, _ = round_rows(x_TI, None, None, 0.0, torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
+    x, _ = round_rows(Operand(x_TI), torch.float8_e4m3fn, how.activations or "token", weight.x_scale)
     want_TO = tokens_of(x, 512) @ weight.dequantized().double().T
     assert bias_O is not None
     got_TO = rounded_linear(x, eight(weight), bias_O, None)
@@ -303,7 +308,7 @@ def test_sums_of_int8_levels_are_exact_on_matrix_units(cut: Stream | Tiles | Non
         if isinstance(cut, Stream) and cut.split > 1 and tokens > 64:
             continue  # parts of a sum wait for one another, so all of them must run at once
         x_TI, level_OI, scale_O, bias_O = W8A8Case(tokens, inputs, rows, bias=True).inputs(torch.bfloat16, device, seed)
-        x, _ = round_rows(x_TI, None, None, 0.0, torch.int8, "token", None)
+        x, _ = round_rows(Operand(x_TI), torch.int8, "token", None)
         want_TO = tokens_of(x, inputs) @ level_OI.double().T * scale_O.double()
         want_TO = want_TO + bias_O.double() if bias_O is not None else want_TO
         want_TO = gated_activation(want_TO, gate) if gate else want_TO
@@ -336,9 +341,9 @@ def test_results_are_rounded_where_there_is_room(kind: str, device: str) -> None
     x_TI, weight, _ = Fp8Case(5, 384, 2 * 300).inputs(torch.float16, torch.device(device))
     norm_I = torch.ones(384, dtype=torch.float16, device=device)
     normed = FP8_NORM_LINEAR.choose(Platform.of(torch.device(device)), kind)
-    want_TO, want_TI = normed(x_TI, x_TI, norm_I, 1e-5, weight, None, "silu")
+    want_TO, want_TI = normed(Operand(x_TI, x_TI, norm_I, 1e-5), weight, Epilogue(gate="silu"))
     given = room(5, 300, torch.float16, torch.device(device))
-    got_TO, s_TI = normed(x_TI, x_TI, norm_I, 1e-5, weight, None, "silu", given)
+    got_TO, s_TI = normed(Operand(x_TI, x_TI, norm_I, 1e-5), weight, Epilogue(None, "silu", given))
     assert torch.equal(s_TI, want_TI)
     assert got_TO.data_ptr() == given.q_TI.data_ptr()
     largest_CT = torch.nn.functional.pad(want_TO, (0, 84)).float().unflatten(1, (-1, 128)).abs().amax(-1).T

@@ -18,7 +18,7 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.plain.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
 from ridgeline.kernels.gemm.plain.choose import RowsPlan, Tiles, choose
 from ridgeline.kernels.gemm.plain.cost import norm_linear_cost
-from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
+from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR, Epilogue, Operand
 from ridgeline.kernels.small.norm.op import rms_norm
 
 triton = pytest.importorskip("triton")
@@ -82,9 +82,7 @@ def test_every_cut_multiplies(
     expected = LINEAR.reference(x_TI, weight_OI, bias_O)
     poisoned(monkeypatch)
     if isinstance(cut, RowsPlan):
-        y_TO, _ = implementation.launch_rows(
-            whole_rows(cut, case.in_width), x_TI, None, None, 0.0, weight_OI, bias_O, None
-        )
+        y_TO, _ = implementation.launch_rows(whole_rows(cut, case.in_width), Operand(x_TI), weight_OI, Epilogue(bias_O))
     else:
         y_TO = implementation.launch_tiles(cut, x_TI, weight_OI, bias_O, None)
     assert_close(y_TO, expected, case.in_width)
@@ -99,17 +97,17 @@ def test_every_cut_normalises_or_gates(
 ) -> None:
     if case.tokens > cut.tokens:
         case = replace(case, tokens=cut.tokens)
-    arguments = case.inputs(dtype, torch.device(device))
-    expected, expected_s = NORM_LINEAR.reference(*arguments)
+    x, weight_OI, epilogue = case.inputs(dtype, torch.device(device))
+    expected, expected_s = NORM_LINEAR.reference(x, weight_OI, epilogue)
     poisoned(monkeypatch)
     if isinstance(cut, RowsPlan):
-        if arguments[2] is None:  # without a norm it adds nothing up
-            arguments = (expected_s, None, *arguments[2:])
-        y_TO, s_TI = implementation.launch_rows(whole_rows(cut, case.in_width), *arguments)
+        if x.norm_weight_I is None:  # without a norm it adds nothing up
+            x = Operand(expected_s)
+        y_TO, s_TI = implementation.launch_rows(whole_rows(cut, case.in_width), x, weight_OI, epilogue)
         assert_close(s_TI, expected_s, 1)
     else:
-        n_TI = expected_s if arguments[2] is None else rms_norm(*arguments[:4])[0]
-        y_TO = implementation.launch_tiles(cut, n_TI, *arguments[4:])
+        n_TI = expected_s if x.norm_weight_I is None else rms_norm(*x)[0]
+        y_TO = implementation.launch_tiles(cut, n_TI, weight_OI, epilogue.bias_O, epilogue.gate)
     assert_close(y_TO, expected, case.in_width, epsilons=ROOM * 8 if case.gate else 8)
 
 
@@ -148,10 +146,12 @@ def test_every_cut_chosen_can_be_launched(norm: bool, gated: bool, shared: int) 
 
 
 def test_a_gradient_is_left_to_torch() -> None:
-    arguments = [a.requires_grad_() if isinstance(a, Tensor) else a for a in NORM_CASES[5].inputs(torch.float16, CPU)]
-    y_TO, s_TI = implementation.norm_linear(*arguments)
+    x, weight_OI, epilogue = NORM_CASES[5].inputs(torch.float16, CPU)
+    given = [a.requires_grad_() for a in (*x, weight_OI, *epilogue) if isinstance(a, Tensor)]
+    y_TO, s_TI = implementation.norm_linear(x, weight_OI, epilogue)
     (y_TO.sum() + s_TI.sum()).backward()
-    assert all(a.grad is not None for a in arguments if isinstance(a, Tensor))
+    assert len(given) == 4
+    assert all(a.grad is not None for a in given)
     x_TI, weight_OI, bias_O = (a.requires_grad_() for a in LinearCase(2, 64, 64, bias=True).inputs(torch.float16, CPU))
     implementation.linear(x_TI, weight_OI, bias_O).sum().backward()
     assert weight_OI.grad is not None

@@ -15,7 +15,7 @@ from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_re
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 from ridgeline.kernels.gemm.fp8.op import in_room
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.op import rope_kv
 
 

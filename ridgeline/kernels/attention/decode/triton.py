@@ -19,8 +19,8 @@ from ridgeline.kernels.base.aot import ARCHS, AotKernel
 from ridgeline.kernels.base.kv_cache import LEVELS, KVScales, for_kernels
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.weight_format import BLOCK
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.gemm.fp8.rounding import round_into
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.triton import rope_kv, rope_kv_batch_invariant
 
 # With more rows reading keys decides, and the plain kernel keeps more programs on a multiprocessor. One launch tied

@@ -24,7 +24,7 @@ from ridgeline.kernels.base.kv_cache import LEVELS, KernelCache, KVScales, for_k
 from ridgeline.kernels.base.launch import compute_capability, launch_options
 from ridgeline.kernels.base.tree import NODES
 from ridgeline.kernels.base.weight_format import BLOCK
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 
 COMBINED = 8192  # float32 values of parts that a program holds at once when it adds them up
 TOGETHER = 8  # queries of rows with equally many tokens whose parts it adds up at once

@@ -15,6 +15,7 @@ from ridgeline.kernels.gemm.codes.dequantize import dequantize
 from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.kernels.gemm.codes.triton import from_fragments, ordered
 from ridgeline.kernels.gemm.plain import batch_invariant as gemm
+from ridgeline.kernels.gemm.plain.op import in_three
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
 
@@ -26,16 +27,4 @@ def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
     return gemm.linear(x_TI, dequantize(weight, x_TI.dtype), bias_O) if y_TO is None else y_TO
 
 
-def coded_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Coded,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `op.coded_norm_linear`."""
-    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = coded_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+coded_norm_linear = in_three(rms_norm, coded_linear, gated_activation)

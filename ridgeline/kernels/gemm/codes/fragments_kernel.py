@@ -38,6 +38,7 @@ from ridgeline.kernels.gemm.codes.choose import Cut
 from ridgeline.kernels.gemm.codes.fragments import TILE, Fragments, span, unit
 from ridgeline.kernels.gemm.codes.fragments_asm import instructions, operands, subtracted
 from ridgeline.kernels.gemm.codes.op import W4
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.small.activation.triton import gated
 
 
@@ -451,18 +452,10 @@ def _constants(cut: Cut, how: CodedFormat, inputs: int, dtype: torch.dtype) -> d
     }  # fmt: skip
 
 
-def launch(
-    cut: Cut,
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    weight: Fragments,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `coded_norm_linear` does. Without `norm_weight_I` there is no norm, and s is x; only a solo cut
-    has a norm. x's columns are in the order of the weight's."""
+def launch(cut: Cut, x: Operand, weight: Fragments, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as `coded_norm_linear` does. Without a norm s is x; only a solo cut has a norm. x's columns are in
+    the order of the weight's."""
+    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _) = x, epilogue
     (tokens, inputs), how, device = x_TI.shape, weight.format, x_TI.device
     outputs = weight.code_OB.shape[0] // (2 if gate else 1)
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=device)

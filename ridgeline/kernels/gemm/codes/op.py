@@ -21,9 +21,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, has_byte_products, on_gpu
 from ridgeline.kernels.base.weight_format import CodedFormat
-from ridgeline.kernels.gemm.plain.op import linear
-from ridgeline.kernels.small.activation.op import gated_activation
-from ridgeline.kernels.small.norm.op import rms_norm
+from ridgeline.kernels.gemm.plain.op import linear, norm_linear_of
 
 TABLES = {
     "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
@@ -152,21 +150,7 @@ def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
     return linear(x_TI, weight.dequantized(), bias_O)
 
 
-def coded_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Coded,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as the op `norm_linear` does, with a weight in codes."""
-    s_TI = x_TI if residual_TI is None else x_TI + residual_TI
-    n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
-    y_TO = coded_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
-
+coded_norm_linear = norm_linear_of(coded_linear)
 
 W4 = CodedFormat(bits=4, group=128)
 W4_ZEROS = CodedFormat(bits=4, group=128, zeros="levels")
@@ -194,14 +178,4 @@ CODED_LINEAR = Op(
     ),
     matrix=True,
 )
-CODED_NORM_LINEAR = Op(
-    "coded_norm_linear",
-    coded_norm_linear,
-    (
-        Implementation("triton", "ridgeline.kernels.gemm.codes.triton:coded_norm_linear", on_gpu),
-        Implementation("panels", "ridgeline.kernels.gemm.codes.panels:coded_norm_linear", has_byte_products),
-        Implementation("torch", "ridgeline.kernels.gemm.codes.torch_ops:coded_norm_linear"),
-        Implementation("batch_invariant", "ridgeline.kernels.gemm.codes.batch_invariant:coded_norm_linear", on_gpu),
-    ),
-    matrix=True,
-)
+CODED_NORM_LINEAR = CODED_LINEAR.fused("coded_norm_linear", coded_norm_linear)

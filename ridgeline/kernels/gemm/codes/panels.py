@@ -33,6 +33,7 @@ from ridgeline.kernels.base.onednn import in_large_pages
 from ridgeline.kernels.base.weight_format import CodedFormat
 from ridgeline.kernels.gemm.codes import op
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.op import linear as plain_linear
 from ridgeline.kernels.small.activation.torch_ops import gated_activation
 from ridgeline.kernels.small.norm.torch_ops import rms_norm
@@ -226,19 +227,16 @@ def _laid_out_codes(rows_O: Tensor, how: CodedFormat, codes: Callable[[Tensor], 
     return torch.cat(pieces)
 
 
-def product(
-    x_TI: Tensor,
-    weight: Panels,
-    bias_O: Tensor | None,
-    residual_TI: Tensor | None = None,
-    norm_weight_I: Tensor | None = None,
-    eps: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, s): y is the linear map of s, or of rms_norm(s) if there is a norm, and s = x + residual."""
+def product(x: Operand, weight: Panels, bias_O: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return (y, s): y is the linear map of the operand."""
+    x_TI, residual_TI, norm_weight_I, eps = x
     if weight.order_I is not None:
         if norm_weight_I is not None:
             n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-            return product(n_TI, weight, bias_O)[0], s_TI
+            return product(Operand(n_TI), weight, bias_O)[0], s_TI
+        if residual_TI is not None:
+            s_TI = x.summed()
+            return product(Operand(s_TI), weight, bias_O)[0], s_TI
         x_TI = x_TI.index_select(1, weight.order_I)
     x_TI = _checked(x_TI, x_TI.dtype, (len(x_TI), weight.inputs))
     y_TO = x_TI.new_empty(len(x_TI), weight.outputs)
@@ -275,21 +273,13 @@ def _checked(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 def linear(x_TI: Tensor, weight: Panels, bias_O: Tensor | None) -> Tensor:
     """Compute `op.coded_linear` with a weight that is laid out."""
-    return product(x_TI, weight, bias_O)[0]
+    return product(Operand(x_TI), weight, bias_O)[0]
 
 
-def norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Panels,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
+def norm_linear(x: Operand, weight: Panels, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.coded_norm_linear` with a weight that is laid out."""
-    y_TO, s_TI = product(x_TI, weight, bias_O, residual_TI, norm_weight_I, eps)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+    y_TO, s_TI = product(x, weight, epilogue.bias_O)
+    return (gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO), s_TI
 
 
 def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
@@ -300,17 +290,9 @@ def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
     return plain_linear(x_TI, weight.dequantized().to(x_TI.dtype), bias_O)
 
 
-def coded_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Coded,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
+def coded_norm_linear(x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.coded_norm_linear` likewise."""
     packed = pack(weight)
     if packed is not None:
-        return norm_linear(x_TI, residual_TI, norm_weight_I, eps, packed, bias_O, gate)
-    return op.coded_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+        return norm_linear(x, packed, epilogue)
+    return op.coded_norm_linear(x, weight, epilogue)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.gemm.codes.fragments import TILE, rows
 from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.plain.op import in_three
 from ridgeline.kernels.small.activation.torch_ops import gated_activation
 from ridgeline.kernels.small.norm.torch_ops import rms_norm
 
@@ -31,16 +32,4 @@ def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
-def coded_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Coded,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `op.coded_norm_linear`."""
-    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = coded_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+coded_norm_linear = in_three(rms_norm, coded_linear, gated_activation)

@@ -20,6 +20,7 @@ from ridgeline.kernels.gemm.codes.fragments import TILE, Fragments, arranged, fi
 from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.kernels.gemm.codes.places import norm_in_places
 from ridgeline.kernels.gemm.plain import triton as gemm
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, in_three
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
 
@@ -31,30 +32,25 @@ def coded_linear(x_TI: Tensor, weight: Coded, bias_O: Tensor | None) -> Tensor:
     return gemm.linear(x_TI, dequantize(weight, x_TI.dtype), bias_O) if y_TO is None else y_TO
 
 
-def coded_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Coded,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
+def coded_norm_linear(x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.coded_norm_linear`. In float16 the norm has a kernel of its own: what it scales could overflow."""
+    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _) = x, epilogue
+    if norm_weight_I is None:
+        return _in_three(x, weight, epilogue)
     cut = cut_of(x_TI, weight, gate)
     packed = x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.is_contiguous())
     if cut is not None and cut.solo and packed and weight.order_I is None and x_TI.dtype == torch.bfloat16:
-        return _launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+        return _launch(cut, x, weight, epilogue)
     plan = wide_cut_of(x_TI, weight, gate)
     if plan is not None and packed and weight.order_I is None:
         n_TI, s_TI = norm_in_places(x_TI, residual_TI, norm_weight_I, eps, span(weight.format))
         return _launch_wide(plan, n_TI, weight, bias_O, gate, placed=True), s_TI
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
     y_TO = from_fragments(ordered(n_TI, weight), weight, bias_O, gate)
-    if y_TO is not None:
-        return y_TO, s_TI
-    y_TO = coded_linear(n_TI, weight, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+    return _in_three(Operand(n_TI), weight, epilogue)[0] if y_TO is None else y_TO, s_TI
+
+
+_in_three = in_three(rms_norm, coded_linear, gated_activation)
 
 
 def prepared(weight: Coded, dtype: torch.dtype) -> Coded:
@@ -83,7 +79,7 @@ def from_fragments(
     if plan is not None:
         return _launch_wide(plan, x_TI, weight, bias_O, gate)
     cut = cut_of(x_TI, weight, gate, same)
-    return None if cut is None else _launch(cut, x_TI, None, None, 0.0, weight, bias_O, gate)[0]
+    return None if cut is None else _launch(cut, Operand(x_TI), weight, Epilogue(bias_O, gate))[0]
 
 
 def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, same: bool = False) -> Cut | None:
@@ -125,17 +121,8 @@ def _launch_wide(
     return wide.launch(plan, x_TI, weight, bias_O, gate, placed)
 
 
-def _launch(
-    cut: Cut,
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    weight: Coded,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
+def _launch(cut: Cut, x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     from ridgeline.kernels.gemm.codes import fragments_kernel  # Gluon, which is imported only where it runs
 
     assert isinstance(weight, Fragments)
-    return fragments_kernel.launch(cut, x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate)
+    return fragments_kernel.launch(cut, x, weight, epilogue)

@@ -40,6 +40,7 @@ from ridgeline.kernels.gemm.experts.matrices import Matrices, shape_of
 from ridgeline.kernels.gemm.experts.packed import TILE, Packed
 from ridgeline.kernels.gemm.fp8.op import Fp8
 from ridgeline.kernels.gemm.fp8.rounding import round_rows
+from ridgeline.kernels.gemm.plain.op import Operand
 from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.hopper.ring import box, descriptor
 
@@ -115,7 +116,7 @@ def _operands(x: Tensor, weight: Matrices) -> _Operands:
         return _Operands(x, x, weight.view(experts * outputs, inputs), x, x, _constants(""))
     if isinstance(weight, Fp8):
         mode: Activations = "block" if weight.format.block else "token"
-        rounded, _ = round_rows(x, None, None, 0.0, torch.float8_e4m3fn, mode, None)
+        rounded, _ = round_rows(Operand(x), torch.float8_e4m3fn, mode)
         numbers = weight.weight_OI.view(experts * outputs, inputs)
         blocked = SPAN if weight.format.block else 1
         return _Operands(rounded.q_TI, rounded.scale, numbers, weight.scale_SC, x, _constants("fp8", blocked))

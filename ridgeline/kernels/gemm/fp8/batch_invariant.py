@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ridgeline.kernels.gemm.fp8.op import Fp8, in_room
 from ridgeline.kernels.gemm.fp8.products import invariant_linear
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.gemm.fp8.triton import eight
+from ridgeline.kernels.gemm.plain.op import in_three
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
 
@@ -24,17 +25,4 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return invariant_linear(x_TI, eight(weight), bias_O)
 
 
-def fp8_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Fp8,
-    bias_O: Tensor | None,
-    gate: str | None,
-    room: Rounded | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `op.fp8_norm_linear`."""
-    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = fp8_linear(n_TI, weight, bias_O)
-    return in_room(gated_activation(y_TO, gate) if gate else y_TO, room), s_TI
+fp8_norm_linear = in_three(rms_norm, fp8_linear, gated_activation, in_room)

@@ -22,9 +22,9 @@ from ridgeline.kernels.gemm.fp8 import choose
 from ridgeline.kernels.gemm.fp8.choose import Tiles
 from ridgeline.kernels.gemm.fp8.eight import Eight
 from ridgeline.kernels.gemm.fp8.hopper_tiles import tiles_kernel
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.gemm.plain.choose import Stream
 from ridgeline.kernels.gemm.plain.hopper import aot, prepared
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.hopper.ring import box, descriptor
 from ridgeline.kernels.hopper.stream import stream
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gemm.fp8.eight import Eight
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 
 
 def has(weight: Eight, dtype: torch.dtype) -> bool:

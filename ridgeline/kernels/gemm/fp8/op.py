@@ -21,9 +21,8 @@ from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, Platform, on_gpu
 from ridgeline.kernels.base.weight_format import BLOCK, Fp8Format
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
-from ridgeline.kernels.small.activation.op import gated_activation
-from ridgeline.kernels.small.norm.op import rms_norm
+from ridgeline.kernels.gemm.plain.op import norm_linear_of
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 
 LARGEST = 448.0  # of E4M3
 BY_TOKEN = Fp8Format()
@@ -110,22 +109,7 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return y_TO.to(x_TI.dtype)
 
 
-def fp8_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Fp8,
-    bias_O: Tensor | None,
-    gate: str | None,
-    room: Rounded | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as the op `norm_linear` does, with an FP8 weight. With `room` y is rounded to E4M3 there, with a
-    scale for each token and 128 outputs."""
-    s_TI = x_TI if residual_TI is None else x_TI + residual_TI
-    n_TI, _ = rms_norm(s_TI.float(), None, norm_weight_I, eps)
-    y_TO = fp8_linear(n_TI, weight, bias_O)
-    return in_room((gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), room), s_TI
+fp8_norm_linear = norm_linear_of(fp8_linear, in_room)
 
 
 def to_fp8(matrix_OI: Tensor, fp8: Fp8Format, x_scale: Tensor | None = None) -> Fp8:
@@ -147,14 +131,14 @@ def has_e4m3(platform: Platform) -> bool:
     return on_gpu(platform) and not platform.arch.startswith(("sm_80", "sm_86", "sm_87"))
 
 
-def _implementations(name: str) -> tuple[Implementation, ...]:
-    here = "ridgeline.kernels.gemm.fp8"
-    return (
-        Implementation("triton", f"{here}.triton:{name}", has_e4m3),
-        Implementation("torch", f"{here}.torch_ops:{name}"),
-        Implementation("batch_invariant", f"{here}.batch_invariant:{name}", has_e4m3),
-    )
-
-
-FP8_LINEAR = Op("fp8_linear", fp8_linear, _implementations("fp8_linear"), matrix=True)
-FP8_NORM_LINEAR = Op("fp8_norm_linear", fp8_norm_linear, _implementations("fp8_norm_linear"), matrix=True)
+FP8_LINEAR = Op(
+    "fp8_linear",
+    fp8_linear,
+    (
+        Implementation("triton", "ridgeline.kernels.gemm.fp8.triton:fp8_linear", has_e4m3),
+        Implementation("torch", "ridgeline.kernels.gemm.fp8.torch_ops:fp8_linear"),
+        Implementation("batch_invariant", "ridgeline.kernels.gemm.fp8.batch_invariant:fp8_linear", has_e4m3),
+    ),
+    matrix=True,
+)
+FP8_NORM_LINEAR = FP8_LINEAR.fused("fp8_norm_linear", fp8_norm_linear)

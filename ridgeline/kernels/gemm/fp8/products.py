@@ -27,10 +27,11 @@ from ridgeline.kernels.gemm.fp8.choose import (
     rounded_before,
 )
 from ridgeline.kernels.gemm.fp8.eight import Eight
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
 from ridgeline.kernels.gemm.fp8.rounding import round_into, round_rows
 from ridgeline.kernels.gemm.fp8.tiles import launch_tiles
 from ridgeline.kernels.gemm.plain.choose import Stream
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand, in_three
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.triton import gated_activation
 from ridgeline.kernels.small.norm.triton import rms_norm
 
@@ -41,46 +42,31 @@ def linear(x: Tensor | Rounded, weight: Eight, bias_O: Tensor | None) -> Tensor:
         if takes_rounded(weight, len(x.q_TI), x.dtype):
             return rounded_linear(x, weight, bias_O, None)
         x = x.wide().to(x.dtype)
-    return _linear(x, None, None, 0.0, weight, bias_O, None, None)[0]
+    return norm_linear(Operand(x), weight, Epilogue(bias_O))[0]
 
 
-def norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Eight,
-    bias_O: Tensor | None,
-    gate: str | None,
-    room: Rounded | None = None,
-) -> tuple[Tensor, Tensor]:
+def norm_linear(x: Operand, weight: Eight, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Return (y, s) as the op `fp8_norm_linear` does."""
-    return _linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate, room)
+    x = x if x.x_TI.stride(1) == 1 else x._replace(x_TI=x.x_TI.contiguous())
+    if not len(x.x_TI) or not _on_matrix_units(weight, x.x_TI.dtype):
+        return _in_three(x, weight, epilogue)
+    assert weight.activations is not None
+    rounded, s_TI = round_rows(x, weight.number_OI.dtype, weight.activations, weight.x_scale)
+    return rounded_linear(rounded, weight, epilogue.bias_O, epilogue.gate, room=epilogue.room), s_TI
 
 
-def _linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    weight: Eight,
-    bias_O: Tensor | None,
-    gate: str | None,
-    room: Rounded | None,
-) -> tuple[Tensor, Tensor]:
-    x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
-    tokens = len(x_TI)
-    if tokens and _on_matrix_units(weight, x_TI.dtype):
-        assert weight.activations is not None
-        x, s_TI = round_rows(
-            x_TI, residual_TI, norm_weight_I, eps, weight.number_OI.dtype, weight.activations, weight.x_scale
-        )
-        return rounded_linear(x, weight, bias_O, gate, room=room), s_TI
-    s_TI = x_TI
-    if norm_weight_I is not None:
-        x_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = launch_tiles(choose_tile(tokens, len(weight.number_OI)), x_TI, weight, bias_O)
-    return _in_room(gated_activation(y_TO, gate) if gate else y_TO, room), s_TI
+def _unrounded(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:
+    return launch_tiles(choose_tile(len(x_TI), len(weight.number_OI)), x_TI, weight, bias_O)
+
+
+def _in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
+    if room is None:
+        return y_TO
+    round_into(y_TO, room)
+    return room.q_TI
+
+
+_in_three = in_three(rms_norm, _unrounded, gated_activation, _in_room)
 
 
 def rounded_linear(
@@ -132,13 +118,6 @@ def rounds_gated(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:
         tokens, inputs, outputs, gated=True, processors=processors, blocked=weight.blocked, between=True
     )  # fmt: skip
     return isinstance(plan, Stream) and plan.rows == BLOCK and outputs % BLOCK == 0
-
-
-def _in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
-    if room is None:
-        return y_TO
-    round_into(y_TO, room)
-    return room.q_TI
 
 
 def invariant_linear(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:

@@ -20,8 +20,9 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.weight_format import BLOCK, Activations
-from ridgeline.kernels.gemm.fp8.rounded import Rounded, group_scales
 from ridgeline.kernels.gemm.fp8.saturation import saturations
+from ridgeline.kernels.gemm.plain.op import Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded, group_scales
 
 GROUP = tl.constexpr(BLOCK)
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -85,43 +86,28 @@ def round_kernel(
 
 
 def round_rows(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-    activations: Activations,
-    x_scale: Tensor | None,
+    x: Operand, dtype: torch.dtype, activations: Activations, x_scale: Tensor | None = None
 ) -> tuple[Rounded, Tensor]:
-    """Return (x rounded, or with a norm rms_norm(s) rounded, and s). s = x + residual in x's dtype, or s = x without a
-    residual."""
-    (tokens, inputs), device = x_TI.shape, x_TI.device
+    """Return (the operand rounded, and s)."""
+    (tokens, inputs), device = x.x_TI.shape, x.x_TI.device
     q_TI, grouped = torch.empty(tokens, inputs, dtype=dtype, device=device), activations == "block"
     scale = group_scales(tokens, inputs, device) if grouped else torch.empty(tokens, dtype=torch.float32, device=device)
-    x = Rounded(q_TI, scale, x_TI.dtype)
-    s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=device)
-    _launch(x, x_TI, residual_TI, norm_weight_I, eps, activations, x_scale, s_TI)
-    return x, s_TI
+    rounded = Rounded(q_TI, scale, x.x_TI.dtype)
+    return rounded, _launch(rounded, x, activations, x_scale)
 
 
 def round_into(x_TI: Tensor, room: Rounded) -> None:
     """Round x into `room`, with a scale for each 128 inputs."""
-    _launch(room, x_TI, None, None, 0.0, "block", None, x_TI)
+    _launch(room, Operand(x_TI), "block", None)
 
 
-def _launch(
-    room: Rounded,
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    activations: Activations,
-    x_scale: Tensor | None,
-    s_TI: Tensor,
-) -> None:
-    (tokens, inputs), (q_TI, scale, _) = x_TI.shape, room
+def _launch(room: Rounded, x: Operand, activations: Activations, x_scale: Tensor | None) -> Tensor:
+    """Round the operand into `room`, and return s."""
+    (x_TI, residual_TI, norm_weight_I, eps), (q_TI, scale, _) = x, room
+    tokens, inputs = x_TI.shape
+    s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=x_TI.device)
     if not tokens:
-        return
+        return s_TI
     padded = triton.next_power_of_2(triton.cdiv(inputs, BLOCK))
     residual = x_TI if residual_TI is None else residual_TI  # any pointer will do for what the flags leave out
     round_kernel[(tokens,)](
@@ -131,6 +117,7 @@ def _launch(
         NORM=norm_weight_I is not None, RESIDUAL=residual_TI is not None, num_warps=_warps(padded),
         **launch_options(x_TI.device),
     )  # fmt: skip
+    return s_TI
 
 
 def _warps(groups: int) -> int:

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from ridgeline.kernels.base.weight_format import BLOCK
 from ridgeline.kernels.gemm.fp8.op import Fp8, in_room
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.op import in_three
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.torch_ops import gated_activation
 from ridgeline.kernels.small.norm.torch_ops import rms_norm
 
@@ -33,20 +34,7 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return y_TO if bias_O is None else y_TO + bias_O
 
 
-def fp8_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Fp8,
-    bias_O: Tensor | None,
-    gate: str | None,
-    room: Rounded | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute `op.fp8_norm_linear` in three parts, with rounding between them."""
-    n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-    y_TO = fp8_linear(n_TI, weight, bias_O)
-    return in_room(gated_activation(y_TO, gate) if gate else y_TO, room), s_TI
+fp8_norm_linear = in_three(rms_norm, fp8_linear, gated_activation, in_room)
 
 
 def _rows(weight: Fp8, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from ridgeline.kernels.gemm.fp8 import products, torch_ops
 from ridgeline.kernels.gemm.fp8.eight import Eight
 from ridgeline.kernels.gemm.fp8.op import Fp8
-from ridgeline.kernels.gemm.fp8.rounded import Rounded
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 
 
 def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Tensor:
@@ -24,20 +25,11 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return products.linear(x_TI, eight(weight), bias_O)
 
 
-def fp8_norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor,
-    eps: float,
-    weight: Fp8,
-    bias_O: Tensor | None,
-    gate: str | None,
-    room: Rounded | None = None,
-) -> tuple[Tensor, Tensor]:
+def fp8_norm_linear(x: Operand, weight: Fp8, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.fp8_norm_linear`."""
-    if torch.is_grad_enabled() and x_TI.requires_grad:
-        return torch_ops.fp8_norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight, bias_O, gate, room)
-    return products.norm_linear(x_TI, residual_TI, norm_weight_I, eps, eight(weight), bias_O, gate, room)
+    if torch.is_grad_enabled() and x.x_TI.requires_grad:
+        return torch_ops.fp8_norm_linear(x, weight, epilogue)
+    return products.norm_linear(x, eight(weight), epilogue)
 
 
 def takes_rounded(weight: Fp8, tokens: int, dtype: torch.dtype) -> bool:

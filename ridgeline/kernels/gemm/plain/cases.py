@@ -11,6 +11,7 @@ from torch import Tensor
 from ridgeline.kernels.base.case import Cases, OpCase
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.gemm.plain.cost import linear_cost, norm_linear_cost
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 
 
 class ProductCase(OpCase):
@@ -51,7 +52,7 @@ class NormedProductCase(ProductCase):
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         x_TI, weight, bias_O = super().inputs(dtype, device, seed)  # type: ignore[safe-super, call-arg]
         norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=x_TI.device).to(x_TI.dtype)
-        return x_TI, x_TI.flip(0), norm_I, 1e-5, weight, bias_O, "silu"
+        return Operand(x_TI, x_TI.flip(0), norm_I, 1e-5), weight, Epilogue(bias_O, "silu")
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,7 @@ class NormLinearCase(OpCase):
     norm_float32: bool = False
     norm: bool = True
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor | None, str | None]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Operand, Tensor, Epilogue]:
         """Return random inputs, with a norm weight around one."""
         generator = torch.Generator(device).manual_seed(seed)
         rows = self.out_width * (2 if self.gate else 1)
@@ -109,7 +108,8 @@ class NormLinearCase(OpCase):
         residual_TI = torch.randn(x_TI.shape, generator=generator, device=device).to(dtype) if self.residual else None
         norm_weight_I = 1 + 0.3 * torch.randn(self.in_width, generator=generator, device=device)
         norm_weight_I = norm_weight_I.to(torch.float32 if self.norm_float32 else dtype)
-        return x_TI, residual_TI, norm_weight_I if self.norm else None, self.eps, weight_OI, bias_O, self.gate
+        operand = Operand(x_TI, residual_TI, norm_weight_I if self.norm else None, self.eps)
+        return operand, weight_OI, Epilogue(bias_O, self.gate)
 
     @property
     def label(self) -> str:

@@ -10,11 +10,13 @@ Legend:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, Platform, on_gpu
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm
 
@@ -27,57 +29,81 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return y_TO.to(x_TI.dtype)
 
 
-def norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    weight_OI: Tensor,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, s). s = x + residual rounded to x's dtype, or s = x if there is no residual. y = rms_norm(s) · weightᵀ
-    + bias: [T, O]. Without a norm's weight there is no norm, and y = s · weightᵀ + bias.
+def unrounded(y_TO: Tensor, room: Rounded | None) -> Tensor:
+    """Return y, for which there is no room."""
+    assert room is None
+    return y_TO
 
-    Everything from s to the rounding of y is in float32. An implementation may also round the normalised s and the
-    gated pair.
+
+class Operand(NamedTuple):
+    """The input of a linear map: rms_norm(s) with s = x + residual, in x's dtype, or s itself without a norm's weight."""
+
+    x_TI: Tensor
+    residual_TI: Tensor | None = None
+    norm_weight_I: Tensor | None = None
+    eps: float = 0.0
+
+    def summed(self) -> Tensor:
+        """Return s."""
+        return self.x_TI if self.residual_TI is None else self.x_TI + self.residual_TI
+
+
+class Epilogue(NamedTuple):
+    """The end of a linear map: a bias, a gate, and where the result goes.
 
     gate: "silu", "gelu" or "gelu_tanh". The weight then holds F gate rows, then F up rows, and y = act(gate) * up: [T,
         F].
+    room: y is rounded to E4M3 there, with a scale for each token and 128 outputs. Only FP8 weights do that.
     """
-    s_TI = x_TI if residual_TI is None else x_TI + residual_TI
-    n_TI = s_TI.float() if norm_weight_I is None else rms_norm(s_TI.float(), None, norm_weight_I, eps)[0]
-    y_TO = linear(n_TI, weight_OI, bias_O)
-    return (gated_activation(y_TO, gate) if gate else y_TO).to(x_TI.dtype), s_TI
+
+    bias_O: Tensor | None = None
+    gate: str | None = None
+    room: Rounded | None = None
 
 
-NormLinear = Callable[
-    [Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor | None, str | None], tuple[Tensor, Tensor]
-]
+W = TypeVar("W")
+Linear = Callable[[Tensor, W, Tensor | None], Tensor]
+NormLinear = Callable[[Operand, W, Epilogue], tuple[Tensor, Tensor]]
+
+
+def norm_linear_of(linear: Linear[W], end: Callable[[Tensor, Rounded | None], Tensor] = unrounded) -> NormLinear[W]:
+    """Return the reference of an op (x, weight, epilogue) → (y, s), from that of the linear map alone. y is the linear
+    map of the operand.
+
+    Everything from s to the rounding of y is in float32. An implementation may also round the normalised s and the
+    gated pair. end: what the result in x's dtype becomes where there is room for it.
+    """
+
+    def norm_linear(x: Operand, weight: W, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        s_TI = x.summed()
+        n_TI = s_TI.float() if x.norm_weight_I is None else rms_norm(s_TI.float(), None, x.norm_weight_I, x.eps)[0]
+        y_TO = linear(n_TI, weight, epilogue.bias_O)
+        y_TO = gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO
+        return end(y_TO.to(x.x_TI.dtype), epilogue.room), s_TI
+
+    norm_linear.__module__ = linear.__module__
+    return norm_linear
+
+
+norm_linear = norm_linear_of(linear)
 
 
 def in_three(
     rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]],
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    linear: Linear[W],
     gated_activation: Callable[[Tensor, str], Tensor],
-) -> NormLinear:
-    """Return `norm_linear` made of three functions, one after the other, with rounding between them."""
+    end: Callable[[Tensor, Rounded | None], Tensor] = unrounded,
+) -> NormLinear[W]:
+    """Return an op like `norm_linear_of` that is made of three functions, one after the other, with rounding between
+    them."""
 
-    def norm_linear(
-        x_TI: Tensor,
-        residual_TI: Tensor | None,
-        norm_weight_I: Tensor | None,
-        eps: float,
-        weight_OI: Tensor,
-        bias_O: Tensor | None,
-        gate: str | None,
-    ) -> tuple[Tensor, Tensor]:
-        if norm_weight_I is None:
-            n_TI = s_TI = x_TI if residual_TI is None else x_TI + residual_TI
+    def norm_linear(x: Operand, weight: W, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+        if x.norm_weight_I is None:
+            n_TI = s_TI = x.summed()
         else:
-            n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
-        y_TO = linear(n_TI, weight_OI, bias_O)
-        return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
+            n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
+        y_TO = linear(n_TI, weight, epilogue.bias_O)
+        return end(gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO, epilogue.room), s_TI
 
     return norm_linear
 
@@ -100,14 +126,4 @@ LINEAR = Op(
     ),
     matrix=True,
 )
-NORM_LINEAR = Op(
-    "norm_linear",
-    norm_linear,
-    (
-        Implementation("triton", "ridgeline.kernels.gemm.plain.triton:norm_linear", on_gpu),
-        Implementation("onednn", "ridgeline.kernels.gemm.plain.onednn:norm_linear", has_onednn),
-        Implementation("torch", "ridgeline.kernels.gemm.plain.torch_ops:norm_linear"),
-        Implementation("batch_invariant", "ridgeline.kernels.gemm.plain.batch_invariant:norm_linear", on_gpu),
-    ),
-    matrix=True,
-)
+NORM_LINEAR = LINEAR.fused("norm_linear", norm_linear)

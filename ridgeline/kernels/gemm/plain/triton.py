@@ -30,6 +30,7 @@ from ridgeline.kernels.base.launch import (
 )
 from ridgeline.kernels.gemm.plain import torch_ops
 from ridgeline.kernels.gemm.plain.choose import RowsPlan, Stream, Tiles, choose
+from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.rows import laps_kernel, rows_kernel
 from ridgeline.kernels.gemm.plain.tiles import tiles_kernel
 from ridgeline.kernels.small.activation.triton import gated_activation
@@ -44,33 +45,26 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     if plan is None or not _packed(x_TI) or _needs_gradient(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
     if isinstance(plan, RowsPlan):
-        return launch_rows(plan, x_TI, None, None, 0.0, weight_OI, bias_O, None)[0]
+        return launch_rows(plan, Operand(x_TI), weight_OI, Epilogue(bias_O))[0]
     return _launch(plan, x_TI, weight_OI, bias_O, None)
 
 
-def norm_linear(
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    weight_OI: Tensor,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
+def norm_linear(x: Operand, weight: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """Compute `op.norm_linear`."""
-    if _needs_gradient(x_TI, residual_TI, norm_weight_I, weight_OI, bias_O):
-        return torch_ops.norm_linear(x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
-    if norm_weight_I is None and residual_TI is not None:
-        x_TI, residual_TI = x_TI + residual_TI, None
-    plan = _plan(x_TI, weight_OI, norm=norm_weight_I is not None, gated=gate is not None)
-    if isinstance(plan, RowsPlan) and _packed(x_TI) and _packed(residual_TI):
-        return launch_rows(plan, x_TI, residual_TI, norm_weight_I, eps, weight_OI, bias_O, gate)
-    n_TI = s_TI = x_TI
-    if norm_weight_I is not None:
-        n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
+    bias_O, gate, _ = epilogue
+    if _needs_gradient(x.x_TI, x.residual_TI, x.norm_weight_I, weight, bias_O):
+        return torch_ops.norm_linear(x, weight, epilogue)
+    if x.norm_weight_I is None and x.residual_TI is not None:
+        x = Operand(x.summed())
+    plan = _plan(x.x_TI, weight, norm=x.norm_weight_I is not None, gated=gate is not None)
+    if isinstance(plan, RowsPlan) and _packed(x.x_TI) and _packed(x.residual_TI):
+        return launch_rows(plan, x, weight, epilogue)
+    n_TI = s_TI = x.x_TI
+    if x.norm_weight_I is not None:
+        n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
     if plan is not None and not isinstance(plan, RowsPlan) and _packed(n_TI):
-        return _launch(plan, n_TI, weight_OI, bias_O, gate), s_TI
-    y_TO = linear(n_TI, weight_OI, bias_O)
+        return _launch(plan, n_TI, weight, bias_O, gate), s_TI
+    y_TO = linear(n_TI, weight, bias_O)
     return (gated_activation(y_TO, gate) if gate else y_TO), s_TI
 
 
@@ -93,17 +87,9 @@ def _launch(plan: Tiles | Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tenso
     return launch_stream(plan, x_TI, weight_OI, bias_O, gate)
 
 
-def launch_rows(
-    plan: RowsPlan,
-    x_TI: Tensor,
-    residual_TI: Tensor | None,
-    norm_weight_I: Tensor | None,
-    eps: float,
-    weight_OI: Tensor,
-    bias_O: Tensor | None,
-    gate: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `norm_linear` does. Without `norm_weight_I` there is no norm, and s is x."""
+def launch_rows(plan: RowsPlan, x: Operand, weight_OI: Tensor, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as `norm_linear` does. Without a norm nothing is added, and s is x."""
+    (x_TI, residual_TI, norm_weight_I, eps), (bias_O, gate, _) = x, epilogue
     tokens, inputs = x_TI.shape
     outputs = len(weight_OI) // 2 if gate else len(weight_OI)
     y_TO = torch.empty(tokens, outputs, dtype=x_TI.dtype, device=x_TI.device)
