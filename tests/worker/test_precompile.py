@@ -213,7 +213,7 @@ def test_the_marker_stands_for_everything_that_decides_what_is_compiled(
     shutil.copytree(precompile.ROOT / "kernels", package / "kernels")
     monkeypatch.setattr(precompile, "ROOT", package)
     markers.append(replace(kernels).marker)
-    (package / "kernels" / "launch.py").write_text("# changed")
+    (package / "kernels" / "base" / "launch.py").write_text("# changed")
     markers.append(replace(kernels).marker)
     assert len(set(markers)) == len(markers)
     assert replace(kernels).marker == markers[-1]

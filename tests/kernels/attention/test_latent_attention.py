@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.kernels.base.trees import bits_of, drawn_parents, signed
 from torch import Tensor
 
 from ridgeline.kernels.attention.latent import torch_ops
@@ -26,6 +25,7 @@ from ridgeline.kernels.attention.paged import schedule as schedules
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
 from ridgeline.kernels.base.case import as_cases
 from ridgeline.kernels.base.tree import Tree
+from tests.kernels.trees import bits_of, drawn_parents, signed
 
 pytest.importorskip("triton")
 from ridgeline.kernels.attention.latent.choose import MOST_QUERIES, choose

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.base.trees import bits_of, drawn_parents, signed
 from torch import Tensor
 
 from ridgeline.kernels.attention.decode.cases import DecodeCase
@@ -22,6 +21,7 @@ from ridgeline.kernels.base.kv_cache import LEVELS, KVScales
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.tree import NODES, Tree, parent, popcount
 from tests.covering import by_pairs
+from tests.kernels.trees import bits_of, drawn_parents, signed
 from tests.kernels.unseen import spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

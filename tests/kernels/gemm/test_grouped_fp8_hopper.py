@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton")
 from ridgeline.kernels.gemm.experts import hopper_finish, hopper_load, hopper_stream, hopper_sums, hopper_tiles
-from ridgeline.kernels.gemm.plain import hopper_ring
+from ridgeline.kernels.hopper import ring
 from tests.kernels.gemm.test_grouped_walk import Language, Pointer, in_python
 
 EXPERTS, INPUTS, TOKENS, SPAN = 3, 320, 40, 128  # two blocks of inputs and half a one
@@ -120,7 +120,7 @@ def test_a_piece_of_a_streamed_tile_is_exact(blocked: bool, parts: int, panels: 
     outputs, rows, width, expert, row, pair, last = 256, 64, 16, 2, 192, 7, 7 + 13
     problem, names = Problem(outputs, parts, blocked, gather), stand_ins()
     for module, name in (
-        (hopper_ring, "zeros"), (hopper_sums, "_scales"), (hopper_sums, "products"), (hopper_sums, "promoted"),
+        (ring, "zeros"), (hopper_sums, "_scales"), (hopper_sums, "products"), (hopper_sums, "promoted"),
         (hopper_sums, "rescaled"),
     ):  # fmt: skip
         names[name] = in_python(getattr(module, name), language(), **names)

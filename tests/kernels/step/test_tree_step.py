@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.base.trees import bits_of, depth_of, drawn_parents, signed
 from torch import Tensor
 
 from ridgeline.core.plan.step import Finish
@@ -18,6 +17,7 @@ from ridgeline.kernels.base.tree import NODES
 from ridgeline.kernels.step.compact import STEP_COMPACT
 from ridgeline.kernels.step.op import STEP_INPUTS
 from ridgeline.kernels.step.verify import STEP_VERIFY
+from tests.kernels.trees import bits_of, depth_of, drawn_parents, signed
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NAMES = ["reference", *(one.name for one in STEP_VERIFY.implementations)]
