@@ -24,9 +24,9 @@ from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelS
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.layers.decoder import Decoder, Hidden
-from ridgeline.worker.runner import Forwarded, Runner
-from ridgeline.worker.segments import Scores
+from ridgeline.layers.decoder import Decoder
+from ridgeline.worker.runner import Runner
+from ridgeline.worker.step import PlannedStep
 
 PARTS = ("schedule", "prepare", "update")
 
@@ -85,13 +85,16 @@ class Bench:
         assert plan is not None
         started = time.perf_counter()
         with torch.inference_mode():
-            self.runner.prepare(plan)
-            inputs = self.runner.inputs(plan)
+            step = PlannedStep(plan, {})
+            for _, prepare in self.runner._prepare:
+                prepare(step)
         times["prepare"] = time.perf_counter() - started
         lengths = torch.from_numpy(plan.kv_bound_R.astype(np.int64)).to(self.runner.device)
         logits = torch.randn(len(plan.rows), 64, device=self.runner.device)
-        scores = Scores(self.runner.slots.stopped_S[inputs.slots_R] == 0, lengths, logits, Hidden(logits, None))
-        outcome = self.runner.sample(Forwarded(plan, inputs, scores, None, {}), {}).outcome
+        device = step.device
+        device.active_R = self.runner.slots.stopped_S[device.inputs.slots_R] == 0
+        device.kv_len_R, device.logits_RU = lengths, logits
+        outcome = self.runner.sample(step).device.outcome
         result = StepResult(
             plan_id=plan.id,
             tokens_RK=outcome.token_R.cpu().numpy()[:, None],

@@ -41,9 +41,8 @@ from ridgeline.ranks import leader, member
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.parts import Dealer
 from ridgeline.ranks.rank import Progress, run
-from ridgeline.worker.inputs import DeviceInputs
 from ridgeline.worker.local import LocalWorker
-from ridgeline.worker.segments import HostLengths, Scores
+from ridgeline.worker.step import DeviceStep
 
 NOTES = "RIDGELINE_BUBBLE_NOTES"  # the folder for what ranks note
 SECONDS = "RIDGELINE_BUBBLE_SECONDS"  # that a stage works on a part
@@ -91,12 +90,11 @@ def assemble_slow(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     notes = (Path(os.environ[NOTES]) / str(begin.rank)).open("w", buffering=1)
     forward = segments.forward
 
-    def slow(inputs: DeviceInputs, lengths: HostLengths | None = None) -> Scores:
+    def slow(step: DeviceStep) -> None:
         began = time.monotonic()
-        scores = forward(inputs, lengths)
+        forward(step)
         time.sleep(max(0.0, began + seconds - time.monotonic()))
         notes.write(f"{began} {time.monotonic()}\n")
-        return scores
 
     segments.forward = slow  # type: ignore[method-assign]
     return worker, ready

@@ -62,10 +62,10 @@ def force(slots: int, positions: int) -> Callable[[float, int], None]:
 
     All is decided beforehand, for so many slots and positions, so that steps have only to look it up.
     """
-    from ridgeline.worker.segments import Segments
+    from ridgeline.worker.speculation.drafted import VerifiedDraws
     from ridgeline.worker.speculation.lookup import Lookup
 
-    note, draw = Lookup.note, Segments._draw_behind
+    note, draw = Lookup.note, VerifiedDraws._draw_behind
     device = "cuda" if torch.cuda.is_available() else "cpu"
     slot_S1, position_P = torch.arange(slots, device=device)[:, None], torch.arange(positions, device=device)
     right_SP = torch.zeros(slots, positions, dtype=torch.bool, device=device)
@@ -74,9 +74,8 @@ def force(slots: int, positions: int) -> Callable[[float, int], None]:
         note(self, *given)
         self.drafts_SD.copy_(torch.where(self.drafts_SD < 0, 7, self.drafts_SD))
 
-    def drawn(self: Segments, slots_R: Tensor, scores: Any, drafts: Any, features: Any) -> Tensor:
+    def drawn(self: VerifiedDraws, slots_R: Tensor, scores: Any, drafts: Any, features: Any) -> Tensor:
         token_P = draw(self, slots_R, scores, drafts, features)
-        assert self.proposer is not None
         drafts_SD = self.proposer.drafts_SD
         width = drafts_SD.shape[1]
         slots_P = slots_R[drafts.row_P].long()
@@ -84,7 +83,7 @@ def force(slots: int, positions: int) -> Callable[[float, int], None]:
         forced_P = torch.where(right_SP[slots_P, scores.index_P.long()], next_P, 11 + (next_P == 11))
         return torch.where(drafts.column_P < width, forced_P, token_P)
 
-    Lookup.note, Segments._draw_behind = noted, drawn  # type: ignore[assignment, method-assign]
+    Lookup.note, VerifiedDraws._draw_behind = noted, drawn  # type: ignore[assignment, method-assign]
 
     def set_share(share: float, salt: int) -> None:
         salted = torch.tensor(salt, device=device)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.kernels.ops import OPS
-from ridgeline.worker.runner import Forwarded
+from ridgeline.worker.step import PlannedStep
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 
@@ -89,9 +89,9 @@ def record(own: Rig) -> Logits:
     found: Logits = {}
     runner, forward = own.runner, own.runner.forward
 
-    def recording(plan: StepPlan) -> Forwarded:
-        forwarded = forward(plan)
-        scores, first = forwarded.scores, 0
+    def recording(plan: StepPlan) -> PlannedStep:
+        step = forward(plan)
+        scores, first = step.device, 0
         with torch.inference_mode():
             every_TV = None if scores.hidden is None else runner.decoder.logits(scores.hidden).float()
             last_RV = scores.logits_RU.float()
@@ -102,7 +102,7 @@ def record(own: Rig) -> Logits:
             if every_TV is not None:
                 found.update({(name, end - count + 1 + i): every_TV[first + i] for i in range(count)})
             first += count
-        return forwarded
+        return step
 
     runner.forward = recording  # type: ignore[method-assign]
     return found

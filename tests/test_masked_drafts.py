@@ -192,7 +192,7 @@ def test_even_steps_change_no_token(
         check_same(own.run(*requests()), want)
         assert given.count > 5
         if buckets:
-            replayed = [graph for graph in own.runner._graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
+            replayed = [graph for graph in own.runner.launch.graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
             assert any(graph.drafts is not None for graph in replayed)
 
 

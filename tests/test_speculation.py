@@ -15,16 +15,17 @@ import torch
 
 from benchmarks.told_drafts import tell
 from ridgeline.core.plan.request import Request
-from ridgeline.core.plan.step import Feature, RowKind, StepPlan
+from ridgeline.core.plan.step import RowKind, StepPlan
 from ridgeline.core.plan.token_bits import packed
 from ridgeline.core.settings.speculation import verified_widths
 from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.worker import graphs
+from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs
 from ridgeline.worker.inputs import Shape
-from ridgeline.worker.segments import SAMPLING
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.drafts import Drafts
+from ridgeline.worker.step import DeviceStep
 from tests.driving import Outcome, Rig, ask, disturbed, rig
 
 TinyModel = Callable[[str], Path]
@@ -286,35 +287,41 @@ def test_small_steps_leave_room_for_drafts(tiny_model: TinyModel) -> None:
 class Replayed(Graph):
     """A bucket whose segments run op by op on a CPU each time they would be replayed."""
 
-    def __init__(self, segments: Any, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
-        self.inputs = segments.inputs(shape, device, cascade=cascade)
-        self.drafts = Drafts.alike(shape.rows, shape.each, device, segments.columns) if shape.each > 1 else None
-        self._segments, self._scores = segments, None
+    def __init__(self, segments: Any, shape: Shape, *, cascade: bool = False) -> None:
+        cpu = torch.device("cpu")
+        self.inputs = segments.inputs(shape, cascade=cascade)
+        self.drafts = Drafts.alike(shape.rows, shape.each, cpu, segments.columns) if shape.each > 1 else None
+        self._segments = segments
         self.replays = 0
 
-    def forward(self) -> Any:
+    def forward(self, step: DeviceStep) -> None:
         self.replays += 1
-        self._scores = self._segments.forward(self.inputs, drafts=self.drafts)
-        return self._scores
+        captured = DeviceStep(self.inputs, drafts=self.drafts)  # of what the plan brings nothing else comes in
+        self._segments.forward(captured)
+        step.take(captured)
 
-    def sample(self, features: Feature) -> Any:
-        if features & SAMPLING not in CAPTURED_FEATURES:
-            return None
-        return self._segments.sample(self.inputs, self._scores, features, drafts=self.drafts)
+    def sample(self, step: DeviceStep) -> bool:
+        if step.features & SAMPLING not in CAPTURED_FEATURES:
+            return False
+        wanted, step.wanted = step.wanted, None
+        self._segments.sample(step)
+        step.wanted = wanted
+        return True
 
 
 def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """Let a rig on a CPU verify drafts as on a GPU: all rows of a step as many or none, and with a monkeypatch in
     buckets of fixed sizes."""
     running = own.engine.scheduler.running
-    own.runner.cut, running._even = None, True
+    assert own.runner.drafted is not None
+    own.runner.drafted.cut, running._even = None, True
     running.drafting = EvenDrafting(running.each - 1, depth=running._depth)
     proposer = own.runner.proposer
     if proposer is not None and proposer.backlog is not None:
         proposer.backlog.padded, proposer.backlog.takes = True, (Catching.LATER,)
     if monkeypatch is not None:
         monkeypatch.setattr(graphs, "Graph", Replayed)
-        own.runner._graphs = Graphs(own.runner.segments, own.runner.device, 4, 32)
+        own.runner.launch.graphs = Graphs(own.runner.segments, 4, 32)
 
 
 @pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
@@ -336,7 +343,7 @@ def test_even_steps_change_no_token(
             assert counts is not None
             assert counts["accepted_tokens"] > (5 if left_out else 0)  # of one draft at least in the first steps
             if buckets:
-                replayed = [graph for graph in own.runner._graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
+                replayed = [graph for graph in own.runner.launch.graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
                 assert any(graph.drafts is not None for graph in replayed)
                 assert any(graph.drafts is None for graph in replayed)
 

@@ -86,7 +86,7 @@ def test_most_tokens_agree_in_bfloat16_and_prefixes_are_found() -> None:
 def test_steps_that_verify_replay_graphs() -> None:
     limits: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 256, "kv_cache_memory": 1 << 27}
     with LLM(device="cuda", speculative_config=LOOKUP, **limits) as llm:
-        graphs = llm.assembly.local.runner._graphs  # type: ignore[union-attr]
+        graphs = llm.assembly.local.runner.launch.graphs  # type: ignore[union-attr]
         replayed = []
         for (shape, _), graph in graphs._graphs.items():
 

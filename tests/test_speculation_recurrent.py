@@ -207,7 +207,7 @@ def test_even_steps_change_no_token(
         assert counts is not None
         assert counts["accepted_tokens"] > 20
         if buckets:
-            replayed = [graph for graph in own.runner._graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
+            replayed = [graph for graph in own.runner.launch.graphs._graphs.values() if graph.replays]  # type: ignore[union-attr, attr-defined]
             assert any(graph.drafts is not None for graph in replayed)
 
 

@@ -15,6 +15,7 @@ from ridgeline.core.plan.step import StepPlan
 from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
+from ridgeline.worker.step import DeviceStep
 from tests import test_draft_trees as draft_trees
 from tests import test_lookahead_decoding as lookahead_decoding
 from tests import tiny_models
@@ -83,7 +84,7 @@ def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) 
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     with rig(folder, kernels=TRITON, speculative_config=lookup) as own:
         running = own.engine.scheduler.running
-        own.runner.cut, running._even, running.drafting = None, True, EvenDrafting(4)
+        own.runner.drafted.cut, running._even, running.drafting = None, True, EvenDrafting(4)
         tell(own.runner, lambda known_N, count: told(known_N.tolist(), count))
         got = own.run(*asked)
         counts = own.engine.scheduler.figures().drafts
@@ -194,10 +195,15 @@ def test_experts_get_the_tokens_of_requests_and_no_others(tiny_model: Callable[[
     with rig(folder, kernels=TRITON, max_num_seqs=8) as own:
         segments = own.runner.segments
         forward = segments.forward
-        own.runner.inputs = lambda plan: segments.inputs(  # type: ignore[method-assign]
-            Shape(len(plan.rows) + 2, plan.num_tokens + 2, plan.rows.tokens_each), own.runner.device, plan
+        own.runner.launch.inputs = lambda plan: segments.inputs(  # type: ignore[method-assign]
+            Shape(len(plan.rows) + 2, plan.num_tokens + 2, plan.rows.tokens_each), plan
         )
-        segments.forward = lambda inputs, lengths, given, *_: forward(inputs, given=given)  # type: ignore[assignment,method-assign,misc]
+
+        def without_lengths(step: DeviceStep) -> None:
+            step.lengths = None
+            forward(step)
+
+        segments.forward = without_lengths  # type: ignore[method-assign]
         outcomes = own.run(*mixture())
         assert not own.errors
         tally = tallies(own)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.embeds import Inserted
-from ridgeline.core.plan.step import StepPlan
 from ridgeline.layers.decoder import GivenRows
+from ridgeline.worker.step import PlannedStep, StepPart
 from ridgeline.worker.upload import upload
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class InsertedVectors:
+class InsertedVectors(StepPart):
     """The vectors that plans may insert.
 
     stored: [L, M] by name, on the device, as an encoder leaves them.
@@ -30,16 +30,16 @@ class InsertedVectors:
         self.stored: dict[str, Tensor] = {}
         self._device = device
 
-    def given_rows(self, plan: StepPlan) -> GivenRows | None:
-        """Return the vectors that the plan's spans bring or name, with the places of their tokens in the step; None if
-        there are none."""
-        given = [(span.row, each) for span in plan.spans for each in span.inserted]
+    def prepare(self, step: PlannedStep) -> None:
+        """Find the vectors that the plan's spans bring or name, and the places of their tokens in the step."""
+        given = [(span.row, each) for span in step.plan.spans for each in span.inserted]
         if not given:
-            return None
-        start_R = np.cumsum(plan.rows.num_tokens_R) - plan.rows.num_tokens_R
+            return
+        rows = step.plan.rows
+        start_R = np.cumsum(rows.num_tokens_R) - rows.num_tokens_R
         places = [start_R[row] + np.arange(each.start, each.end) for row, each in given]
         x_tM = torch.cat([self._vectors(each).float() for _, each in given])
-        return GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM)
+        step.given = GivenRows(upload(np.concatenate(places).astype(np.int64), self._device), x_tM)
 
     def _vectors(self, inserted: Inserted) -> Tensor:
         if inserted.embeds is None:

@@ -26,10 +26,11 @@ from torch import Tensor
 from ridgeline.core.plan.step import Feature, RowKind, StepPlan
 from ridgeline.core.settings.speculation import MOST_VERIFIED
 from ridgeline.layers.decoder import Hidden
+from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.inputs import Shape
-from ridgeline.worker.masks import Masks
-from ridgeline.worker.segments import SAMPLING, Outcome, Scores, Segments
+from ridgeline.worker.segments import Segments
 from ridgeline.worker.speculation.drafts import Drafts
+from ridgeline.worker.step import DeviceStep, Outcome
 
 T = TypeVar("T")
 
@@ -48,47 +49,52 @@ class Graph:
     drafts: the positions that it scores, if its rows verify drafts.
     """
 
-    def __init__(self, segments: Segments, shape: Shape, device: torch.device, *, cascade: bool = False) -> None:
-        self.inputs = segments.inputs(shape, device, cascade=cascade)
-        self.drafts = Drafts.alike(shape.rows, shape.each, device, segments.columns) if shape.each > 1 else None
+    def __init__(self, segments: Segments, shape: Shape, *, cascade: bool = False) -> None:
+        self.inputs, self.drafts = segments.inputs(shape, cascade=cascade), None
+        if shape.each > 1:
+            self.drafts = Drafts.alike(shape.rows, shape.each, segments.slots.device, segments.columns)
         self._segments = segments
         self._forward, self._samples = torch.cuda.CUDAGraph(), dict[Feature, tuple[torch.cuda.CUDAGraph, Outcome]]()
-        self._scores: Scores | None = None
+        self._step: DeviceStep | None = None
 
     def capture(self, pool: Any) -> None:
         """Capture the segments. They first run once, so that kernels are compiled and loaded. After the capture the
         graphs are replayed once: a graph's first launch takes longer than later ones, and now the host captures the
         next graph meanwhile."""
-        segments, inputs, drafts = self._segments, self.inputs, self.drafts
-        _exchange(segments, inputs.num_tokens)
-        captured = CAPTURED_FEATURES if segments.decoder.spec.scores else ()
-        forward = partial(segments.forward, inputs, drafts=drafts)
-        scores = forward()
+        segments = self._segments
+        _exchange(segments, self.inputs.num_tokens)
+        captured = CAPTURED_FEATURES if segments.ending.draws else ()
+        step = DeviceStep(self.inputs, drafts=self.drafts)
+        segments.forward(step)
         for features in captured:
-            segments.sample(inputs, scores, features, drafts=drafts)
-        del scores
-        scores = _record(self._forward, pool, forward)
+            step.features = features
+            segments.sample(step)
+        step = DeviceStep(self.inputs, drafts=self.drafts)  # nothing of the first one is held any more
+        _record(self._forward, pool, partial(segments.forward, step))
         for features in captured:
-            graph = torch.cuda.CUDAGraph()
-            outcome = _record(graph, pool, partial(segments.sample, inputs, scores, features, drafts=drafts))
-            path_RK = None if outcome.path_RK is None else borrowed(outcome.path_RK)
+            graph, step.features = torch.cuda.CUDAGraph(), features
+            _record(graph, pool, partial(segments.sample, step))
+            outcome, path_RK = step.outcome, step.outcome.path_RK
+            path_RK = None if path_RK is None else borrowed(path_RK)
             self._samples[features] = graph, replace(outcome, packed=borrowed(outcome.packed), path_RK=path_RK)
-        self._scores = _borrowed_scores(scores)
-        self.forward()
-        for features in self._samples:
-            self.sample(features)
-
-    def forward(self) -> Scores:
-        assert self._scores is not None
+        self._step = _borrowed_step(step)
         self._forward.replay()
-        return self._scores
-
-    def sample(self, features: Feature) -> Outcome | None:
-        """Replay the sample segment with these features; return None if it was not captured with them."""
-        graph, outcome = self._samples.get(features & SAMPLING, (None, None))
-        if graph is not None:
+        for graph, _ in self._samples.values():
             graph.replay()
-        return outcome
+
+    def forward(self, step: DeviceStep) -> None:
+        assert self._step is not None
+        self._forward.replay()
+        step.take(self._step)
+
+    def sample(self, step: DeviceStep) -> bool:
+        """Replay the sample segment. Return False if it was not captured with the step's features."""
+        graph, outcome = self._samples.get(step.features & SAMPLING, (None, None))
+        if graph is None or outcome is None:
+            return False
+        graph.replay()
+        step.outcome = outcome
+        return True
 
 
 class Buckets:
@@ -149,16 +155,14 @@ class Graphs:
         other steps would pay for work that they do not need.
     """
 
-    def __init__(
-        self, segments: Segments, device: torch.device, max_rows: int, max_tokens: int, *, cascade: bool = False
-    ) -> None:
-        self._segments, self._device = segments, device
+    def __init__(self, segments: Segments, max_rows: int, max_tokens: int, *, cascade: bool = False) -> None:
+        self._segments, self._device = segments, segments.slots.device
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._buckets = Buckets(max_rows, max_tokens, segments.widths)
-        self._graphs = {(shape, False): Graph(segments, shape, device) for shape in self._buckets.shapes}
+        self._graphs = {(shape, False): Graph(segments, shape) for shape in self._buckets.shapes}
         if cascade:
             for shape in self._buckets.sharing:
-                self._graphs[shape, True] = Graph(segments, shape, device, cascade=True)
+                self._graphs[shape, True] = Graph(segments, shape, cascade=True)
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> None:
@@ -176,15 +180,17 @@ class Graphs:
         """Run the largest steps, which are not captured, so that their kernels are compiled and their memory is
         allocated early."""
         _exchange(self._segments, self._max_tokens)
+        segments = self._segments
         for rows in sorted({1, self._max_rows}):
-            inputs = self._segments.inputs(self._buckets.uncaptured(rows, self._max_tokens), self._device)
-            scores = self._segments.forward(inputs)
-            if not self._segments.decoder.spec.scores:
+            step = DeviceStep(segments.inputs(self._buckets.uncaptured(rows, self._max_tokens)))
+            segments.forward(step)
+            if not segments.ending.draws:
                 continue
             for features in CAPTURED_FEATURES:
-                self._segments.sample(inputs, scores, features)
-            self._segments.mask(scores, Masks.none(scores.logits_RU))
-        self._segments.rehearse()
+                step.features = features
+                segments.sample(step)
+            segments.masking.rehearse(step)
+        segments.network.rehearse()
 
     def uncaptured(self, plan: StepPlan) -> Shape:
         """Return the shape of a step that runs op by op."""
@@ -273,13 +279,15 @@ class _Memory:
         }
 
 
-def _borrowed_scores(scores: Scores) -> Scores:
-    x_TM, residual_TM, _ = scores.hidden
-    hidden = Hidden(borrowed(x_TM), None if residual_TM is None else borrowed(residual_TM))
-    taken = None if scores.taken is None else scores.taken.mapped(borrowed)
-    index_P = None if scores.index_P is None else borrowed(scores.index_P)
-    kept = borrowed(scores.active_R), borrowed(scores.kv_len_R), borrowed(scores.logits_RU)
-    return Scores(*kept, hidden, index_P, taken)
+def _borrowed_step(step: DeviceStep) -> DeviceStep:
+    """Return the part of a captured step that later ones take, in memory that it does not own."""
+    kept, hidden = DeviceStep(step.inputs), step.hidden
+    residual_TM = None if hidden.residual_TM is None else borrowed(hidden.residual_TM)
+    kept.hidden = Hidden(borrowed(hidden.x_TM), residual_TM)
+    kept.active_R, kept.kv_len_R, kept.logits_RU = map(borrowed, (step.active_R, step.kv_len_R, step.logits_RU))
+    kept.index_P = None if step.index_P is None else borrowed(step.index_P)
+    kept.taken = None if step.taken is None else step.taken.mapped(borrowed)
+    return kept
 
 
 def borrowed(tensor: Tensor) -> Tensor:

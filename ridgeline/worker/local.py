@@ -24,15 +24,15 @@ from ridgeline.core.errors import DeviceLost
 from ridgeline.core.plan.expert_cache import ExpertCacheFigures
 from ridgeline.core.plan.expert_load import ExpertLoad
 from ridgeline.core.plan.sleep import KINDS, Kind
-from ridgeline.core.plan.step import Feature, MaskedDrafts, StepLogprobs, StepPlan, StepResult
+from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.gemm.fp8.saturation import total_saturations
-from ridgeline.kernels.sampling.scoring import DeviceLogprobs
 from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.inputs import Shape
-from ridgeline.worker.pooling import Vectors
-from ridgeline.worker.runner import Forwarded, Runner, Sampled
+from ridgeline.worker.launch import RoundLaunch
+from ridgeline.worker.runner import Runner
+from ridgeline.worker.step import Arriving, PlannedStep
 from ridgeline.worker.stopwatch import Stopwatch
 from ridgeline.worker.threads import Threads, Work
 from ridgeline.worker.upload import Download
@@ -60,8 +60,8 @@ class Ticket:
     watch: Stopwatch
     waits: bool
     given: bool = False
-    forwarded: Forwarded | None = None
-    outcome: Expected | ExpectedVectors | HandedOn | None = None
+    step: PlannedStep | None = None
+    outcome: Arriving | None = None
     error: str | None = None
     out_of_memory: bool = False
     device_lost: bool = False
@@ -70,67 +70,9 @@ class Ticket:
     tallies: list[Download] = field(default_factory=list)
 
 
-class Expected:
-    """The outcome of a step, on its way to the host."""
-
-    def __init__(self, sampled: Sampled) -> None:
-        self._sampled = sampled
-        self._logprobs = _download(sampled.logprobs) if sampled.logprobs else None
-        self._apart = {row: _download(scores) for row, scores in sampled.apart.items()}
-        self._prompts = {row: _download(scores) for row, scores in sampled.forwarded.prompt_logprobs.items()}
-        self._done = _mark(sampled.outcome.packed.device)
-
-    def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
-        """Wait for the outcome and return it. Raises whatever error the device reports."""
-        if self._done is not None:
-            self._done.synchronize()
-        sampled = self._sampled
-        plan, packed = sampled.forwarded.plan, runner.segments.mailbox.open(sampled.letter)
-        tokens_RK, finish_R, drafted_R = sampled.outcome.read(packed, len(plan.rows))
-        return StepResult(
-            plan_id=plan.id,
-            tokens_RK=tokens_RK,
-            emitted_R=(tokens_RK >= 0).sum(1, dtype=np.int32),
-            drafted_R=drafted_R,
-            finish_R=finish_R,
-            logprobs=_arrived(self._logprobs) if self._logprobs else None,
-            apart={row: _arrived(scores) for row, scores in self._apart.items()},
-            prompt_logprobs={row: _arrived(scores) for row, scores in self._prompts.items()},
-            elapsed=watch.seconds(),
-            num_tokens=None if runner.cut is None else plan.num_tokens,
-            stamps=watch.notes(),
-        )
-
-
-class ExpectedVectors:
-    """The vectors of a step, on their way to the host."""
-
-    def __init__(self, vectors: Vectors, device: torch.device) -> None:
-        self._vectors, self._done = vectors, _mark(device)
-
-    def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
-        """Wait for the vectors and return them. Raises whatever error the device reports."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._vectors.result(watch.seconds())
-
-
-class HandedOn:
-    """The end of a step on a stage of a pipeline that is not the last: it has no tokens to tell."""
-
-    def __init__(self, plan: StepPlan, device: torch.device) -> None:
-        self._plan, self._done = plan, _mark(device)
-
-    def result(self, runner: Runner, watch: Stopwatch) -> StepResult:
-        """Wait for the step and return what there is to know. Raises whatever error the device reports."""
-        if self._done is not None:
-            self._done.synchronize()
-        return StepResult(self._plan.id, elapsed=watch.seconds())
-
-
 class LocalWorker:
-    """A `core.plan.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and
-    drops later plans until one resets.
+    """A `core.plan.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and drops
+    later plans until one resets.
 
     stamps: notes that this rank makes in every step, if ranks are traced.
     threads: chooses the number of CPU threads; None: it stays.
@@ -183,7 +125,7 @@ class LocalWorker:
             ticket.launched.result()
         result: StepResult | None = None
         if ticket.outcome is not None and not ticket.dropped:
-            result = self._guard(ticket, ticket.outcome.result, self._runner, ticket.watch)
+            result = self._guard(ticket, ticket.outcome.result, ticket.watch)
         if result is not None and len(ticket.tallies) == 2:
             self._load = self._runner.tallies.load(*ticket.tallies)
             if self._listener is not None:
@@ -202,11 +144,16 @@ class LocalWorker:
     def expect_round(self, shape: Shape, captured: bool) -> None:
         """Let the next step exchange tokens with other ranks, none of which has more rows or tokens than `shape`.
         captured: it is replayed, if there is a graph of this size."""
-        self._run(self._runner.expect_round, shape, captured)
+        self._run(self._round_launch.expect_round, shape, captured)
 
     def lend_experts(self) -> Future | None:
         """Take part in a step of other ranks, in which this one has no tokens."""
-        return self._run(self._runner.lend_experts)
+        return self._run(self._round_launch.lend_experts)
+
+    @property
+    def _round_launch(self) -> RoundLaunch:
+        assert isinstance(self._runner.launch, RoundLaunch)
+        return self._runner.launch
 
     def look_next(self) -> None:
         """Look at the experts' tallies with the next plan."""
@@ -283,19 +230,19 @@ class LocalWorker:
     @property
     def wakeful(self) -> str | None:
         """The reason why this cannot sleep, or None."""
-        return self._runner.wakeful
+        return self._runner.rest.wakeful
 
     def sleep(self) -> None:
-        """Give the device's memory back, as `Runner.sleep`. No plan may be under way."""
-        if (done := self._run(self._runner.sleep)) is not None:
+        """Give the device's memory back, as `DeviceSleep.sleep`. No plan may be under way."""
+        if (done := self._run(self._runner.rest.sleep)) is not None:
             done.result()
 
     def wake(self, kinds: Sequence[Kind] = KINDS) -> bool:
         """Bring memory of these kinds back, and return True if all is back then. Raise InvalidConfig if others have
         taken it."""
-        if (done := self._run(self._runner.wake, kinds)) is not None:
+        if (done := self._run(self._runner.rest.wake, kinds)) is not None:
             done.result()
-        return self._runner.awake
+        return self._runner.rest.awake
 
     def shutdown(self) -> None:
         """Finish the submitted plans, then let go of weights and cache. The worker cannot be used afterwards."""
@@ -323,25 +270,23 @@ class LocalWorker:
     def _both(self, ticket: Ticket) -> None:
         self._look(ticket)
         with ticket.watch:  # around both segments, since on CUDA every mark costs some microseconds
-            forwarded = self._runner.forward(ticket.plan)
-            vectors = self._runner.pool(forwarded) if self._runner.pools else None
-            sampled = self._runner.sample(forwarded, {}) if self._runner.draws else None
+            step = self._runner.forward(ticket.plan)
+            if self._runner.draws:
+                self._runner.sample(step)
         self._look(ticket)
         if self._threads is not None:
-            self._threads.note(Work.of(forwarded.plan), ticket.watch.seconds())
-        if vectors is not None:
-            ticket.outcome = ExpectedVectors(vectors, self._runner.device)
-            return
-        ticket.outcome = HandedOn(ticket.plan, self._runner.device) if sampled is None else Expected(sampled)
+            self._threads.note(Work.of(step.plan), ticket.watch.seconds())
+        ticket.outcome = self._runner.ending.expected(step)
 
     def _forward(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None) -> None:
         self._look(ticket)
         with ticket.watch:
-            forwarded = self._runner.forward(ticket.plan, drafts)
-            ticket.forwarded = forwarded if self._runner.pipe.size == 1 else forwarded.kept()  # others may come first
+            step = ticket.step = self._runner.forward(ticket.plan, drafts)
+            if self._runner.decoder.mesh.pp.size > 1:
+                step.keep()  # others may come first
         self._look(ticket)
         if self._threads is not None:  # the first segment alone: masks come behind it
-            self._threads.note(Work.of(forwarded.plan), ticket.watch.seconds())
+            self._threads.note(Work.of(step.plan), ticket.watch.seconds())
 
     def _look(self, ticket: Ticket) -> None:
         """Copy the tallies, if it is this plan's turn. This is called in front of the plan and behind it."""
@@ -354,11 +299,11 @@ class LocalWorker:
         ticket.tallies.append(self._runner.tallies.copy())
 
     def _sample(self, ticket: Ticket, masks: Mapping[int, np.ndarray], drafts: Mapping[int, MaskedDrafts]) -> None:
-        assert ticket.forwarded is not None
+        assert ticket.step is not None
         with ticket.watch:
-            sampled = self._runner.sample(ticket.forwarded, masks, drafts)
-        ticket.outcome = Expected(sampled)
-        ticket.forwarded = None
+            self._runner.sample(ticket.step, masks, drafts)
+        ticket.outcome = self._runner.ending.expected(ticket.step)
+        ticket.step = None
 
     def _guard(self, ticket: Ticket, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
         """Do the work unless this or an earlier plan failed. A failure is noted, not raised."""
@@ -399,21 +344,3 @@ def _lost(error: Exception, device: torch.device) -> bool:
     except Exception:
         return True
     return False
-
-
-def _mark(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event behind all that is queued on a GPU."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record()
-    return event
-
-
-def _download(scores: DeviceLogprobs) -> Download:
-    return Download((scores.rank_R, scores.top_ids_RL, scores.logprob_R, scores.top_logprobs_RL))  # the widest first
-
-
-def _arrived(download: Download) -> StepLogprobs:
-    rank_R, top_ids_RL, logprob_R, top_logprobs_RL = download.arrays()
-    return StepLogprobs(logprob_R, rank_R, top_ids_RL, top_logprobs_RL)

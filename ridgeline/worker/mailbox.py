@@ -10,28 +10,19 @@ Legend:
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import HEADER
+from ridgeline.worker.step import DeviceStep, Letter, PlannedStep, StepPart
 
 # The outcomes of so many steps are kept before one is overwritten. Fewer are in flight at once: two of the engine's
 # plans, each of up to four parts for every stage of a pipeline (`ranks/parts.py`)
 KEPT = 128
 
 
-class Letter(NamedTuple):
-    """An outcome that is on its way."""
-
-    turn: int
-    num_bytes: int
-
-
-class Mailbox:
+class Mailbox(StepPart):
     """A ring of outcomes of up to `max_bytes`. Device and host each count the turns, so that a captured step finds its
     place in the ring without the host."""
 
@@ -43,15 +34,14 @@ class Mailbox:
         self._post = ops.step_post
         self._turn = 0
 
-    def post(self, packed_O: Tensor) -> None:
-        """Write the outcome to the ring. This is the device's part."""
-        self._post(packed_O, self._ring_QO, self._turn_1)
+    def sample(self, step: DeviceStep) -> None:
+        """Write the outcome to the ring."""
+        self._post(step.outcome.packed, self._ring_QO, self._turn_1)
 
-    def expect(self, packed_O: Tensor) -> Letter:
-        """Return the letter of an outcome. The host calls it once for every post that runs."""
-        letter = Letter(self._turn, len(packed_O))
+    def after_sample(self, step: PlannedStep) -> None:
+        """Count the post."""
+        step.letter = Letter(self._turn, len(step.device.outcome.packed))
         self._turn += 1
-        return letter
 
     def restart(self) -> None:
         """Forget all posts, including those that were not expected. No step may be in flight."""

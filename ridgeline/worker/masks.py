@@ -16,10 +16,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.core.plan.step import Feature, MaskedDrafts
 from ridgeline.core.plan.token_bits import num_words
+from ridgeline.kernels.ops import Ops
+from ridgeline.worker.step import DeviceStep, PlannedStep, StepPart
 from ridgeline.worker.upload import staging
+from ridgeline.worker.vocabulary import Vocabulary
 
 ALIGNMENT = 4  # words; the bits begin at a multiple of 16 bytes, as kernels expect of a tensor
+
+
+class Masking(StepPart):
+    """Forbids tokens in the scores, in place, before tokens are drawn."""
+
+    features = Feature.MASK
+
+    def __init__(self, ops: Ops, vocabulary: Vocabulary, device: torch.device) -> None:
+        self._ops, self._vocabulary, self._device = ops, vocabulary, device
+
+    def before_sample(self, step: PlannedStep) -> None:
+        if step.masks:
+            drafts = step.device.drafts
+            by_place = step.masks if drafts is None else _by_place(step.masks, step.given_drafts, drafts.known_RN)
+            bits = self._vocabulary.own_bits(by_place)
+            masks = Masks.of(bits, self._vocabulary.each, self._device)
+            self._ops.mask_logits(step.device.logits_RU, masks.bits_UW, masks.row_U)
+
+    def rehearse(self, step: DeviceStep) -> None:
+        """Forbid nothing, so that the kernel is compiled early."""
+        masks = Masks.none(step.logits_RU)
+        self._ops.mask_logits(step.logits_RU, masks.bits_UW, masks.row_U)
+
+
+def _by_place(
+    masks: Mapping[int, np.ndarray], given: Mapping[int, MaskedDrafts], places_RN: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Return the masks by the position that each is for: behind a row's last token, and behind its drafts."""
+    found = {int(places_RN[row, 0]): bits_W for row, bits_W in masks.items()}
+    for row, (_, bits_DW) in given.items():
+        found |= zip(places_RN[row, 1 : 1 + len(bits_DW)].tolist(), bits_DW, strict=True)
+    return found
 
 
 class Masks(NamedTuple):

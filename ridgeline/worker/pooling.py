@@ -12,10 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan.step import Assign, Finish, StepPlan, StepResult
+from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.core.specs.pooling import TOKENWISE, PoolingSpec
+from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder, Hidden
-from ridgeline.worker.upload import Download, upload
+from ridgeline.worker.slots import Slots
+from ridgeline.worker.step import DeviceStep, Ending, PlannedStep
+from ridgeline.worker.stopwatch import Stopwatch
+from ridgeline.worker.upload import Download, mark, upload
 
 
 class Vectors:
@@ -28,9 +32,12 @@ class Vectors:
     def __init__(self, plan: StepPlan, rows: np.ndarray, vectors_RM: Tensor, tokenwise: dict[int, Tensor]) -> None:
         self.plan, self._rows, self._tokenwise = plan, rows, list(tokenwise)
         self._download = Download((vectors_RM, *tokenwise.values()))
+        self.done: torch.cuda.Event | None = None  # what the device must have passed
 
-    def result(self, elapsed: float) -> StepResult:
-        """Return the plan's result. The device must be done with the step."""
+    def result(self, watch: Stopwatch) -> StepResult:
+        """Wait for the vectors and return them. Raises whatever error the device reports."""
+        if self.done is not None:
+            self.done.synchronize()
         vectors_RM, *others = self._download.arrays()
         pooled = dict(zip(self._rows.tolist(), vectors_RM, strict=True))
         pooled |= dict(zip(self._tokenwise, others, strict=True))
@@ -44,38 +51,52 @@ class Vectors:
             emitted_R=np.zeros(count, np.int32),
             finish_R=finish_R,
             pooled=pooled,
-            elapsed=elapsed,
+            elapsed=watch.seconds(),
         )
 
 
-@torch.inference_mode()
-def pooled(decoder: Decoder, plan: StepPlan, hidden: Hidden, forms: dict[int, Assign]) -> Vectors:
-    """Queue the pooling of a step's hidden states.
+class Pooling(Ending):
+    """An `Ending` that makes vectors of the hidden states of rows whose prompts are complete."""
 
-    forms: by slot, its full form.
-    """
-    spec, rows = decoder.spec.pooling, plan.rows
-    assert spec is not None
-    end_R = np.cumsum(rows.num_tokens_R)
-    start_R = end_R - rows.num_tokens_R
-    complete = np.flatnonzero(rows.num_logits_R)
-    by_token = np.array([forms[int(rows.slots_R[row])].task in TOKENWISE for row in complete], bool)
-    one_each = complete[~by_token]
-    tokenwise = {
-        row: decoder.head(decoder.normed(hidden.at(slice(int(start_R[row]), int(end_R[row]))))).float()
-        for row in complete[by_token].tolist()
-    }
-    if not len(one_each):
-        return Vectors(plan, one_each, hidden.x_TM.new_empty((0, 1), dtype=torch.float32), tokenwise)
-    if spec.kind == "mean":
-        vectors_RM = _means(decoder, hidden, rows.num_tokens_R, one_each)
-    else:
-        index_R = start_R[one_each] if spec.kind == "cls" else end_R[one_each] - 1
-        chosen = hidden.at(upload(index_R.astype(np.int64), hidden.x_TM.device))
-        if spec.tokens:
-            return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
-        vectors_RM = decoder.normed(chosen)
-    return Vectors(plan, one_each, decoder.head(vectors_RM).float(), tokenwise)
+    def __init__(self, decoder: Decoder, ops: Ops, slots: Slots) -> None:
+        assert decoder.spec.pooling is not None
+        self.decoder, self._spec, self._ops, self._slots = decoder, decoder.spec.pooling, ops, slots
+
+    def forward(self, step: DeviceStep) -> None:
+        self._slots.lengthen(step.inputs.slots_R, step.kv_len_R, step.active_R, self._ops)
+
+    def after_forward(self, step: PlannedStep) -> None:
+        step.arriving = self._pooled(step.plan, step.device.hidden)
+
+    def expected(self, step: PlannedStep) -> Vectors:
+        assert isinstance(step.arriving, Vectors)
+        step.arriving.done = mark(self._slots.device)
+        return step.arriving
+
+    def _pooled(self, plan: StepPlan, hidden: Hidden) -> Vectors:
+        """Queue the pooling of a step's hidden states."""
+        decoder, spec, rows = self.decoder, self._spec, plan.rows
+        end_R = np.cumsum(rows.num_tokens_R)
+        start_R = end_R - rows.num_tokens_R
+        complete = np.flatnonzero(rows.num_logits_R)
+        forms = self._slots.forms
+        by_token = np.array([forms[int(rows.slots_R[row])].task in TOKENWISE for row in complete], bool)
+        one_each = complete[~by_token]
+        tokenwise = {
+            row: decoder.head(decoder.normed(hidden.at(slice(int(start_R[row]), int(end_R[row]))))).float()
+            for row in complete[by_token].tolist()
+        }
+        if not len(one_each):
+            return Vectors(plan, one_each, hidden.x_TM.new_empty((0, 1), dtype=torch.float32), tokenwise)
+        if spec.kind == "mean":
+            vectors_RM = _means(decoder, hidden, rows.num_tokens_R, one_each)
+        else:
+            index_R = start_R[one_each] if spec.kind == "cls" else end_R[one_each] - 1
+            chosen = hidden.at(upload(index_R.astype(np.int64), hidden.x_TM.device))
+            if spec.tokens:
+                return Vectors(plan, one_each, _scores(decoder, chosen, spec), tokenwise)
+            vectors_RM = decoder.normed(chosen)
+        return Vectors(plan, one_each, decoder.head(vectors_RM).float(), tokenwise)
 
 
 def _means(decoder: Decoder, hidden: Hidden, num_tokens_R: np.ndarray, rows: np.ndarray) -> Tensor:

@@ -30,11 +30,10 @@ from ridgeline.layers.decoder import Decoder
 from ridgeline.quantization.held import keeping
 from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
-from ridgeline.worker.masks import Masks
 from ridgeline.worker.runner import Runner
-from ridgeline.worker.segments import HostLengths
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.speculation.methods import network_of
+from ridgeline.worker.step import DeviceStep, HostLengths
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
 # The packages that decide which kernels there are
@@ -134,7 +133,7 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             num_pages=1024,
             scratch=sizes.scratch,
         )
-        runner = Runner(
+        segments = Runner(
             decoder,
             ops,
             layout,
@@ -142,27 +141,28 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
             max_model_len=longest,
             speculation=kernels.speculation,
             draft=draft,
-        )
-        buckets = Buckets(kernels.max_seqs, kernels.max_tokens, runner.segments.widths)
+        ).segments
+        buckets = Buckets(kernels.max_seqs, kernels.max_tokens, segments.widths)
         uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}
         shapes = [(shape, False) for shape in sorted(buckets.shapes | uncaptured)]
         if kernels.cascade:
             shapes += [(shape, True) for shape in buckets.sharing]
         for shape, cascade in shapes:
-            inputs = runner.segments.inputs(shape, meta, cascade=cascade)
-            emits = runner.segments.columns
+            emits = segments.columns
             verified = Drafts.alike(shape.rows, shape.each, meta, emits) if shape.each > 1 else None
-            scores = runner.segments.forward(inputs, drafts=verified)
-            if not kernels.spec.scores:
+            step = DeviceStep(segments.inputs(shape, cascade=cascade), drafts=verified)
+            segments.forward(step)
+            if not segments.ending.draws:
                 continue
             for features in CAPTURED_FEATURES:
-                runner.segments.sample(inputs, scores, features, drafts=verified)
-            runner.segments.mask(scores, Masks.none(scores.logits_RU))
+                step.features = features
+                segments.sample(step)
+            segments.masking.rehearse(step)
         # Where the host knows the rows' lengths, as it does outside of graphs, ops may choose by them
         shape = buckets.uncaptured(1, kernels.max_tokens)
         tokens_R = np.array([shape.tokens])
-        runner.segments.forward(runner.segments.inputs(shape, meta), HostLengths(tokens_R, tokens_R))
-        runner.segments.rehearse()
+        segments.forward(DeviceStep(segments.inputs(shape), HostLengths(tokens_R, tokens_R)))
+        segments.network.rehearse()
     return done
 
 

@@ -18,28 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.core.plan.step import StepPlan
+from ridgeline.core.plan.step import StepPlan, StepResult
 from ridgeline.kernels.ops import Ops
+from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.parallel.pipe import Pipe, Wait
-from ridgeline.worker.segments import Outcome
 from ridgeline.worker.slots import Slots
-
-
-class KeptRows(NamedTuple):
-    """All that a step's rows need to advance their slots (`kernels.step.op`), kept while later steps run."""
-
-    slots_R: Tensor
-    samples_R: Tensor
-    kv_len_R: Tensor
-    active_R: Tensor
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.slots_R)
-
-    def copied(self, rows: int) -> KeptRows:
-        """Return so many first rows in memory of their own."""
-        return KeptRows(*(tensor[:rows].clone() for tensor in self))
+from ridgeline.worker.step import DeviceStep, Ending, KeptRows, Outcome, PlannedStep, StepPart
+from ridgeline.worker.stopwatch import Stopwatch
+from ridgeline.worker.upload import mark
 
 
 class Unheard(NamedTuple):
@@ -54,12 +40,15 @@ class Unheard(NamedTuple):
     wait: Wait
 
 
-class Relay:
+class Relay(StepPart):
     """The steps of a stage whose tokens it has not taken into its slots yet, oldest first."""
 
     def __init__(self, pipe: Pipe, slots: Slots, ops: Ops) -> None:
         self._pipe, self._slots, self._ops = pipe, slots, ops
         self._unheard: deque[Unheard] = deque()
+
+    def prepare(self, step: PlannedStep) -> None:
+        self.settle(step.plan.after)
 
     def expect(self, plan: StepPlan, rows: KeptRows) -> None:
         """Note a step that has run, and begin to receive its tokens."""
@@ -75,20 +64,53 @@ class Relay:
 
     def _advance(self, step: Unheard) -> None:
         rows = step.rows
-        slots, outcome = self._slots, Outcome.empty(rows.num_rows, rows.slots_R.device)
+        outcome = Outcome.empty(rows.num_rows, rows.slots_R.device)
         step.wait()
-        self._ops.step_advance(
-            step.token_R,
-            rows.samples_R,
-            rows.slots_R,
-            rows.kv_len_R,
-            rows.active_R & rows.samples_R,  # others may have run on meanwhile
-            slots.sampling.stop_ids_SE,
-            slots.max_len_S,
-            slots.kv_len_S,
-            slots.last_token_S,
-            slots.stopped_S,
-            None,  # only the last stage weighs tokens by how often they came
-            outcome.token_R,
-            outcome.finish_R,
-        )
+        # Others may have run on meanwhile; and only the last stage weighs tokens by how often they came
+        advancing = self._slots.advancing(rows.slots_R, rows.kv_len_R, rows.active_R & rows.samples_R)
+        self._ops.step_advance(step.token_R, rows.samples_R, *advancing, outcome.token_R, outcome.finish_R)
+
+
+class HandingOn(Ending):
+    """The `Ending` on a stage of a pipeline that is not the last: the next one gets the hidden states."""
+
+    def __init__(self, decoder: Decoder, ops: Ops, slots: Slots, relay: Relay) -> None:
+        self.decoder, self._ops, self._slots, self._relay, self._pipe = decoder, ops, slots, relay, decoder.mesh.pp
+
+    def forward(self, step: DeviceStep) -> None:
+        self._slots.lengthen(step.inputs.slots_R, step.kv_len_R, step.active_R, self._ops)
+        x_TM = self.decoder.handed_on(step.hidden)
+        step.logits_RU, step.hidden = x_TM.new_empty(0), Hidden(x_TM, None)
+
+    def after_forward(self, step: PlannedStep) -> None:
+        plan, x_TM = step.plan, step.device.hidden.x_TM[: step.plan.num_tokens]
+        rows = step.device.keep(len(plan.rows))
+        self._pipe.send(x_TM if step.graph is None else x_TM.clone())
+        self._relay.expect(plan, rows)
+
+    def expected(self, step: PlannedStep) -> HandedOn:
+        return HandedOn(step)
+
+
+class HandedOn:
+    """The end of a step that has no tokens to tell."""
+
+    def __init__(self, step: PlannedStep) -> None:
+        self._plan_id, self._done = step.plan.id, mark(step.device.inputs.slots_R.device)
+
+    def result(self, watch: Stopwatch) -> StepResult:
+        """Wait for the step and return what there is to know. Raises whatever error the device reports."""
+        if self._done is not None:
+            self._done.synchronize()
+        return StepResult(self._plan_id, elapsed=watch.seconds())
+
+
+class SentTokens(StepPart):
+    """The tokens that the last stage draws, on their way to the others."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    def after_sample(self, step: PlannedStep) -> None:
+        if step.plan.rows.num_logits_R.any():
+            self._pipe.tell(step.device.outcome.token_R[: len(step.plan.rows)].clone())

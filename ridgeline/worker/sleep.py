@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -258,6 +258,41 @@ def _host_memory(size: int) -> Tensor:
             f"the host has too little memory to keep the weights ({size >> 20:,} MiB more are needed); free some, or "
             "sleep at level 2."
         ) from error
+
+
+class DeviceSleep:
+    """The device's memory, as it goes while an engine sleeps and comes back. cache: the bytes of the KV cache."""
+
+    def __init__(self, cache: Tensor, memory: SleepMemory | None) -> None:
+        self._cache, self._memory, self._asleep = cache, memory, frozenset[Kind]()
+
+    @property
+    def wakeful(self) -> str | None:
+        """The reason why this cannot sleep, or None."""
+        if self._cache.device.type == "cpu" or self._memory is not None:
+            return None
+        return "the weights lie in memory that cannot be given back; start with enable_sleep_mode"
+
+    def sleep(self) -> None:
+        """Give the memory back: the cache, whose contents are lost, and on a GPU the weights, which go to the host.
+        Nothing may run. On a CPU the weights are where they would go."""
+        if self._memory is None:
+            forget_pages(self._cache)
+        else:
+            torch.cuda.synchronize(self._cache.device)
+            self._memory.sleep()
+        self._asleep = frozenset(KINDS)
+
+    def wake(self, kinds: Sequence[Kind]) -> None:
+        """Bring memory of these kinds back."""
+        if self._memory is not None:
+            self._memory.wake(kinds)
+            torch.cuda.synchronize(self._cache.device)
+        self._asleep -= set(kinds)
+
+    @property
+    def awake(self) -> bool:
+        return not self._asleep
 
 
 def forget_pages(x: Tensor) -> None:

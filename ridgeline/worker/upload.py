@@ -26,6 +26,15 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return staged.copy_(source).to(device, non_blocking=True)
 
 
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event behind all that is queued on a GPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
 class Download:
     """Tensors on their way to the host, those of wide types first. On a GPU they travel as one copy, queued behind the
     work that is in the stream when this object is made."""

@@ -44,7 +44,8 @@ GATHERED = 64 << 20  # bytes of a rank's scores, up to which a GPU gathers them 
 class Vocabulary:
     """The tokens `first` … first + count - 1, which this rank scores, among `size` tokens.
 
-    Scores have `each` columns on every rank; where the last part is short, the rest means nothing.
+    divided: there are other ranks with other parts. Scores have `each` columns on every rank; where the last part is
+    short, the rest means nothing.
     """
 
     def __init__(self, size: int, axis: Axis, ops: Ops) -> None:
@@ -52,11 +53,7 @@ class Vocabulary:
         self.each = -(-size // axis.size)
         self.first = min(self.each * axis.rank, size)
         self.count = min(self.each, size - self.first)
-
-    @property
-    def divided(self) -> bool:
-        """True if there are other ranks with other parts."""
-        return self._axis.size > 1
+        self.divided = axis.size > 1
 
     def whole(self, scores_RU: Tensor) -> Tensor:
         """Return the scores of all tokens: [R, V]."""

@@ -86,7 +86,7 @@ def apart(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Ite
     monkeypatch.setattr(graphs, "Graph", Replayed)
     for _, worker, _ in made:
         runner = worker._runner
-        runner._graphs = Graphs(runner.segments, runner.device, 4, 32)
+        runner.launch.graphs = Graphs(runner.segments, 4, 32)
     group = InThreads([worker for _, worker, _ in made])
     wiring = Wiring(memory, choices.model.spec.vocab_size, choices.max_seqs, choices.cascade, None, False)
     engines = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
@@ -143,7 +143,7 @@ def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
 
 def replays(worker: LocalWorker) -> dict[Shape, int]:
     """Return how often each graph of a rank was replayed."""
-    found = worker._runner._graphs
+    found = worker._runner.launch.graphs
     assert found is not None
     return {shape: graph.replays for (shape, _), graph in found._graphs.items() if graph.replays}  # type: ignore[attr-defined]
 

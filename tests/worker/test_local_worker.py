@@ -194,7 +194,7 @@ def test_a_prompt_is_scored_in_pieces_as_at_once(folder: Path, monkeypatch: pyte
             return [found.logprob_R, found.rank_R, found.top_ids_RL, found.top_logprobs_RL]
 
     at_once = scores()
-    monkeypatch.setattr("ridgeline.worker.runner.SCORED_AT_ONCE", 4)
+    monkeypatch.setattr("ridgeline.worker.logprobs.SCORED_AT_ONCE", 4)
     assert len(at_once[0]) == len(PROMPT) - 1
     for whole, joined in zip(at_once, scores(), strict=True):
         np.testing.assert_allclose(joined, whole, rtol=1e-5)

@@ -21,8 +21,9 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling import op
 from ridgeline.parallel.axis import Alone
-from ridgeline.worker.segments import SAMPLING, Segments
+from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.slots import Slots
+from ridgeline.worker.speculation.drafted import VerifiedDraws
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.vocabulary import Vocabulary
 
@@ -103,9 +104,9 @@ class Drawn:
             index_P=(1 + before_R[:, None] + self.depth_N).flatten(),
         )
         own: Any = SimpleNamespace(
-            slots=slots, _drafts_SD=self.drafts_SD, vocabulary=Vocabulary(V, Alone(), self.ops), _ops=self.ops
+            _slots=slots, _drafts_SD=self.drafts_SD, vocabulary=Vocabulary(V, Alone(), self.ops), _ops=self.ops
         )
-        token_P = Segments._draw_behind(own, slots_R, scores, drafts, self.features)
+        token_P = VerifiedDraws._draw_behind(own, slots_R, scores, drafts, self.features)
         out_RK = torch.full((REQUESTS, self.emits), -1, dtype=torch.int32)
         finish_R, drafted_R = torch.zeros(2, REQUESTS, dtype=torch.int8)
         path_RK = None if self.tree_SN is None else torch.full_like(out_RK, -1)

@@ -62,7 +62,7 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
             (runner, "sample", SEGMENT + "sample"),
         ):
             _replace(undo, owner, name, _ranged(getattr(owner, name), label, cuda))
-        _replace(undo, runner, "_graphs", None)
+        _replace(undo, runner.launch, "graphs", None)
         _replace(undo, runner, "forward", _noting(runner.forward, engine, shapes))
         for index, layer in enumerate(runner.decoder.layers):
             _replace(undo, layer, "forward", _ranged(layer.forward, f"{LAYER}{index}", cuda))
