@@ -123,7 +123,7 @@ class Runner:
     def forward(self, plan: StepPlan, given_drafts: Mapping[int, MaskedDrafts] | None = None) -> PlannedStep:
         """Apply the plan's deltas, run the network, and score the rows. On a stage of a pipeline that is not the last,
         hand the hidden states on instead. given_drafts: those of rows with masks."""
-        step, features = PlannedStep(plan, given_drafts or {}), plan.rows.features
+        step, features = PlannedStep(plan, given_drafts or {}), int(plan.rows.features)
         for needed, prepare in self._prepare:
             if not needed or needed & features:
                 prepare(step)
@@ -144,8 +144,8 @@ class Runner:
         given_drafts: Mapping[int, MaskedDrafts] | None = None,
     ) -> PlannedStep:
         """Draw a token for every sampling row, or behind each of its drafts, and advance the slots."""
-        device, features = step.device, step.plan.rows.features
-        step.masks, step.given_drafts, device.features = masks or {}, given_drafts or {}, features
+        device, features = step.device, int(step.plan.rows.features)
+        step.masks, step.given_drafts, device.features = masks or {}, given_drafts or {}, step.plan.rows.features
         for needed, prepare in self._before_sample:
             if not needed or needed & features:
                 prepare(step)
