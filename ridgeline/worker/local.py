@@ -71,8 +71,8 @@ class Ticket:
 
 
 class LocalWorker:
-    """A `core.plan.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and drops
-    later plans until one resets.
+    """A `core.plan.worker.Worker` that sleeps and reports. It answers a plan that failed with the plan's error, and
+    drops later plans until one resets.
 
     stamps: notes that this rank makes in every step, if ranks are traced.
     threads: chooses the number of CPU threads; None: it stays.
