@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
@@ -12,15 +12,15 @@ from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.grpc.generate import within
 from ridgeline.serving.grpc.guard import failure_of, request_id_of
 from ridgeline.serving.grpc.health import ready
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
 from ridgeline.serving.grpc.running import Running
+from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
-from ridgeline.serving.requests.kserve import Tensor, Value, check_outputs, model_of
+from ridgeline.serving.requests.kserve import Answered, Asked, Tensor, Value, check_outputs, model_of
 from ridgeline.version import __version__
 
 MOST_AT_ONCE = 1024  # requests of one stream that run side by side
@@ -64,21 +64,12 @@ class KServeService:
         return ParseDict(told, pb.ModelStatisticsResponse())
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        parameters = parameters_of(request)
-        if parameters.get("stream"):
+        if parameters_of(request).get("stream"):
             raise BadRequest("ModelInfer answers once; use ModelStreamInfer for pieces.", param="stream")
         model = model_of(self._api, request.model_name, request.model_version)
         with self._api.inferences.of(model.name) as inference:
-            kserve.takes_empty_final(parameters)  # one response is never empty
-            value = value_in(model, request)
-            if not model.generates:
-                inference.computes()
-                return response_with(model, request, await kserve.converted(self._api, model, value, parameters))
-            async with self._api.service.run(await self._asked(model, value, parameters, context)) as run:
-                inference.run = run
-                with self._running.known(run, context):
-                    await run.finish()
-            return last_response(model, request, run, kserve.result_of(model, run.result.outputs[0]))
+            [part] = [part async for part in self._answered(model, request, inference, context, streamed=False)]
+            return response_with(model, request, part, final=model.generates or None)
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -119,35 +110,39 @@ class KServeService:
         await responses.put(None)
 
     async def _pieces(self, request: pb.ModelInferRequest, context: Context) -> AsyncIterator[pb.ModelInferResponse]:
-        model, parameters = model_of(self._api, request.model_name, request.model_version), parameters_of(request)
+        model = model_of(self._api, request.model_name, request.model_version)
         with self._api.inferences.of(model.name) as inference:
-            without_output = kserve.takes_empty_final(parameters)
-            value = value_in(model, request)
-            if not model.generates:
-                inference.computes()
-                response = response_with(model, request, await kserve.converted(self._api, model, value, parameters))
-                with inference.response():
-                    yield with_final(response, final=True)
-                return
-            asked = await self._asked(model, value, parameters, context)
-            streams = kserve.streams(asked, parameters)
-            async with self._api.service.run(asked) as run:
-                inference.run = run
-                with self._running.known(run, context):
-                    async for piece in run:
-                        if streams and (found := kserve.result_of(model, piece)):
-                            with inference.response():
-                                yield with_final(response_with(model, request, found), final=False)
-            whole = kserve.result_of(model, run.result.outputs[0])
-            rest = (None if without_output else type(whole)()) if streams else whole
-            with inference.response(empty=streams):
-                yield last_response(model, request, run, rest)
+            async with aclosing(self._answered(model, request, inference, context, streamed=True)) as parts:
+                async for part in parts:
+                    with inference.response(empty=part.empty):
+                        yield response_with(model, request, part, final=part.facts is not None)
 
-    async def _asked(
-        self, model: ServedModel, value: Value, parameters: dict[str, Any], context: Context
-    ) -> GenerationRequest:
-        asked, timeout = await kserve.generation(self._api, model, value, parameters, request_id_of(context))
-        return within(asked, timeout=timeout, context=context)
+    def _answered(
+        self,
+        model: ServedModel,
+        request: pb.ModelInferRequest,
+        inference: Inference,
+        context: Context,
+        *,
+        streamed: bool,
+    ) -> AsyncGenerator[Answered]:
+        parameters = parameters_of(request)
+        without_output = kserve.takes_empty_final(parameters)  # one response is never empty
+        asked = Asked(
+            model=model,
+            value=value_in(model, request),
+            parameters=parameters,
+            request_id=request_id_of(context),
+            streamed=streamed,
+            empty_final=without_output,
+        )
+        return kserve.answered(
+            self._api,
+            asked,
+            inference,
+            lambda each, timeout: within(each, timeout=timeout, context=context),
+            lambda run: self._running.known(run, context),
+        )
 
 
 def value_in(model: ServedModel, request: pb.ModelInferRequest) -> Value:
@@ -186,37 +181,28 @@ def tensors_of(request: pb.ModelInferRequest) -> list[Tensor]:
     return found
 
 
-def response_with(model: ServedModel, request: pb.ModelInferRequest, value: Value | None) -> pb.ModelInferResponse:
-    """Return the response with this output, as raw bytes if the request was raw, or without one."""
+def response_with(
+    model: ServedModel, request: pb.ModelInferRequest, part: Answered, *, final: bool | None
+) -> pb.ModelInferResponse:
+    """Return the response with this output, if there is one, as raw bytes if the request was raw. The last one of a run
+    says why it ended, and its usage. `final` says if it is its request's last one, as Triton does in streams."""
     response = pb.ModelInferResponse(model_name=request.model_name, model_version=model.version, id=request.id)
+    for name, told in (part.facts or {}).items():
+        if isinstance(told, str):
+            response.parameters[name].string_param = told
+        else:
+            response.parameters[name].int64_param = told
+    if final is not None:
+        response.parameters["triton_final_response"].bool_param = final
+    value, spec = part.value, model.output
     if value is None:
         return response
-    spec = model.output
     output = response.outputs.add(name=spec.name, datatype=spec.datatype, shape=kserve.shape_of(model, value))
     if request.raw_input_contents:
         response.raw_output_contents.append(kserve.packed(spec, value))
     else:
         elements = [value.encode()] if isinstance(value, str) else value
         getattr(output.contents, CONTENTS[spec.datatype]).extend(elements)
-    return response
-
-
-def last_response(
-    model: ServedModel, request: pb.ModelInferRequest, run: Run, value: Value | None
-) -> pb.ModelInferResponse:
-    """Return the last response of a run: why it ended, and its usage."""
-    response = response_with(model, request, value)
-    for name, told in kserve.told(run).items():
-        if isinstance(told, str):
-            response.parameters[name].string_param = told
-        else:
-            response.parameters[name].int64_param = told
-    return with_final(response, final=True)
-
-
-def with_final(response: pb.ModelInferResponse, *, final: bool) -> pb.ModelInferResponse:
-    """Return the response with a parameter that says if it is its request's last one, as Triton does in streams."""
-    response.parameters["triton_final_response"].bool_param = final
     return response
 
 

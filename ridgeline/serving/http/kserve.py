@@ -4,8 +4,8 @@ the routes generate and generate_stream. gRPC has the same requests (requests/ks
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -31,7 +31,7 @@ from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
 from ridgeline.serving.requests.bodies import Body, Name
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode
-from ridgeline.serving.requests.kserve import Tensor, Value, check_outputs, model_of
+from ridgeline.serving.requests.kserve import Answered, Asked, Tensor, Value, check_outputs, model_of
 from ridgeline.serving.requests.validation import parse
 from ridgeline.serving.shares import off_loop
 from ridgeline.version import __version__
@@ -123,9 +123,8 @@ def router(api: ApiServer) -> APIRouter:
             if parameters.get("stream"):
                 raise BadRequest(STREAMS, param="stream")
             tensors = await off_loop(len(data), INLINE_BYTES, lambda: _tensors(body.inputs, rest))
-            value = kserve.value_of(found, tensors)
-            answered, more = await _run(request, found, value, parameters, inference)
-            return _inferred(found, body.id, answered, more, binary=bool(binary))
+            part = await _whole(request, found, kserve.value_of(found, tensors), parameters, inference)
+            return _inferred(found, body.id, part, binary=bool(binary))
 
     async def generate(request: Request, model: str, version: str = "") -> Response:
         found = model_of(api, model, version)
@@ -133,59 +132,39 @@ def router(api: ApiServer) -> APIRouter:
             value, parameters, name = await _generate_body(request, found)
             if parameters.get("stream"):
                 raise BadRequest(STREAMS, param="stream")
-            answered, more = await _run(request, found, value, parameters, inference)
-            return JSONResponse(_generated(found, name, answered, more))
+            return JSONResponse(_generated(found, name, await _whole(request, found, value, parameters, inference)))
 
     async def generate_stream(request: Request, model: str, version: str = "") -> Response:
         found = model_of(api, model, version)
         with ExitStack() as stack:
             inference = stack.enter_context(api.inferences.of(found.name))
             value, parameters, name = await _generate_body(request, found)
-            without_output = kserve.takes_empty_final(parameters)
+            asked = _asked(request, found, value, parameters, streamed=True)
             if not found.generates:
                 raise BadRequest(
                     f"the model {found.name} writes nothing that could be streamed; use infer.", param="model"
                 )
-            asked = await _asked(request, found, value, parameters)
-            streams = kserve.streams(asked, parameters)
             under_way = stack.pop_all()
 
         async def produce(write: Write) -> None:
             with under_way:
-                async with api.service.run(asked) as run:
-                    inference.run = run
-                    async for piece in run:
-                        if streams and (part := kserve.result_of(found, piece)):
-                            with inference.response():
-                                await write(_generated(found, name, part, {}))
-                whole = kserve.result_of(found, run.result.outputs[0])
-                rest = (None if without_output else type(whole)()) if streams else whole
-                with inference.response(empty=streams):
-                    await write(_generated(found, name, rest, kserve.told(run)))
+                async with aclosing(kserve.answered(api, asked, inference, _bounded)) as parts:
+                    async for part in parts:
+                        with inference.response(empty=part.empty):
+                            await write(_generated(found, name, part))
 
         return PlainEvents(produce)
 
-    async def _asked(request: Request, model: ServedModel, value: Value, parameters: Parameters) -> GenerationRequest:
-        asked, timeout = await kserve.generation(api, model, value, parameters, request_id(request))
-        bounds = [bound for bound in (asked.timeout, timeout) if bound]
-        return dataclasses.replace(asked, timeout=min(bounds, default=0.0))
-
-    async def _run(
+    async def _whole(
         request: Request, model: ServedModel, value: Value, parameters: Parameters, inference: Inference
-    ) -> tuple[Value, Mapping[str, Any]]:
-        kserve.takes_empty_final(parameters)  # one response is never empty
-        if not model.generates:
-            inference.computes()
-            return await kserve.converted(api, model, value, parameters), {}
-        asked = await _asked(request, model, value, parameters)
+    ) -> Answered:
+        asked = _asked(request, model, value, parameters)
 
-        async def whole() -> tuple[Value, Mapping[str, Any]]:
-            async with api.service.run(asked) as run:
-                inference.run = run
-                await run.finish()
-            return kserve.result_of(model, run.result.outputs[0]), kserve.told(run)
+        async def work() -> Answered:
+            [whole] = [part async for part in kserve.answered(api, asked, inference, _bounded)]
+            return whole
 
-        return await while_connected(request.receive, whole())
+        return await while_connected(request.receive, work())
 
     def both(method: Callable[..., Any], path: str, **documented: Any) -> Callable[[Any], None]:
         """Add a route with the version in its path, and one without. The shortest must come last: a name may have
@@ -212,6 +191,26 @@ def router(api: ApiServer) -> APIRouter:
 
 
 # ---- what comes -----------------------------------------------------------------------------------------------------
+
+
+def _asked(
+    request: Request, model: ServedModel, value: Value, parameters: Parameters, *, streamed: bool = False
+) -> Asked:
+    without = kserve.takes_empty_final(parameters)  # one response is never empty
+    return Asked(
+        model=model,
+        value=value,
+        parameters=parameters,
+        request_id=request_id(request),
+        streamed=streamed,
+        empty_final=without,
+    )
+
+
+def _bounded(asked: GenerationRequest, timeout: float | None) -> GenerationRequest:
+    """Return the same request, bounded by the earlier of two timeouts."""
+    bounds = [bound for bound in (asked.timeout, timeout) if bound]
+    return dataclasses.replace(asked, timeout=min(bounds, default=0.0))
 
 
 def _split(data: bytes, length: str | None) -> tuple[InferBody, bytes]:
@@ -280,7 +279,9 @@ async def _generate_body(request: Request, model: ServedModel) -> tuple[Value, P
 # ---- what is answered -----------------------------------------------------------------------------------------------
 
 
-def _inferred(model: ServedModel, name: str | None, value: Value, more: Mapping[str, Any], *, binary: bool) -> Response:
+def _inferred(model: ServedModel, name: str | None, part: Answered, *, binary: bool) -> Response:
+    value = part.value
+    assert value is not None
     spec, shape = model.output, kserve.shape_of(model, value)
     output = answers.KServeOutput(name=spec.name, datatype=spec.datatype, shape=shape)
     answer = answers.KServeInferred(
@@ -288,7 +289,7 @@ def _inferred(model: ServedModel, name: str | None, value: Value, more: Mapping[
         model_version=model.version,
         outputs=[output],
         id=UNSET if name is None else name,
-        parameters=dict(more) or UNSET,
+        parameters=dict(part.facts or {}) or UNSET,
     )
     if not binary:
         output.data = [value] if isinstance(value, str) else value
@@ -300,7 +301,7 @@ def _inferred(model: ServedModel, name: str | None, value: Value, more: Mapping[
     return Response(head + data, headers=headers, media_type="application/octet-stream")
 
 
-def _generated(model: ServedModel, name: str | None, value: Value | None, more: Mapping[str, Any]) -> dict[str, Any]:
+def _generated(model: ServedModel, name: str | None, part: Answered) -> dict[str, Any]:
     own = {} if name is None else {"id": name}
-    output = {} if value is None else {model.output.name: value}
-    return {**own, "model_name": model.name, "model_version": model.version, **output, **more}
+    output = {} if part.value is None else {model.output.name: part.value}
+    return {**own, "model_name": model.name, "model_version": model.version, **output, **(part.facts or {})}

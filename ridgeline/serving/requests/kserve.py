@@ -3,13 +3,15 @@ and what they ask for.
 
     model = model_of(api, name, version)
     value = value_of(model, tensors)
-    asked, timeout = await generation(api, model, value, parameters, request_id)
+    async for part in answered(api, Asked(...), inference, bound):
+        ...
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -18,6 +20,7 @@ from typing import Any
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel, TensorSpec
 from ridgeline.serving.requests.bodies import MOST_TOKENS, CompletionBody
 from ridgeline.serving.requests.bounded_json import decode
@@ -136,11 +139,65 @@ def shape_of(model: ServedModel, value: Value) -> list[int]:
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 
 
-async def generation(
-    api: ApiServer, model: ServedModel, value: Value, parameters: dict[str, Any], request_id: str
-) -> tuple[GenerationRequest, float | None]:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request to a model. An answer that is `streamed` may come in parts, and its last part be without an output if
+    `empty_final`."""
+
+    model: ServedModel
+    value: Value
+    parameters: dict[str, Any]
+    request_id: str
+    streamed: bool = False
+    empty_final: bool = False
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer to a request, or a part of one in a stream. The last one has the facts of the run, and is `empty` if
+    the parts before it held everything."""
+
+    value: Value | None
+    facts: Mapping[str, str | int] | None = None
+    empty: bool = False
+
+
+async def answered(
+    api: ApiServer,
+    asked: Asked,
+    inference: Inference,
+    bound: Callable[[GenerationRequest, float | None], GenerationRequest],
+    known: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext(),
+) -> AsyncGenerator[Answered]:
+    """Run a request and yield its answer, in parts if it is `streamed` and can be.
+
+    `bound` puts the timeout of its parameters on the request, and `known` surrounds the run. Raise RequestFailed or
+    InvalidRequest.
+    """
+    model = asked.model
+    if not model.generates:
+        inference.computes()
+        yield Answered(await _converted(api, asked), {})
+        return
+    run_asked = bound(*await _generation(api, asked))
+    # with best_of the chosen completion comes at once, when all have ended
+    alone = run_asked.params.num_drawn == 1 and run_asked.beams is None
+    parts = asked.streamed and bool(asked.parameters.get("stream", True)) and alone
+    async with api.service.run(run_asked) as run:
+        inference.run = run
+        with known(run):
+            async for piece in run:
+                if parts and (part := _result(model, piece)):
+                    yield Answered(part)
+    whole = _result(model, run.result.outputs[0])
+    rest = (None if asked.empty_final else type(whole)()) if parts else whole
+    yield Answered(rest, _facts(run), empty=parts)
+
+
+async def _generation(api: ApiServer, asked: Asked) -> tuple[GenerationRequest, float | None]:
     """Return the request to a model that generates, and the seconds that it may take by its parameters."""
-    given = {name: _plain(name, each) for name, each in parameters.items()}
+    model = asked.model
+    given = {name: _plain(name, each) for name, each in asked.parameters.items()}
     timeout = timeout_of(given)
     fields = {name: each for name, each in given.items() if name not in NOT_FIELDS}
     if fields.get("n", 1) != 1:
@@ -149,15 +206,16 @@ async def generation(
             "gives more.",
             param="n",
         )
-    fields |= {"model": model.name if model.name in api.names else api.names[0], "prompt": value}
-    [asked] = await completion_requests(api, parse(CompletionBody, fields), request_id)
-    return asked, timeout
+    fields |= {"model": model.name if model.name in api.names else api.names[0], "prompt": asked.value}
+    [request] = await completion_requests(api, parse(CompletionBody, fields), asked.request_id)
+    return request, timeout
 
 
-async def converted(api: ApiServer, model: ServedModel, value: Value, parameters: dict[str, Any]) -> Value:
+async def _converted(api: ApiServer, asked: Asked) -> Value:
     """Return the output of a model that does not generate."""
-    if parameters:
-        name = min(parameters)
+    model, value = asked.model, asked.value
+    if asked.parameters:
+        name = min(asked.parameters)
         raise BadRequest(f"the model {model.name} takes no parameters; leave {name[:80]!r} out.", param=name[:80])
     if isinstance(value, str):
         return await encode(api, value, True, model.input.name)
@@ -167,12 +225,12 @@ async def converted(api: ApiServer, model: ServedModel, value: Value, parameters
     return await TEXTS.run(partial(api.tokenizer.decode, value, skip_special_tokens=True))
 
 
-def result_of(model: ServedModel, output: CompletionOutput | Piece) -> Value:
+def _result(model: ServedModel, output: CompletionOutput | Piece) -> Value:
     """Return the value of a completion, or of a part of one, for the model's clients."""
     return output.text if model.role == "text" else list(output.token_ids)
 
 
-def told(run: Run) -> dict[str, str | int]:
+def _facts(run: Run) -> dict[str, str | int]:
     """Return the facts of a run at its end, as parameters of its response."""
     return {
         "finish_reason": run.result.outputs[0].finish_reason or "",
@@ -180,11 +238,6 @@ def told(run: Run) -> dict[str, str | int]:
         "completion_tokens": run.drawn_tokens,
         "cached_tokens": run.cached_tokens,
     }
-
-
-def streams(asked: GenerationRequest, parameters: dict[str, Any]) -> bool:
-    """Return True if pieces can be sent. With best_of the chosen completion comes at once, when all have ended."""
-    return bool(parameters.get("stream", True)) and asked.params.num_drawn == 1 and asked.beams is None
 
 
 def takes_empty_final(parameters: dict[str, Any]) -> bool:
