@@ -27,6 +27,7 @@ from ridgeline.core.specs.model import ModelSpec, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.defaults import check_divided, check_max_model_len, choose_device, choose_itl_target, device_of_rank
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.protocol import RunsRequests
 from ridgeline.engine.side_by_side import Engines
 from ridgeline.kernels.base.cost import CostModel, StepShape
 from ridgeline.kernels.base.kv_format import kv_format
@@ -59,7 +60,7 @@ class Assembly:
     precision: with the forms in which weights are held.
     """
 
-    engine: Engine
+    engine: RunsRequests
     worker: LocalWorker | Group
     ops: Ops
     model: ModelConfig
@@ -236,7 +237,7 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         on_gpu=device.type == "cuda",
     )
     if isinstance(group, Apart):
-        engine: Engine = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
+        engine: RunsRequests = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
     else:
         engine = _engine(config, group, wiring)
     if facts.captured:

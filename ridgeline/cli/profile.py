@@ -15,6 +15,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.engine.engine import Engine
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
@@ -64,6 +65,7 @@ def profile(
         work = _workload(llm, prompts or [], batch, input_tokens, output_tokens)
         hardware = hardware_of(assembly.device)
         limits = op_limits(assembly.model.spec, hardware, assembly.precision) if hardware is not None else None
+        assert isinstance(assembly.engine, Engine)  # one device has no other
         report = measure(assembly.engine, assembly.local, work, out, limits)
         size = f"{len(prompts)} prompts" if prompts else f"batch {batch}, {input_tokens} tokens in"
         title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"

@@ -221,8 +221,7 @@ class Engine:
             self._check_device()
 
     def _check_device(self) -> None:
-        if self._lost is not None:
-            raise DeviceLost(f"the device does no work any more ({self._lost}); start a new process.")
+        check_device(self._lost)
 
     def shape_of(self, plan: StepPlan) -> StepShape:
         """Return the shape that decides the plan's cost, with the experts that steps of about this size reach, if such
@@ -343,6 +342,12 @@ class Engine:
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param)
+
+
+def check_device(lost: str | None) -> None:
+    """Raise DeviceLost if it is lost, for this reason."""
+    if lost is not None:
+        raise DeviceLost(f"the device does no work any more ({lost}); start a new process.")
 
 
 def check_inserted(request: Request) -> None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from ridgeline.core.errors import DeviceLost, InvalidConfig
 from ridgeline.core.plan.request import Request, RequestStats, StepEvents
 from ridgeline.core.plan.routing import Router
+from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.step import StepPlan
-from ridgeline.core.plan.worker import Worker
-from ridgeline.engine.engine import Engine
+from ridgeline.core.plan.worker import Sleeps, Worker
+from ridgeline.engine.engine import Engine, check_device
 from ridgeline.engine.figures import Figures
-from ridgeline.engine.scheduler import Scheduler
 from ridgeline.kernels.base.cost import Headroom
 
 
-class Engines(Engine):
+class Engines:
     """One engine made of several. A request runs where its beginning is cached, unless there is too much to do there
     (`core.plan.routing`).
 
@@ -27,9 +27,11 @@ class Engines(Engine):
     def __init__(self, engines: Sequence[Engine], worker: Worker) -> None:
         first = engines[0]
         self.engines, self.config, self.layout = engines, first.config, first.layout
-        self.headroom, self.last_plan, self._sleeps = Headroom(), None, False
+        self.headroom = Headroom()
+        self.last_plan: StepPlan | None = None
         self.scheduler = Schedulers(engines)
-        self._worker, self._router, self._lost = worker, Router(len(engines)), None
+        self._worker, self._router = worker, Router(len(engines))
+        self._lost: str | None = None  # why nothing runs any more
         self._places: dict[str, tuple[Engine, int]] = {}  # of open requests: their engine, and their tokens at most
         self._load: Counter[Engine] = Counter()  # tokens of open requests
         self.on_finish(lambda request, stats: None)
@@ -106,15 +108,31 @@ class Engines(Engine):
         for engine in self.engines:
             engine.rehearse()
 
-    def sleep(self) -> None:
+    @property
+    def asleep(self) -> bool:
+        return False
+
+    def sleeper(self) -> Sleeps:
         raise InvalidConfig("several ranks cannot sleep at level 1; ask for level 2.")
+
+    def sleep(self) -> None:
+        self.sleeper()
+
+    def wake(self, kinds: Sequence[Kind] = KINDS) -> None:
+        self.sleeper()
+
+    def shutdown(self) -> None:
+        self._worker.shutdown()
+
+    def _check_device(self) -> None:
+        check_device(self._lost)
 
     def forget_prefixes(self) -> None:
         for engine in self.engines:
             engine.forget_prefixes()
 
 
-class Schedulers(Scheduler):
+class Schedulers:
     """The schedulers of several engines, as far as they are looked at together. It schedules nothing itself."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:

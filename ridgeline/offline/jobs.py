@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import PLACEHOLDER
 from ridgeline.core.plan.request import SamplingParams
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.protocol import RunsRequests
 from ridgeline.offline.embeds import embeds_of
 from ridgeline.text.arguments import integers, short
 from ridgeline.text.completion import Completion
@@ -75,7 +75,7 @@ class JobMaker:
     """A maker of jobs, which numbers them. `seed` is used for prompts that bring none. Without a tokenizer prompts are
     token ids."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, limits: RequestLimits, seed: int) -> None:
+    def __init__(self, engine: RunsRequests, tokenizer: Tokenizer | None, limits: RequestLimits, seed: int) -> None:
         self._engine, self._tokenizer, self.limits, self._seed = engine, tokenizer, limits, seed
         self.count = 0  # the number of the newest job
         self._numbers = count(1)  # which threads may draw at the same time

@@ -12,7 +12,7 @@ import numpy as np
 from ridgeline.core.errors import InvalidRequest, RidgelineError
 from ridgeline.core.plan.request import Request, RequestStats
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.protocol import RunsRequests
 from ridgeline.interrupts import uninterrupted
 from ridgeline.offline.jobs import check_keys
 from ridgeline.progress import batch_bar
@@ -86,7 +86,7 @@ def with_options(params: Any, options: Mapping[str, Any]) -> Any:
 class PoolingRuns:
     """The calls to a model that pools. encoder: None without a tokenizer."""
 
-    def __init__(self, engine: Engine, spec: PoolingSpec, encoder: Encoder | None) -> None:
+    def __init__(self, engine: RunsRequests, spec: PoolingSpec, encoder: Encoder | None) -> None:
         self._engine, self.spec, self._encoder = engine, spec, encoder
         self._count = 0
         self._turn = Lock()

@@ -9,7 +9,7 @@ from threading import RLock
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.request import Request, RequestStats
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.protocol import RunsRequests
 from ridgeline.interrupts import uninterrupted
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.offline.jobs import Job, StreamOutput
@@ -21,7 +21,7 @@ from ridgeline.text.outputs import RequestOutput
 class RunningJobs:
     """The jobs under way on one engine. `last_run` is the step time of the newest run that ended, beside its limit."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: RunsRequests) -> None:
         self._engine = engine
         self._turn = RLock()  # held by the thread that adds requests, steps or leaves
         engine.on_finish(self._note_stats)

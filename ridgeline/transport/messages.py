@@ -6,7 +6,9 @@ Times are on the monotonic clock, which all processes of a machine share.
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+from dataclasses import fields
+from typing import TYPE_CHECKING, Literal, get_type_hints
 
 import msgspec
 
@@ -27,6 +29,20 @@ from ridgeline.kernels.base.cost import Headroom
 class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The base of all messages. They are encoded without field names, so both ends must be of one version. They are one
     installation."""
+
+
+def _received(params: SamplingParams) -> None:
+    object.__setattr__(params, "__class__", SamplingParams)
+
+
+# SamplingParams as the engine's process decodes them: of the right types, and not checked again, because the API server
+# has done that. To check 100,000 allowed ids takes as long as some steps.
+_hints = get_type_hints(SamplingParams)
+_fields = [(each.name, _hints[each.name], dataclasses.field(default=each.default)) for each in fields(SamplingParams)]
+if TYPE_CHECKING:
+    Checked = SamplingParams
+else:
+    Checked = dataclasses.make_dataclass("Checked", _fields, namespace={"__post_init__": _received}, frozen=True)
 
 
 # ---- from an API server ---------------------------------------------------------------------------------------------
@@ -56,7 +72,7 @@ class Submit(Message, frozen=True, tag="submit"):
     name: str
     index: int
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: Checked
     seed: int
     max_total_tokens: int
     stop_ids: list[int]

@@ -48,16 +48,6 @@ class Admission:
             raise Unavailable("the server is shutting down; send the request to another.", retry_after=5)
         tokens = sum(request.cache_tokens for request in requests)
         for request in requests:
-            for param, prompt in (
-                ("prompt", request.prompt_token_ids),
-                ("negative_prompt", request.params.negative_prompt),
-            ):
-                if len(prompt or ()) >= facts.max_model_len + (request.task is not None):  # which writes nothing
-                    raise TooLong(
-                        f"the {param.replace('_', ' ')} has {len(prompt or ())} tokens and the context holds "
-                        f"{facts.max_model_len} including the output; shorten it.",
-                        param=param,
-                    )
             if request.cache_tokens > facts.cache_tokens:
                 guided = ", of both prompts," if request.params.guidance_scale != 1 else ""
                 raise TooLong(

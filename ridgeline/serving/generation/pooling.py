@@ -11,7 +11,7 @@ import numpy as np
 from ridgeline.core.plan.request import BACKGROUND
 from ridgeline.core.specs.pooling import PoolingParams, PoolingSpec
 from ridgeline.serving import owner
-from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut, TooLong
+from ridgeline.serving.errors import BadRequest, EngineFailed, TimedOut
 from ridgeline.serving.generation.service import Service
 from ridgeline.serving.generation.ticket import RequestTicket
 from ridgeline.text.pooled import Encoded, finished, pooling_request
@@ -54,12 +54,6 @@ async def run(service: Service, asked: PoolingAsked, index: int = 0) -> PooledAn
     the engine within a step."""
     spec, facts = pooling_facts(service), service.facts()
     ids = asked.prompt.ids
-    if len(ids) > facts.max_model_len:
-        raise TooLong(
-            f"This model's maximum context length is {facts.max_model_len} tokens. However, your input has {len(ids)} "
-            "tokens. Please reduce the length of the input, or set truncate_prompt_tokens.",
-            param="input",
-        )
     priority = BACKGROUND if service.background else asked.priority
     request = pooling_request(
         asked.id, asked.prompt, asked.params, spec, priority=priority, cache_salt=asked.cache_salt

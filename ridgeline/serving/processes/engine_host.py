@@ -19,7 +19,7 @@ from ridgeline.core.plan.request import Request, RequestStats, StepEvents, Token
 from ridgeline.core.plan.sleep import Kind
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.together import SIZES
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.protocol import RunsRequests
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.ranks.recruits import Recruits
 from ridgeline.serving.grammars.masks import Busy, Grammars
@@ -103,7 +103,7 @@ class EngineHost:
         self._goes_on = False  # after these orders: it ran before, and no order has kept it from that
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> RunsRequests:
         return self._loaded.engine
 
     def stop(self) -> None:

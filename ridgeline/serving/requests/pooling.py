@@ -15,8 +15,9 @@ from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
 from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, Object, TemplateBody
+from ridgeline.serving.requests.context import check_input, check_text
 from ridgeline.serving.requests.fields import Refusal
-from ridgeline.serving.requests.validation import CHARS_PER_TOKEN, INLINE_CHARS, check_model, encode, render
+from ridgeline.serving.requests.validation import INLINE_CHARS, check_model, encode, render
 from ridgeline.serving.shares import TEXTS
 from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
 
@@ -227,13 +228,8 @@ async def encoded_all(
             param="input",
         )
     for text in texts:
-        length = sum(map(len, text))
-        if params.truncate_prompt_tokens is None and length > context * CHARS_PER_TOKEN:
-            raise TooLong(
-                f"This model's maximum context length is {context} tokens. However, your input has {length} "
-                "characters. Please reduce the length of the input.",
-                param="input",
-            )
+        if params.truncate_prompt_tokens is None:
+            check_text(context, sum(map(len, text)), "input")
 
     def work(some: Sequence[tuple[str, ...]]) -> list[Encoded]:
         return [encode_one(*text) for text in some]
@@ -276,6 +272,7 @@ def asked(
             raise BadRequest(
                 f"an input has token id {wrong}, outside the vocabulary (0 to {vocabulary - 1}).", param="input"
             )
+        check_input(facts.max_model_len, len(prompt.ids))
     return [
         PoolingAsked(
             id=request_id if len(prompts) == 1 else f"{request_id}-{index}",

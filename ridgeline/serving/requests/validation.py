@@ -23,6 +23,7 @@ from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.requests.beams import beam_fields, beams_of
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, GenerationBody, TemplateBody
 from ridgeline.serving.requests.bounded_json import Size, decode
+from ridgeline.serving.requests.context import check_negative, check_prompt, check_text
 from ridgeline.serving.requests.embeds import read_embeds
 from ridgeline.serving.requests.fields import REFUSED, examine, known_names, refused_by
 from ridgeline.serving.requests.reading import readable
@@ -39,7 +40,6 @@ from ridgeline.transport.messages import Grammar
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
 
 INLINE_CHARS = 4096  # longer texts are tokenized in a thread, because the event loop has other clients
-CHARS_PER_TOKEN = 128  # more than any token has: a text longer than this times the context cannot fit
 DEFAULT_MAX_TOKENS = 16  # a completion's default, as with OpenAI; a chat may fill the context
 
 MOST_EMBEDDED = 1 << 28  # characters of prompts as vectors in all completions of a request
@@ -161,9 +161,10 @@ async def _encode_prompts(api: ApiServer, body: CompletionBody, texts: list[str]
     if marked is None:
         message = "suffix is not supported: the model has no tokens for filling in the middle; leave it out."
         raise BadRequest(message, param="suffix")
+    context = api.service.facts().max_model_len
     for text in texts:
-        _check_length(api, text, "prompt")
-    _check_length(api, suffix, "suffix")
+        check_text(context, len(text), "prompt")
+    check_text(context, len(suffix), "suffix")
     return await TEXTS.run(lambda: [infill(api.tokenizer, text, suffix, marked) for text in texts])
 
 
@@ -274,22 +275,12 @@ async def encode_all(
 ) -> list[list[int]]:
     """Return the token ids of each text, as `encode` does."""
     for text in texts:
-        _check_length(api, text, param)
+        check_text(api.service.facts().max_model_len, len(text), param)
 
     def work() -> list[list[int]]:
         return [api.tokenizer.encode(text, add_special_tokens) for text in texts]
 
     return work() if sum(map(len, texts)) <= INLINE_CHARS else await TEXTS.run(work)
-
-
-def _check_length(api: ApiServer, text: str, param: str) -> None:
-    context = api.service.facts().max_model_len
-    if len(text) > context * CHARS_PER_TOKEN:
-        raise TooLong(
-            f"This model's maximum context length is {context} tokens. However, your {param} has {len(text)} "
-            f"characters. Please reduce the length of the {param}.",
-            param=param,
-        )
 
 
 # ---- what a body says ---------------------------------------------------------------------------------------------
@@ -324,12 +315,8 @@ def _check_counts(api: ApiServer, body: GenerationBody) -> None:
     if allowed > facts.vocab_size:
         message = f"allowed_token_ids has {allowed} ids, and the vocabulary {facts.vocab_size}; name each once."
         raise BadRequest(message, param="allowed_token_ids")
-    if isinstance(negative, list) and len(negative) >= facts.max_model_len:
-        raise TooLong(
-            f"the negative prompt has {len(negative)} tokens and the context holds {facts.max_model_len} including the "
-            "output; shorten it.",
-            param="negative_prompt",
-        )
+    if isinstance(negative, list):
+        check_negative(facts.max_model_len, len(negative))
 
 
 def _check_stream(body: GenerationBody) -> None:
@@ -370,10 +357,12 @@ async def _ruled(api: ApiServer, params: SamplingParams, completions: int) -> Sa
     """Return the parameters with texts as token ids, which are spelled in a thread. Raise InvalidRequest, or BadRequest
     for more ids than the engine should get."""
     texts = [text for text in (params.negative_prompt, *(params.bad_words or ())) if isinstance(text, str)]
+    context = api.service.facts().max_model_len
     if isinstance(params.negative_prompt, str):
-        _check_length(api, params.negative_prompt, "negative_prompt")
+        check_text(context, len(params.negative_prompt), "negative_prompt")
     if texts:
         params = await TEXTS.run(partial(with_spelled_words, params, api.tokenizer))
+        check_negative(context, len(params.negative_prompt or ()))
     allowed, spelled = len(params.allowed_token_ids or ()), sum(map(len, params.bad_words or ()))
     if spelled > MOST_SPELLED:
         message = (
@@ -442,13 +431,7 @@ def _request(
         raise BadRequest(
             f"the prompt has token id {wrong}, outside the vocabulary (0 to {facts.vocab_size - 1}).", param=param
         )
-    if len(ids) + wanted > facts.max_model_len:
-        raise TooLong(
-            f"This model's maximum context length is {facts.max_model_len} tokens. However, you requested "
-            f"{len(ids) + wanted} tokens ({len(ids)} in the {param}, {wanted} in the completion). Please reduce the "
-            f"length of the {param} or completion.",
-            param=param,
-        )
+    check_prompt(facts.max_model_len, len(ids), wanted, param)
     return GenerationRequest(
         id=name,
         prompt=text,

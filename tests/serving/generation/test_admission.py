@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
+from msgspec import ValidationError
+from msgspec.structs import replace
 
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.processes.engine_host import _request
-from ridgeline.transport.messages import EngineFacts, Submit
+from ridgeline.transport.messages import EngineFacts, Submit, decode_from_face, encode
 from tests.driving import ask
 
+SUBMIT = Submit(
+    id=1, name="n", index=0, prompt_token_ids=[1], params=SamplingParams(), seed=0, max_total_tokens=4,
+    stop_ids=[], eos_ids=[], cache_salt="", priority=0, arrival=0.0, owner="key",
+)  # fmt: skip
 FACTS: Any = type("Facts", (), {"max_model_len": 64, "cache_tokens": 640})
 
 
@@ -52,5 +59,16 @@ def test_tokens_have_such_places_too() -> None:
 
 
 def test_the_engine_knows_whose_a_request_is() -> None:
-    submit = Submit(1, "n", 0, [1], SamplingParams(), 0, 4, [], [], "", 0, 0.0, owner="key")
-    assert _request("n", submit, None).owner == "key"
+    assert _request("n", SUBMIT, None).owner == "key"
+
+
+def test_the_engine_takes_parameters_as_they_were_checked() -> None:
+    params = SamplingParams(n=2, logit_bias={3: 1.5}, repetition_detection={"max_pattern_size": 2, "min_count": 2})  # type: ignore[arg-type]
+    submit = replace(SUBMIT, params=params)
+    assert decode_from_face(encode(submit)) == submit
+    unchecked = copy(params)
+    object.__setattr__(unchecked, "temperature", -1.0)  # no API server lets that pass
+    assert decode_from_face(encode(replace(SUBMIT, params=unchecked))).params.temperature == -1.0
+    object.__setattr__(unchecked, "temperature", "hot")
+    with pytest.raises(ValidationError, match="temperature"):
+        decode_from_face(encode(replace(SUBMIT, params=unchecked)))

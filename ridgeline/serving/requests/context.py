@@ -1,0 +1,49 @@
+"""What fits a model's context. API servers judge it here and nowhere else, before a request is admitted; the engine
+judges requests again, for callers in its own process and because another engine may have taken its place meanwhile."""
+
+from __future__ import annotations
+
+from ridgeline.serving.errors import TooLong
+
+CHARS_PER_TOKEN = 128  # more than any token has: a text longer than this times the context cannot fit
+
+
+def check_text(context: int, length: int, param: str) -> None:
+    """Raise TooLong, before any work, for a text of so many characters that could never fit. `param` is its field."""
+    if length > context * CHARS_PER_TOKEN:
+        raise TooLong(
+            f"This model's maximum context length is {context} tokens. However, your {param} has {length} "
+            f"characters. Please reduce the length of the {param}.",
+            param=param,
+        )
+
+
+def check_prompt(context: int, length: int, wanted: int, param: str) -> None:
+    """Raise TooLong unless a prompt of so many tokens leaves room for `wanted` tokens of output."""
+    if length + wanted > context:
+        raise TooLong(
+            f"This model's maximum context length is {context} tokens. However, you requested {length + wanted} tokens "
+            f"({length} in the {param}, {wanted} in the completion). Please reduce the length of the {param} or "
+            "completion.",
+            param=param,
+        )
+
+
+def check_negative(context: int, length: int) -> None:
+    """Raise TooLong unless a negative prompt of so many tokens leaves room for an output."""
+    if length >= context:
+        raise TooLong(
+            f"the negative prompt has {length} tokens and the context holds {context} including the output; shorten "
+            "it.",
+            param="negative_prompt",
+        )
+
+
+def check_input(context: int, length: int) -> None:
+    """Raise TooLong unless an input of so many tokens can be pooled, which writes nothing."""
+    if length > context:
+        raise TooLong(
+            f"This model's maximum context length is {context} tokens. However, your input has {length} tokens. Please "
+            "reduce the length of the input, or set truncate_prompt_tokens.",
+            param="input",
+        )
