@@ -1,4 +1,4 @@
-"""What callers ask of an engine: `Engine`, or `Engines`, which are several that act as one."""
+"""The methods of an engine that callers may use: of `Engine`, or of `Engines`, which are several that act as one."""
 
 from __future__ import annotations
 

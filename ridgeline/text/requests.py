@@ -9,7 +9,7 @@ from typing import Any
 
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.plan.embeds import Embeds
-from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams, Thinking
+from ridgeline.core.plan.request import EVERY_LOGPROB, MAX_LOGPROBS, MAX_STOP_IDS, Request, SamplingParams
 from ridgeline.models.config import SAMPLING_DEFAULTS
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -39,7 +39,6 @@ def make_requests(
     seed: int,
     priority: int = 0,
     cache_salt: str = "",
-    thinking: Thinking | None = None,
     embeds: Embeds | None = None,
 ) -> list[Request]:
     """Return `params.num_drawn` requests with ids "<request_id>-<i>" and seeds of their own.
@@ -69,7 +68,6 @@ def make_requests(
             eos_ids=limits.eos_ids,
             priority=priority,
             cache_salt=cache_salt,
-            thinking=thinking,
             embeds=embeds,
         )
         for i in range(params.num_drawn)

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from ridgeline.core.plan.embeds import Embeds
@@ -170,9 +170,10 @@ class Run:
             seed=self._seed,
             priority=BACKGROUND if service.background else asked.priority,
             cache_salt=asked.cache_salt,
-            thinking=asked.thinking,
             embeds=asked.embeds,
         )
+        if asked.thinking is not None:
+            requests = [replace(request, thinking=asked.thinking) for request in requests]
         self._completions = [
             Completion(request, output, self.result, service.tokenizer, asked.shown)
             for request, output in zip(requests, self.drawn, strict=True)

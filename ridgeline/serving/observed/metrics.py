@@ -63,6 +63,7 @@ DRAFTS = {
     "draft_tokens": "Drafts that were verified.",
     "accepted_tokens": "Drafts of them that were right.",
 }
+HITS = "prefix_cache_hits"
 VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
 
 
@@ -179,9 +180,7 @@ class _Once(Collector):
 def _server(snapshot: Snapshot) -> Iterable[Metric]:
     labels = snapshot.labels
     yield _gauge("ridgeline:engine_up", "1 while the engine's process answers.", ENGINE, [(labels, snapshot.up)])
-    restarts = CounterMetricFamily("ridgeline:engine_restarts", "Engines that were replaced.", labels=ENGINE)
-    restarts.add_metric(labels, snapshot.restarts)
-    yield restarts
+    yield _counter("ridgeline:engine_restarts", "Engines that were replaced.", ENGINE, [(labels, snapshot.restarts)])
     yield _gauge("ridgeline:faces", "Processes that serve the network.", (), [([], snapshot.api_servers)])
     of_face: dict[str, tuple[str, float]] = {
         "requests": ("Completions running or waiting that came through the API server asked.", snapshot.open_requests),
@@ -194,9 +193,7 @@ def _server(snapshot: Snapshot) -> Iterable[Metric]:
         "stall_seconds": ("For how long in all; its log says by what.", snapshot.stall_seconds),
     }
     for what, (text, value) in stalled.items():
-        made = CounterMetricFamily(f"ridgeline:face_loop_{what}", text, labels=("face",))
-        made.add_metric([snapshot.name], value)
-        yield made
+        yield _counter(f"ridgeline:face_loop_{what}", text, ("face",), [([snapshot.name], value)])
     yield _gauge("ridgeline:build_info", "1; the label has the version.", ("version",), [([__version__], 1)])
 
 
@@ -207,10 +204,7 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
         return _gauge(name, text, ENGINE, [] if value is None else [(labels, value)])
 
     def counter(name: str, text: str, value: float | None) -> Metric:
-        made = CounterMetricFamily(name, text, labels=ENGINE)
-        if value is not None:
-            made.add_metric(labels, value)
-        return made
+        return _counter(name, text, ENGINE, [] if value is None else [(labels, value)])
 
     now = stats if snapshot.up else None  # a dead engine runs nothing, whatever it reported last
     idle = None if stats is None else 0.0
@@ -231,18 +225,11 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1.", usage)
     for name, text in COUNTERS.items():
         yield counter(f"vllm:{VLLM_COUNTERS.get(name, name)}", text, stats.counters[name] if stats else None)
-    success = CounterMetricFamily(
-        "vllm:request_success", "Requests that ended, by why.", labels=(*ENGINE, "finished_reason")
-    )
-    for reason in REASONS if stats else ():
-        success.add_metric([*labels, reason], stats.finished.get(reason, 0) if stats else 0)
-    yield success
-    preempted = CounterMetricFamily(
-        "ridgeline:preemptions", "Times a running request started over, by why.", labels=(*ENGINE, "reason")
-    )
-    for why in Preemption if stats else ():
-        preempted.add_metric([*labels, why], stats.counters.get(f"preemptions: {why}", 0) if stats else 0)
-    yield preempted
+    ended = [([*labels, reason], stats.finished.get(reason, 0)) for reason in REASONS] if stats else []
+    yield _counter("vllm:request_success", "Requests that ended, by why.", (*ENGINE, "finished_reason"), ended)
+    why = [([*labels, why], stats.counters.get(f"preemptions: {why}", 0)) for why in Preemption] if stats else []
+    text = "Times a running request started over, by why."
+    yield _counter("ridgeline:preemptions", text, (*ENGINE, "reason"), why)
     started = stats.started if stats else None
     yield gauge("ridgeline:engine_start_time_seconds", "When the engine started, since 1970.", started)
     yield counter("ridgeline:steps", "Steps of the engine.", stats.steps if stats else None)
@@ -266,10 +253,9 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
     )
 
     def counter(name: str, text: str, values: Mapping[str, float], label: str | None = None) -> Metric:
-        made = CounterMetricFamily(f"vllm:{name}", text, labels=(*ENGINE, *([label] if label else [])))
-        for key, value in values.items() if counters is not None else ():
-            made.add_metric([*snapshot.labels, *([key] if label else [])], value)
-        return made
+        labels = [(key,) if label else () for key in values]
+        told = [([*snapshot.labels, *own], value) for own, value in zip(labels, values.values(), strict=True)]
+        return _counter(f"vllm:{name}", text, (*ENGINE, *((label,) if label else ())), [] if counters is None else told)
 
     by_source = dict(zip(PROMPT_SOURCES, (computed, cached, 0), strict=True))
     yield counter(
@@ -285,12 +271,9 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
     for cache, what in (("external_prefix", "caches of other servers"), ("mm", "caches of images and sounds")):
         for kind in ("queries", "hits"):
             yield counter(f"{cache}_cache_{kind}", f"Always 0: there are no {what}.", {"": 0})
-    turned_away = CounterMetricFamily(
-        "vllm:admission_rejections", "Requests that a full queue turned away.", labels=("model_name", "reason")
-    )
-    for reason, count in snapshot.rejected.items():
-        turned_away.add_metric([snapshot.model, reason], count)
-    yield turned_away
+    turned_away = [([snapshot.model, reason], count) for reason, count in snapshot.rejected.items()]
+    text = "Requests that a full queue turned away."
+    yield _counter("vllm:admission_rejections", text, ("model_name", "reason"), turned_away)
 
 
 def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
@@ -299,16 +282,12 @@ def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
     if "drafts: drafts" not in counters:
         return
     for name, text in DRAFTS.items():
-        made = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=ENGINE)
-        made.add_metric(snapshot.labels, counters[f"drafts: {name}"])
-        yield made
+        count = counters[f"drafts: {name}"]
+        yield _counter(f"vllm:spec_decode_num_{name}", text, ENGINE, [(snapshot.labels, count)])
     text = "Drafts that were right, by their place behind the last token."
-    places = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=(*ENGINE, "position"))
-    for name, count in counters.items():
-        _, found, place = name.partition("accepted_tokens_per_pos: ")
-        if found:
-            places.add_metric([*snapshot.labels, place], count)
-    yield places
+    found = ((name.partition("accepted_tokens_per_pos: "), count) for name, count in counters.items())
+    places = [([*snapshot.labels, place], count) for (_, there, place), count in found if there]
+    yield _counter("vllm:spec_decode_num_accepted_tokens_per_pos", text, (*ENGINE, "position"), places)
     text = "Time that drafts have saved so far, beside the rate of steps without them; below 0: they cost time."
     told = [(snapshot.labels, counters["drafts: seconds_saved"])]
     yield _gauge("ridgeline:spec_decode_seconds_saved", text, ENGINE, told)
@@ -320,18 +299,14 @@ def _states(snapshot: Snapshot) -> Iterable[Metric]:
     if "checkpoints: made" not in counters:
         return
     for name, (metric, text) in CHECKPOINTS.items():
-        made = CounterMetricFamily(f"ridgeline:{metric}", text, labels=ENGINE)
-        made.add_metric(snapshot.labels, counters[f"checkpoints: {name}"])
-        yield made
+        count = counters[f"checkpoints: {name}"]
+        yield _counter(f"ridgeline:{metric}", text, ENGINE, [(snapshot.labels, count)])
     kept = [(snapshot.labels, counters["checkpoints: kept"])]
     yield _gauge("ridgeline:state_checkpoints", "States that the prefix cache keeps now.", ENGINE, kept)
     text = "Prompt tokens after which a cache group could have gone on by itself; the least of them are the hits."
-    hits = CounterMetricFamily("ridgeline:prefix_cache_group_hits", text, labels=(*ENGINE, "group"))
-    for name, tokens in counters.items():
-        head, _, group = name.partition(": ")
-        if head == "prefix_cache_hits" and group:
-            hits.add_metric([*snapshot.labels, group], tokens)
-    yield hits
+    found = ((name.partition(": "), tokens) for name, tokens in counters.items())
+    hits = [([*snapshot.labels, group], tokens) for (head, _, group), tokens in found if head == HITS and group]
+    yield _counter("ridgeline:prefix_cache_group_hits", text, (*ENGINE, "group"), hits)
 
 
 def _experts(snapshot: Snapshot) -> Iterable[Metric]:
@@ -340,9 +315,7 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
         return
     for name, (metric, text) in EXPERT_CACHE.items():
         if (count := snapshot.stats.counters.get(f"expert_cache: {name}")) is not None:
-            made = CounterMetricFamily(f"ridgeline:{metric}", text, labels=ENGINE)
-            made.add_metric(snapshot.labels, count)
-            yield made
+            yield _counter(f"ridgeline:{metric}", text, ENGINE, [(snapshot.labels, count)])
     load = load_of(snapshot.stats.experts)
     layers = [[*snapshot.labels, str(layer)] for layer in load.layers]
     busiest, reached = zip(layers, load.imbalance, strict=True), zip(layers, load.reached, strict=True)
@@ -351,11 +324,8 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
         "ridgeline:experts_imbalance", "Tokens of a layer's busiest expert ÷ their mean; 1 is best.", labels, busiest
     )
     yield _gauge("ridgeline:experts_reached", "Experts of a layer that had tokens in one recent step.", labels, reached)
-    dropped = CounterMetricFamily(
-        "ridgeline:expert_dropped_tokens", "Always 0: no expert has a capacity, so none drops a token.", labels=ENGINE
-    )
-    dropped.add_metric(snapshot.labels, 0)
-    yield dropped
+    text = "Always 0: no expert has a capacity, so none drops a token."
+    yield _counter("ridgeline:expert_dropped_tokens", text, ENGINE, [(snapshot.labels, 0)])
 
 
 def _rebalanced(snapshot: Snapshot) -> Iterable[Metric]:
@@ -364,9 +334,8 @@ def _rebalanced(snapshot: Snapshot) -> Iterable[Metric]:
     if "rebalanced: looks" not in counters:
         return
     for name, (metric, text) in REBALANCED.items():
-        made = CounterMetricFamily(f"ridgeline:{metric}", text, labels=ENGINE)
-        made.add_metric(snapshot.labels, counters[f"rebalanced: {name}"])
-        yield made
+        count = counters[f"rebalanced: {name}"]
+        yield _counter(f"ridgeline:{metric}", text, ENGINE, [(snapshot.labels, count)])
     for name, text in BUSIEST.items():
         value = counters[f"rebalanced: {name}"]
         yield _gauge(f"ridgeline:expert_busiest_rank_{name}", text, ENGINE, [(snapshot.labels, value)])
@@ -385,10 +354,8 @@ def _ranks(snapshot: Snapshot) -> Iterable[Metric]:
         ("rank_wait_seconds", "Time a rank waited for others in collectives.", lambda each: each.waited),
         ("rank_waited_for_seconds", "Time others waited for this rank.", lambda each: each.caused),
     ):
-        made = CounterMetricFamily(f"ridgeline:{name}", text, labels=labels)
-        for each in told:
-            made.add_metric([*snapshot.labels, str(each.rank)], read(each))
-        yield made
+        values = [([*snapshot.labels, str(each.rank)], read(each)) for each in told]
+        yield _counter(f"ridgeline:{name}", text, labels, values)
 
 
 def _histograms(snapshot: Snapshot) -> Iterable[Metric]:
@@ -444,10 +411,18 @@ def _gpu_labels(gpu: Gpu) -> list[str]:
     return [str(gpu.index), gpu.name]
 
 
-def _gauge(
-    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
-) -> GaugeMetricFamily:
-    made = GaugeMetricFamily(name, text, labels=labels)
+Values = Iterable[tuple[Sequence[str], float]]  # by the values of a metric's labels
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _counter(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(made: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
     for of, value in values:
         made.add_metric(of, float(value))
     return made

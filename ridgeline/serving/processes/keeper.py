@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO
 
 from ridgeline.core.errors import RidgelineError
@@ -37,30 +38,38 @@ class GaveUp(RidgelineError):
         self.code = code
 
 
+@dataclass(frozen=True)
+class Child:
+    """A process to keep, which runs a module.
+
+    `settings` returns what the process reads from standard input, by the number of its life. The process inherits
+    `fds`, and gets the descriptor of its pulse's page as its argument. `environment` holds its variables.
+    """
+
+    name: str
+    module: str
+    settings: Callable[[int], bytes]
+    fds: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
 class Keeper:
     """A keeper of one process, which it starts again when that dies or hangs.
 
-    `settings` returns what the process reads from standard input, by the number of its life. The process inherits
-    `fds`, and gets the descriptor of its pulse's page as its argument. `environment` holds its variables. `needless`
-    returns True while others do this process's work: then it is tried again for ever, if it was ever ready. `after` is
-    the keeper of one that must be ready before this one begins. `on_hung` is called with the number of a process that
+    `needless` returns True while others do this process's work: then it is tried again for ever, if it was ever ready.
+    `after` is the keeper of one that must be ready before this one begins. `on_hung` is called with the number of a process that
     hangs, and why it is taken to, before that is ended.
     """
 
     def __init__(
         self,
-        name: str,
-        module: str,
-        settings: Callable[[int], bytes],
-        fds: tuple[int, ...] = (),
-        environment: Mapping[str, str] = os.environ,
+        child: Child,
         needless: Callable[[], bool] = lambda: False,
         after: Keeper | None = None,
         patience: Patience = Patience(),
         on_hung: Callable[[int, str], None] = lambda process, why: None,
     ) -> None:
-        self.name, self._module, self._settings, self._fds = name, module, settings, fds
-        self._environment, self._needless, self._after = environment, needless, after
+        self.name, self._child, self._needless, self._after = child.name, child, needless, after
         self._patience, self._on_hung = patience, on_hung
         self.ready = asyncio.Event()  # set once it was ready for the first time
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,7 +155,7 @@ class Keeper:
         watched = asyncio.create_task(self._watch(process, page))
         try:
             with suppress(BrokenPipeError):  # it may be dead already
-                process.stdin.write(self._settings(life) + b"\n")
+                process.stdin.write(self._child.settings(life) + b"\n")
             await _end_of(process)
             await asyncio.wait([told], timeout=LAST_WORDS)
         finally:
@@ -164,11 +173,11 @@ class Keeper:
         descriptor, page = new_page()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *_same_path(), "-m", self._module, str(descriptor)],
+                [sys.executable, *_same_path(), "-m", self._child.module, str(descriptor)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=(*self._fds, descriptor),
-                env=self._environment,
+                pass_fds=(*self._child.fds, descriptor),
+                env=self._child.environment,
                 bufsize=0,
                 process_group=0,  # Ctrl+C reaches the supervisor alone, which then ends its children in order
             )

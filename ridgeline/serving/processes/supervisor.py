@@ -31,7 +31,7 @@ from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.keys import tell_of_orders
-from ridgeline.serving.processes.keeper import GaveUp, Keeper
+from ridgeline.serving.processes.keeper import Child, GaveUp, Keeper
 from ridgeline.serving.processes.lifeline import LAST, GivenUp
 from ridgeline.serving.processes.placement import environments
 from ridgeline.serving.processes.pulse import Patience
@@ -202,8 +202,8 @@ class Supervisor:
         module = "ridgeline.serving.processes.engine_process"
         for index, environment in enumerate(self._environments):
             before = after[index] if after else None
-            own = settings_of(index), (), environment, needless(index), before
-            engines.append(Keeper(names[index], module, *own, self._patience, self._tell_hung))
+            child = Child(names[index], module, settings_of(index), environment=environment)
+            engines.append(Keeper(child, needless(index), before, self._patience, self._tell_hung))
         return engines
 
     def _tell_hung(self, process_id: int, why: str) -> None:
@@ -228,11 +228,13 @@ class Supervisor:
 
         return [
             Keeper(
-                f"API server {index}",
-                "ridgeline.serving.processes.api_server_process",
-                settings_of(index),
-                (fd,),
-                GIVEN_BACK | os.environ | of_helper(config.api_server_count),
+                Child(
+                    f"API server {index}",
+                    "ridgeline.serving.processes.api_server_process",
+                    settings_of(index),
+                    (fd,),
+                    GIVEN_BACK | os.environ | of_helper(config.api_server_count),
+                ),
                 patience=self._patience,
             )
             for index in range(1, config.api_server_count + 1)
@@ -244,17 +246,13 @@ class Supervisor:
             return []
         settings = {"config": self._config, "model": model}
         module = "ridgeline.serving.processes.batch_process"
-        return [
-            Keeper(
-                "runner of batches",
-                module,
-                lambda life: encode({**settings, "name": f"batches-{life}"}),
-                (),
-                GIVEN_BACK | os.environ | of_helper(self._config.api_server_count),
-                lambda: True,
-                patience=self._patience,
-            )
-        ]
+        child = Child(
+            "runner of batches",
+            module,
+            lambda life: encode({**settings, "name": f"batches-{life}"}),
+            environment=GIVEN_BACK | os.environ | of_helper(self._config.api_server_count),
+        )
+        return [Keeper(child, lambda: True, patience=self._patience)]
 
     async def _announce(self, everyone: list[Keeper]) -> None:
         """Print one line on standard output, once requests find an answer."""

@@ -1,5 +1,5 @@
-"""What fits a model's context. API servers judge it here and nowhere else, before a request is admitted; the engine
-judges requests again, for callers in its own process and because another engine may have taken its place meanwhile."""
+"""Checks that requests fit a model's context. API servers judge it here and nowhere else, before a request is admitted.
+The engine judges requests again, for callers in its own process and because another engine may have taken its place."""
 
 from __future__ import annotations
 

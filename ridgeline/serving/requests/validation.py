@@ -31,11 +31,9 @@ from ridgeline.serving.requests.refusals import refusal, shortened
 from ridgeline.serving.requests.structure import grammar_of
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.shares import TEMPLATES, TEXTS
-from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.requests import most_logprobs, with_spelled_words
-from ridgeline.transport.messages import Grammar
 
 __all__ = ["ChatBody", "CompletionBody", "chat_request", "completion_requests", "parse"]
 
@@ -115,13 +113,18 @@ async def completion_requests(api: ApiServer, body: CompletionBody, request_id: 
     asked = []
     for vectors in embeds:
         places = [PLACEHOLDER] * len(vectors)
-        bare = _request(api, body, next(names), None, places, params, grammar, "prompt_embeds", wanted)
-        asked.append(replace(bare, embeds=vectors))
+        bare = GenerationRequest(
+            id=next(names), prompt_token_ids=places, params=params, grammar=grammar, embeds=vectors
+        )
+        asked.append(_fitted(api, body, bare, "prompt_embeds", wanted))
     spelled: Sequence[str | None] = texts or [None] * len(prompts)
     for text, ids in zip(spelled, encoded or prompts, strict=True):
         if body.truncate_prompt_tokens is not None:
             ids = await TEXTS.run(partial(_truncated, api, body, ids, text if special else None, wanted))
-        asked.append(_request(api, body, next(names), text, ids, params, grammar, "prompt", wanted, beams))
+        bare = GenerationRequest(
+            id=next(names), prompt=text, prompt_token_ids=ids, params=params, grammar=grammar, beams=beams
+        )
+        asked.append(_fitted(api, body, bare, "prompt", wanted))
     return asked
 
 
@@ -214,8 +217,10 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     if body.truncate_prompt_tokens is not None:
         ids = await TEXTS.run(partial(_truncated, api, body, ids, prompt if special else None, most or 1))
     beams = beams_of(body, params.max_tokens)
-    asked = _request(api, body, request_id, prompt, ids, params, grammar, "messages", most or 1, beams)
-    return readable(api, body, asked)
+    bare = GenerationRequest(
+        id=request_id, prompt=prompt, prompt_token_ids=ids, params=params, grammar=grammar, beams=beams
+    )
+    return readable(api, body, _fitted(api, body, bare, "messages", most or 1))
 
 
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
@@ -407,23 +412,14 @@ def _highest(*counts: int | bool | None) -> int | None:
     return max(asked, default=None)
 
 
-def _request(
-    api: ApiServer,
-    body: GenerationBody,
-    name: str,
-    text: str | None,
-    ids: list[int],
-    params: SamplingParams,
-    grammar: Grammar | None,
-    param: str,
-    wanted: int,
-    beams: BeamSearchParams | None = None,
+def _fitted(
+    api: ApiServer, body: GenerationBody, asked: GenerationRequest, param: str, wanted: int
 ) -> GenerationRequest:
-    """Return the request, after a last check that it fits this model.
+    """Return the request with what its body and the server say of its turn, after a last check that it fits this model.
 
     There must be room for `wanted` output tokens; a default takes what room there is.
     """
-    facts = api.service.facts()
+    facts, ids = api.service.facts(), asked.prompt_token_ids
     if not ids:
         raise BadRequest("the prompt is empty; give at least one token.", param=param)
     wrong = max(ids)
@@ -432,13 +428,8 @@ def _request(
             f"the prompt has token id {wrong}, outside the vocabulary (0 to {facts.vocab_size - 1}).", param=param
         )
     check_prompt(facts.max_model_len, len(ids), wanted, param)
-    return GenerationRequest(
-        id=name,
-        prompt=text,
-        prompt_token_ids=ids,
-        params=params,
-        grammar=grammar,
-        beams=beams,
+    return replace(
+        asked,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         timeout=api.config.request_timeout,

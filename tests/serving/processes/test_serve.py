@@ -354,7 +354,9 @@ def test_no_process_outlives_the_supervisor(wait: float | None) -> None:
 def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     monkeypatch.setattr(keepers, "back_off", lambda failures: waits.append(failures) or 0.0)
-    keeper = keepers.Keeper("child", "ridgeline.version", lambda life: b"{}")  # a module that ends at once
+    keeper = keepers.Keeper(
+        keepers.Child("child", "ridgeline.version", lambda life: b"{}")
+    )  # a module that ends at once
     with pytest.raises(keepers.GaveUp, match="the child ended with code 0, 5 times in a row") as reason:
         asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))
     assert reason.value.code == 1
@@ -364,7 +366,9 @@ def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Mon
 def test_a_process_that_others_stand_in_for_is_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     monkeypatch.setattr(keepers, "back_off", lambda failures: waits.append(failures) or 0.0)
-    keeper = keepers.Keeper("child", "ridgeline.version", lambda life: b"{}", needless=lambda: len(waits) < 7)
+    keeper = keepers.Keeper(
+        keepers.Child("child", "ridgeline.version", lambda life: b"{}"), needless=lambda: len(waits) < 7
+    )
     keeper.ready.set()
     with pytest.raises(keepers.GaveUp, match="8 times in a row"):
         asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))

@@ -13,9 +13,10 @@ import pytest
 from ridgeline import SamplingParams
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.errors import BadRequest, TooLong
+from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, DetokenizeBody
-from ridgeline.serving.requests.validation import _params, _request, _ruled, _token_id, parse
+from ridgeline.serving.requests.validation import _fitted, _params, _ruled, _token_id, parse
 from ridgeline.text.requests import RequestLimits, make_requests
 
 TEXT: dict[str, Any] = {"prompt": "hi"}
@@ -250,7 +251,8 @@ def test_rules_of_many_ids_are_not_for_many_completions(
 def test_a_prompt_fits_with_what_is_wanted_behind_it() -> None:
     def ask(ids: list[int], wanted: int) -> Any:
         body = parse(CompletionBody, TEXT | {"priority": 3, "cache_salt": "own"})
-        return _request(FACE, body, "name", None, ids, SamplingParams(), None, "prompt", wanted)
+        bare = GenerationRequest(id="name", prompt_token_ids=ids, params=SamplingParams())
+        return _fitted(FACE, body, bare, "prompt", wanted)
 
     request = ask([0, 9] * 5, 2)
     assert (request.prompt_token_ids, request.priority, request.cache_salt) == ([0, 9] * 5, 3, "own")
