@@ -221,7 +221,8 @@ class Engine:
             self._check_device()
 
     def _check_device(self) -> None:
-        check_device(self._lost)
+        if self._lost is not None:
+            raise lost_device(self._lost)
 
     def shape_of(self, plan: StepPlan) -> StepShape:
         """Return the shape that decides the plan's cost, with the experts that steps of about this size reach, if such
@@ -344,10 +345,8 @@ class Engine:
             raise InvalidRequest(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1}).", param=param)
 
 
-def check_device(lost: str | None) -> None:
-    """Raise DeviceLost if it is lost, for this reason."""
-    if lost is not None:
-        raise DeviceLost(f"the device does no work any more ({lost}); start a new process.")
+def lost_device(why: str) -> DeviceLost:
+    return DeviceLost(f"the device does no work any more ({why}); start a new process.")
 
 
 def check_inserted(request: Request) -> None:

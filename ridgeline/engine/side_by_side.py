@@ -12,7 +12,7 @@ from ridgeline.core.plan.routing import Router
 from ridgeline.core.plan.sleep import KINDS, Kind
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.core.plan.worker import Sleeps, Worker
-from ridgeline.engine.engine import Engine, check_device
+from ridgeline.engine.engine import Engine, lost_device
 from ridgeline.engine.figures import Figures
 from ridgeline.kernels.base.cost import Headroom
 
@@ -125,7 +125,8 @@ class Engines:
         self._worker.shutdown()
 
     def _check_device(self) -> None:
-        check_device(self._lost)
+        if self._lost is not None:
+            raise lost_device(self._lost)
 
     def forget_prefixes(self) -> None:
         for engine in self.engines:

@@ -20,7 +20,7 @@ from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
-from ridgeline.serving.requests.kserve import Answered, Asked, Tensor, Value, check_outputs, model_of
+from ridgeline.serving.requests.kserve import InferenceAnswer, InferenceAsked, Tensor, Value, check_outputs, model_of
 from ridgeline.version import __version__
 
 MOST_AT_ONCE = 1024  # requests of one stream that run side by side
@@ -125,10 +125,10 @@ class KServeService:
         context: Context,
         *,
         streamed: bool,
-    ) -> AsyncGenerator[Answered]:
+    ) -> AsyncGenerator[InferenceAnswer]:
         parameters = parameters_of(request)
         without_output = kserve.takes_empty_final(parameters)  # one response is never empty
-        asked = Asked(
+        asked = InferenceAsked(
             model=model,
             value=value_in(model, request),
             parameters=parameters,
@@ -182,7 +182,7 @@ def tensors_of(request: pb.ModelInferRequest) -> list[Tensor]:
 
 
 def response_with(
-    model: ServedModel, request: pb.ModelInferRequest, part: Answered, *, final: bool | None
+    model: ServedModel, request: pb.ModelInferRequest, part: InferenceAnswer, *, final: bool | None
 ) -> pb.ModelInferResponse:
     """Return the response with this output, if there is one, as raw bytes if the request was raw. The last one of a run
     says why it ended, and its usage. `final` says if it is its request's last one, as Triton does in streams."""

@@ -17,7 +17,7 @@ Finish = Literal["stop", "length", "repetition"]
 ChatFinish = Literal["stop", "length", "tool_calls", "repetition"]
 
 
-class Open(msgspec.Struct, kw_only=True):
+class OpenAnswer(msgspec.Struct, kw_only=True):
     """An answer that may have more fields than those of its class."""
 
 
@@ -245,7 +245,7 @@ class Text(Answer, kw_only=True):
     prompt: str
 
 
-class TokenizerInfo(Open, kw_only=True):
+class TokenizerInfo(OpenAnswer, kw_only=True):
     """The tokenizer's settings, and the names of its special tokens: eos_token, …"""
 
     vocab_size: int
@@ -695,7 +695,7 @@ class KServeInferred(Answer, kw_only=True):
     parameters: Annotated[dict[str, Any], Meta(description="why the text ended, and its usage")] | UnsetType = UNSET
 
 
-class KServeGenerated(Open, kw_only=True):
+class KServeGenerated(OpenAnswer, kw_only=True):
     """The output by its tensor's name, and beside it why the text ended, and its usage."""
 
     id: str | UnsetType = UNSET

@@ -31,7 +31,7 @@ from ridgeline.serving.repository.models import ServedModel
 from ridgeline.serving.requests import kserve
 from ridgeline.serving.requests.bodies import Body, Name
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode
-from ridgeline.serving.requests.kserve import Answered, Asked, Tensor, Value, check_outputs, model_of
+from ridgeline.serving.requests.kserve import InferenceAnswer, InferenceAsked, Tensor, Value, check_outputs, model_of
 from ridgeline.serving.requests.validation import parse
 from ridgeline.serving.shares import off_loop
 from ridgeline.version import __version__
@@ -157,10 +157,10 @@ def router(api: ApiServer) -> APIRouter:
 
     async def _whole(
         request: Request, model: ServedModel, value: Value, parameters: Parameters, inference: Inference
-    ) -> Answered:
+    ) -> InferenceAnswer:
         asked = _asked(request, model, value, parameters)
 
-        async def work() -> Answered:
+        async def work() -> InferenceAnswer:
             [whole] = [part async for part in kserve.answered(api, asked, inference, _bounded)]
             return whole
 
@@ -195,9 +195,9 @@ def router(api: ApiServer) -> APIRouter:
 
 def _asked(
     request: Request, model: ServedModel, value: Value, parameters: Parameters, *, streamed: bool = False
-) -> Asked:
+) -> InferenceAsked:
     without = kserve.takes_empty_final(parameters)  # one response is never empty
-    return Asked(
+    return InferenceAsked(
         model=model,
         value=value,
         parameters=parameters,
@@ -279,7 +279,7 @@ async def _generate_body(request: Request, model: ServedModel) -> tuple[Value, P
 # ---- what is answered -----------------------------------------------------------------------------------------------
 
 
-def _inferred(model: ServedModel, name: str | None, part: Answered, *, binary: bool) -> Response:
+def _inferred(model: ServedModel, name: str | None, part: InferenceAnswer, *, binary: bool) -> Response:
     value = part.value
     assert value is not None
     spec, shape = model.output, kserve.shape_of(model, value)
@@ -301,7 +301,7 @@ def _inferred(model: ServedModel, name: str | None, part: Answered, *, binary: b
     return Response(head + data, headers=headers, media_type="application/octet-stream")
 
 
-def _generated(model: ServedModel, name: str | None, part: Answered) -> dict[str, Any]:
+def _generated(model: ServedModel, name: str | None, part: InferenceAnswer) -> dict[str, Any]:
     own = {} if name is None else {"id": name}
     output = {} if part.value is None else {model.output.name: part.value}
     return {**own, "model_name": model.name, "model_version": model.version, **output, **(part.facts or {})}

@@ -39,7 +39,7 @@ class GaveUp(RidgelineError):
 
 
 @dataclass(frozen=True)
-class Child:
+class ChildProcess:
     """A process to keep, which runs a module.
 
     `settings` returns what the process reads from standard input, by the number of its life. The process inherits
@@ -57,13 +57,13 @@ class Keeper:
     """A keeper of one process, which it starts again when that dies or hangs.
 
     `needless` returns True while others do this process's work: then it is tried again for ever, if it was ever ready.
-    `after` is the keeper of one that must be ready before this one begins. `on_hung` is called with the number of a process that
-    hangs, and why it is taken to, before that is ended.
+    `after` is the keeper of one that must be ready before this one begins. `on_hung` is called with the number of a
+    process that hangs, and why it is taken to, before that is ended.
     """
 
     def __init__(
         self,
-        child: Child,
+        child: ChildProcess,
         needless: Callable[[], bool] = lambda: False,
         after: Keeper | None = None,
         patience: Patience = Patience(),

@@ -31,7 +31,7 @@ from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.keys import tell_of_orders
-from ridgeline.serving.processes.keeper import Child, GaveUp, Keeper
+from ridgeline.serving.processes.keeper import ChildProcess, GaveUp, Keeper
 from ridgeline.serving.processes.lifeline import LAST, GivenUp
 from ridgeline.serving.processes.placement import environments
 from ridgeline.serving.processes.pulse import Patience
@@ -202,7 +202,7 @@ class Supervisor:
         module = "ridgeline.serving.processes.engine_process"
         for index, environment in enumerate(self._environments):
             before = after[index] if after else None
-            child = Child(names[index], module, settings_of(index), environment=environment)
+            child = ChildProcess(names[index], module, settings_of(index), environment=environment)
             engines.append(Keeper(child, needless(index), before, self._patience, self._tell_hung))
         return engines
 
@@ -228,7 +228,7 @@ class Supervisor:
 
         return [
             Keeper(
-                Child(
+                ChildProcess(
                     f"API server {index}",
                     "ridgeline.serving.processes.api_server_process",
                     settings_of(index),
@@ -246,7 +246,7 @@ class Supervisor:
             return []
         settings = {"config": self._config, "model": model}
         module = "ridgeline.serving.processes.batch_process"
-        child = Child(
+        child = ChildProcess(
             "runner of batches",
             module,
             lambda life: encode({**settings, "name": f"batches-{life}"}),

@@ -3,7 +3,7 @@ and what they ask for.
 
     model = model_of(api, name, version)
     value = value_of(model, tensors)
-    async for part in answered(api, Asked(...), inference, bound):
+    async for part in answered(api, InferenceAsked(...), inference, bound):
         ...
 """
 
@@ -140,7 +140,7 @@ def shape_of(model: ServedModel, value: Value) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class InferenceAsked:
     """A request to a model. An answer that is `streamed` may come in parts, and its last part be without an output if
     `empty_final`."""
 
@@ -153,7 +153,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class InferenceAnswer:
     """An answer to a request, or a part of one in a stream. The last one has the facts of the run, and is `empty` if
     the parts before it held everything."""
 
@@ -164,11 +164,11 @@ class Answered:
 
 async def answered(
     api: ApiServer,
-    asked: Asked,
+    asked: InferenceAsked,
     inference: Inference,
     bound: Callable[[GenerationRequest, float | None], GenerationRequest],
     known: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext(),
-) -> AsyncGenerator[Answered]:
+) -> AsyncGenerator[InferenceAnswer]:
     """Run a request and yield its answer, in parts if it is `streamed` and can be.
 
     `bound` puts the timeout of its parameters on the request, and `known` surrounds the run. Raise RequestFailed or
@@ -177,7 +177,7 @@ async def answered(
     model = asked.model
     if not model.generates:
         inference.computes()
-        yield Answered(await _converted(api, asked), {})
+        yield InferenceAnswer(await _converted(api, asked), {})
         return
     run_asked = bound(*await _generation(api, asked))
     # with best_of the chosen completion comes at once, when all have ended
@@ -188,13 +188,13 @@ async def answered(
         with known(run):
             async for piece in run:
                 if parts and (part := _result(model, piece)):
-                    yield Answered(part)
+                    yield InferenceAnswer(part)
     whole = _result(model, run.result.outputs[0])
     rest = (None if asked.empty_final else type(whole)()) if parts else whole
-    yield Answered(rest, _facts(run), empty=parts)
+    yield InferenceAnswer(rest, _facts(run), empty=parts)
 
 
-async def _generation(api: ApiServer, asked: Asked) -> tuple[GenerationRequest, float | None]:
+async def _generation(api: ApiServer, asked: InferenceAsked) -> tuple[GenerationRequest, float | None]:
     """Return the request to a model that generates, and the seconds that it may take by its parameters."""
     model = asked.model
     given = {name: _plain(name, each) for name, each in asked.parameters.items()}
@@ -211,7 +211,7 @@ async def _generation(api: ApiServer, asked: Asked) -> tuple[GenerationRequest, 
     return request, timeout
 
 
-async def _converted(api: ApiServer, asked: Asked) -> Value:
+async def _converted(api: ApiServer, asked: InferenceAsked) -> Value:
     """Return the output of a model that does not generate."""
     model, value = asked.model, asked.value
     if asked.parameters:

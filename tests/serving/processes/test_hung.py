@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from ridgeline.core.silence import Silence
-from ridgeline.serving.processes.keeper import Child, GaveUp, Keeper
+from ridgeline.serving.processes.keeper import ChildProcess, GaveUp, Keeper
 from ridgeline.serving.processes.pulse import Patience
 from tests.serving.conftest import PATIENCE
 from tests.serving.processes.lively import Script
@@ -29,7 +29,7 @@ def keeper(script: Script, patience: Patience = SHORT, hung: list[tuple[int, str
     notes = [] if hung is None else hung
     settings = msgspec.json.encode(script)
     return Keeper(
-        Child("child", "tests.serving.processes.lively", lambda life: settings),
+        ChildProcess("child", "tests.serving.processes.lively", lambda life: settings),
         patience=patience,
         on_hung=lambda pid, why: notes.append((pid, why)),
     )
@@ -135,13 +135,13 @@ def turns(kept: Keeper) -> int:
 
 WATCHER = """
 import asyncio, sys
-from ridgeline.serving.processes.keeper import Child, Keeper
+from ridgeline.serving.processes.keeper import ChildProcess, Keeper
 from ridgeline.serving.processes.pulse import Patience
 
 async def main():
     hung = []
     patience = Patience(silence=1.0, step=1.0, grace=0.1, period=0.05)
-    kept = Keeper(Child("child", "tests.serving.processes.lively", lambda life: b"{}"), patience=patience,
+    kept = Keeper(ChildProcess("child", "tests.serving.processes.lively", lambda life: b"{}"), patience=patience,
                   on_hung=lambda pid, why: hung.append(why))
     keeping = asyncio.create_task(kept.keep())
     await kept.ready.wait()

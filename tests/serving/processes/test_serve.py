@@ -355,7 +355,7 @@ def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Mon
     waits: list[int] = []
     monkeypatch.setattr(keepers, "back_off", lambda failures: waits.append(failures) or 0.0)
     keeper = keepers.Keeper(
-        keepers.Child("child", "ridgeline.version", lambda life: b"{}")
+        keepers.ChildProcess("child", "ridgeline.version", lambda life: b"{}")
     )  # a module that ends at once
     with pytest.raises(keepers.GaveUp, match="the child ended with code 0, 5 times in a row") as reason:
         asyncio.run(asyncio.wait_for(keeper.keep(), PATIENCE))
@@ -367,7 +367,7 @@ def test_a_process_that_others_stand_in_for_is_tried_again_and_again(monkeypatch
     waits: list[int] = []
     monkeypatch.setattr(keepers, "back_off", lambda failures: waits.append(failures) or 0.0)
     keeper = keepers.Keeper(
-        keepers.Child("child", "ridgeline.version", lambda life: b"{}"), needless=lambda: len(waits) < 7
+        keepers.ChildProcess("child", "ridgeline.version", lambda life: b"{}"), needless=lambda: len(waits) < 7
     )
     keeper.ready.set()
     with pytest.raises(keepers.GaveUp, match="8 times in a row"):
