@@ -20,6 +20,7 @@ from ridgeline.cli import app
 from ridgeline.core.settings.vllm_flags import FLAGS
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "ridgeline", ROOT / "ridgeline_bench")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")])
 HISTORY = {ROOT / "CHANGELOG.md", ROOT / "docs" / "log.md", *(ROOT / "docs" / "log").glob("*.md")}
 TODAY = [page for page in PAGES if page not in HISTORY]  # history may name what was there once
@@ -36,7 +37,7 @@ FOREIGN_FLAGS = {  # of other programs
 }
 
 RETURNS = r"|Return (what|whether|how|where|who)\b"
-RETURNING_WHAT = {"bench", "kernels"}  # still
+RETURNING_WHAT = {"kernels"}  # still
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 page_of_today = pytest.mark.parametrize("page", TODAY, ids=lambda page: str(page.relative_to(ROOT)))
@@ -116,7 +117,7 @@ def tree() -> frozenset[str]:
 @cache
 def bases() -> tuple[str, ...]:
     """Return what a page may leave out before a path: the package, its folders, and theirs."""
-    return ("", *(f"{path}/" for path in tree() if re.fullmatch(r"ridgeline(/\w+){0,2}", path)))
+    return ("", *(f"{path}/" for path in tree() if re.fullmatch(r"ridgeline(_bench)?(/\w+){0,2}", path)))
 
 
 def is_there(path: str) -> bool:
@@ -141,7 +142,12 @@ def paths(page: Path) -> set[str]:
 @cache
 def rooms() -> set[str]:
     """Return the folders that a path may begin with."""
-    return {"docs", "deploy", *PROGRAMS, *(folder.name for folder in (ROOT / "ridgeline").iterdir() if folder.is_dir())}
+    return {
+        "docs",
+        "deploy",
+        *PROGRAMS,
+        *(folder.name for package in PACKAGES for folder in package.iterdir() if folder.is_dir()),
+    }
 
 
 @every_page
@@ -179,7 +185,7 @@ def test_modules_and_their_names_are_there(page: Path) -> None:
 
 def names_something(parts: list[str]) -> bool:
     """Return whether the parts lead to a module, or to one and a name in it."""
-    for base in (ROOT, ROOT / "ridgeline"):
+    for base in (ROOT, *PACKAGES):
         for count in range(len(parts), 0, -1):
             path = base.joinpath(*parts[:count])
             file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted(file for folder in ("benchmarks", "deploy") for file in (ROOT / folder).rglob("*.py"))
+SCRIPTS = sorted(file for folder in ("ridgeline_bench/scripts", "deploy") for file in (ROOT / folder).rglob("*.py"))
 
 
 def imports(script: Path) -> Iterator[tuple[str, str]]:
     """Return (module, name) of every import from the package, at the top or within a function."""
     for node in ast.walk(ast.parse(script.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ridgeline":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] in ("ridgeline", "ridgeline_bench")
+        ):
             yield from ((node.module, alias.name) for alias in node.names)
 
 

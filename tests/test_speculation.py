@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.told_drafts import tell
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import RowKind, StepPlan
 from ridgeline.core.plan.token_bits import packed
@@ -26,6 +25,7 @@ from ridgeline.worker.inputs import Shape
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.drafts import Drafts
 from ridgeline.worker.step import DeviceStep
+from ridgeline_bench.scripts.told_drafts import tell
 from tests.driving import Outcome, Rig, ask, disturbed, rig
 
 TinyModel = Callable[[str], Path]

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.told_drafts import tell
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.step import DeviceStep
+from ridgeline_bench.scripts.told_drafts import tell
 from tests import test_draft_trees as draft_trees
 from tests import test_lookahead_decoding as lookahead_decoding
 from tests import tiny_models

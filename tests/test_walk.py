@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from benchmarks.walk import steady_walk, walk
+from ridgeline_bench.scripts.walk import steady_walk, walk
 
 ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
 

@@ -86,6 +86,14 @@ def main() -> None:
         code = _complain(f"internal error, please report it: {error}", 1)
     except RidgelineError as error:
         code = _complain(str(error), 2)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "ridgeline_bench":
+            raise
+        code = _complain(
+            f"measuring takes the package ridgeline_bench of version {__version__}, which is not installed; "
+            "install the distribution `ridgeline` anew, which has both packages.",
+            2,
+        )
     except _UsageError as error:
         message: str = error.format_message()
         code = _complain(message, 2) if message else 2  # an empty message means that the help was printed instead

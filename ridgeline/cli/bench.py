@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ridgeline.bench.engines import ENGINES
 from ridgeline.cli.bench_serve import serve
 from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.setup import Setup
+    from ridgeline_bench.setup import Setup
 
 app = typer.Typer(help="Measure speed, beside the hardware's limit and beside peers.", no_args_is_help=True)
 app.command(cls=ListCommand)(serve)
@@ -40,7 +39,7 @@ RESULTS = Path("benchmarks/results/results.jsonl")
 
 
 def _setup(*, extra: str, ranks: dict[str, Any], **given: Any) -> Setup:
-    from ridgeline.bench.setup import Setup
+    from ridgeline_bench.setup import Setup
 
     return Setup(**given, extra={**ranks, **json_object(extra)})
 
@@ -48,6 +47,8 @@ def _setup(*, extra: str, ranks: dict[str, Any], **given: Any) -> Setup:
 def _for(engine: str, ranks: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of several devices as an engine has them: vLLM's names are ours. Raise InvalidConfig for
     another engine, or an unknown one."""
+    from ridgeline_bench.engines import ENGINES
+
     if engine not in ENGINES:
         raise InvalidConfig(f"unknown benchmark engine {engine!r}; known: {', '.join(sorted(ENGINES))}.")
     if ranks and engine not in ("ridgeline", "vllm"):
@@ -161,8 +162,8 @@ def compare(
     if peer != "none":
         named = _for(peer, {} if own else ranks)
         own = own or named
-    from ridgeline.bench.setup import Peer
-    from ridgeline.bench.tables import side_by_side
+    from ridgeline_bench.setup import Peer
+    from ridgeline_bench.tables import side_by_side
 
     setup = _setup(
         model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
@@ -191,9 +192,9 @@ def kernels(
     commit: Commit = "",
 ) -> None:
     """Check and time every op's implementations on the cases that its tests use."""
-    from ridgeline.bench.results import append
-    from ridgeline.bench.setup import kernels as measure
-    from ridgeline.bench.tables import kernels as table
+    from ridgeline_bench.results import append
+    from ridgeline_bench.setup import kernels as measure
+    from ridgeline_bench.tables import kernels as table
 
     timings, records = measure(op=op, dtype=dtype, device=device, real=real, commit=commit)
     append(out, [r for r in records if r.value])
@@ -222,8 +223,8 @@ def sweep(
     """Check every implementation and every cut of an op's kernels on a GPU, then time it."""
     if dry:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-    from ridgeline.bench.sweep.options import SweepOptions, kind_of, loaded
-    from ridgeline.bench.sweep.runs import run
+    from ridgeline_bench.sweep.options import SweepOptions, kind_of, loaded
+    from ridgeline_bench.sweep.runs import run
 
     options = SweepOptions(
         name=name, case=tuple(case or ()), op=tuple(op or ()), form=tuple(form or ()), tokens=tuple(tokens or ()),
@@ -243,10 +244,10 @@ def diff(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds one run may take.")] = 600,
 ) -> None:
     """Compare A and B: faster, slower, or no different. Exit code 1 if anything is slower."""
-    from ridgeline.bench import diff as differ
-    from ridgeline.bench.noise import compare, in_turn
-    from ridgeline.bench.results import read
-    from ridgeline.bench.tables import verdicts
+    from ridgeline_bench import diff as differ
+    from ridgeline_bench.noise import compare, in_turn
+    from ridgeline_bench.results import read
+    from ridgeline_bench.tables import verdicts
 
     if run is not None:
         a, b = (differ.command_seconds(command, timeout) for command in run)
@@ -272,15 +273,15 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page: roofline, workloads beside limit and peers, history, tables."""
-    from ridgeline.bench.report import write
-    from ridgeline.bench.results import read
+    from ridgeline_bench.report import write
+    from ridgeline_bench.results import read
 
     write(read(results), out)
     Console().print(f"wrote {out}", soft_wrap=True)
 
 
 def _finish(outcome: Any, out: Path) -> None:
-    from ridgeline.bench.tables import figures
+    from ridgeline_bench.tables import figures
 
     _save(outcome, out)
     Console().print(figures(outcome.records))
@@ -288,7 +289,7 @@ def _finish(outcome: Any, out: Path) -> None:
 
 
 def _save(outcome: Any, out: Path) -> None:
-    from ridgeline.bench.results import append
+    from ridgeline_bench.results import append
 
     append(out, outcome.records)
     for note in outcome.notes:

@@ -21,9 +21,9 @@ from ridgeline.cli.options import json_object
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.serving.campaign import Curve
-    from ridgeline.bench.serving.session import OnProgress, Session
-    from ridgeline.bench.serving.start import Target, Up
+    from ridgeline_bench.serving.campaign import Curve
+    from ridgeline_bench.serving.session import OnProgress, Session
+    from ridgeline_bench.serving.start import Target, Up
 
 DEFAULT_COUNT = 200
 
@@ -91,12 +91,12 @@ def serve(
         raise InvalidConfig(f"--endpoint must be completions or chat, got {endpoint!r}.")
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise InvalidConfig(f"--plot writes .svg, .png or .pdf, got {str(plot)!r}.")
-    from ridgeline.bench.serving import trace as traces
-    from ridgeline.bench.serving.campaign import Campaign
-    from ridgeline.bench.serving.figures import Slo
-    from ridgeline.bench.serving.session import parse_rates
-    from ridgeline.bench.serving.start import Elsewhere, ended_by_sigterm
-    from ridgeline.bench.serving.work import Lengths, Work, prefix
+    from ridgeline_bench.serving import trace as traces
+    from ridgeline_bench.serving.campaign import Campaign
+    from ridgeline_bench.serving.figures import Slo
+    from ridgeline_bench.serving.session import parse_rates
+    from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
+    from ridgeline_bench.serving.work import Lengths, Work, prefix
 
     shared = prefix(shared_prefix)
     rows = traces.read(trace) if trace is not None else ()
@@ -147,7 +147,7 @@ def serve(
 
 
 def _begin(up: Up, until: float, *, work: Any, **options: Any) -> Session:
-    from ridgeline.bench.serving.session import Session
+    from ridgeline_bench.serving.session import Session
 
     work = replace(work, vocab_size=work.vocab_size or up.vocab_size)
     return Session.begin(url=up.url, model=up.model, work=work, until=until, **options)
@@ -158,10 +158,10 @@ def _starts(
     timeout: float, spare: Path,
 ) -> Sequence[Target]:  # fmt: skip
     """Return the servers to start. `spare` is an empty folder, for a model that has to be completed."""
-    from ridgeline.bench.runner import Where
-    from ridgeline.bench.serving import vocabulary
-    from ridgeline.bench.serving.start import Site, Start
     from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
+    from ridgeline_bench.runner import Where
+    from ridgeline_bench.serving import vocabulary
+    from ridgeline_bench.serving.start import Site, Start
 
     folder = resolve_model(model or EMBEDDED_MODEL).resolve()
     name = folder.name if not model or Path(model).exists() else model
@@ -230,7 +230,7 @@ class _Notes:
         if self.out is not None:
             self._append(self.out, curve, new)
         if self.plot is not None:
-            from ridgeline.bench.serving.plot import draw
+            from ridgeline_bench.serving.plot import draw
 
             names = dict.fromkeys(f"{c.server.engine} {c.server.version}".strip() for c in self.curves.values())
             draw(
@@ -240,8 +240,8 @@ class _Notes:
             )
 
     def _append(self, out: Path, curve: Curve, new: bool) -> None:
-        from ridgeline.bench.results import append, gpu, host
-        from ridgeline.bench.serving.show import records, start_record
+        from ridgeline_bench.results import append, gpu, host
+        from ridgeline_bench.serving.show import records, start_record
 
         machine = replace(host(), gpu=gpu()) if self.local else replace(host(), torch="", triton="")
         if self.commit:
@@ -252,7 +252,7 @@ class _Notes:
         append(out, records(curve.points[-1], curve.server, machine, options))
 
     def show(self, as_json: bool) -> None:
-        from ridgeline.bench.serving import show
+        from ridgeline_bench.serving import show
 
         if as_json:
             print(json.dumps([show.as_json(c.label, c.points, c.server) for c in self.curves.values()]))

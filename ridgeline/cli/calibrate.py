@@ -17,11 +17,11 @@ def calibrate(
     quick: bool = typer.Option(False, "--quick", help="Fewer shapes and repetitions: seconds, and less exact."),
 ) -> None:
     """Measure memory, matrix products, launches and the bus, and keep the rates for the cost model."""
-    from ridgeline.bench.machine.calibrate import as_calibration, measure
     from ridgeline.defaults import choose_device  # torch takes seconds to import; --help need not wait
     from ridgeline.perf.calibration import save
     from ridgeline.progress import LoadingBar
     from ridgeline.worker.machine import datasheet
+    from ridgeline_bench.machine.calibrate import as_calibration, measure
 
     chosen = choose_device(device)
     with LoadingBar() as bar:

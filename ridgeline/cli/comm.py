@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.communication.figures import Figure
-    from ridgeline.bench.communication.runs import Request
+    from ridgeline_bench.communication.figures import Figure
+    from ridgeline_bench.communication.runs import Request
 
 SIZES = {"cuda": "1K:1G", "cpu": "1K:64M"}
 
@@ -57,13 +57,13 @@ def bench(
     if plot is not None and plot.suffix != ".svg":
         raise InvalidConfig(f"--plot writes .svg, got {str(plot)!r}.")
     try:  # of all that is needed, tables and pictures too: what is missing must not be found after minutes of measuring
-        from ridgeline.bench.communication.figures import lines, link_between_gpus, links, parse_ops, parse_sizes
-        from ridgeline.bench.communication.runs import Request
-        from ridgeline.bench.communication.runs import backends as known
-        from ridgeline.bench.communication.show import draw
-        from ridgeline.bench.results import host_with
         from ridgeline.perf.links import save_links
         from ridgeline.worker.machine import device_name, hardware_of
+        from ridgeline_bench.communication.figures import lines, link_between_gpus, links, parse_ops, parse_sizes
+        from ridgeline_bench.communication.runs import Request
+        from ridgeline_bench.communication.runs import backends as known
+        from ridgeline_bench.communication.show import draw
+        from ridgeline_bench.results import host_with
     except ModuleNotFoundError as error:
         raise _missing(error) from error
 
@@ -122,8 +122,8 @@ def _device(name: str, ranks: int) -> tuple[Any, int]:
 
 def _measured(request: Request) -> tuple[list[Figure], bool]:
     """Return all figures, and True if processes failed. What goes wrong is said as soon as it does."""
-    from ridgeline.bench.communication.figures import figure, size_name
-    from ridgeline.bench.communication.runs import run
+    from ridgeline_bench.communication.figures import figure, size_name
+    from ridgeline_bench.communication.runs import run
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     found, failed = [], False
@@ -146,15 +146,15 @@ def _measured(request: Request) -> tuple[list[Figure], bool]:
 
 
 def _append(found: list[Figure], machine: Any, link: str, hardware: Any, out: Path) -> None:
-    from ridgeline.bench.communication.figures import records
-    from ridgeline.bench.results import append
+    from ridgeline_bench.communication.figures import records
+    from ridgeline_bench.results import append
 
     append(out, records(found, machine, link, hardware))
 
 
 def _show(found: list[Figure], title: str) -> None:
-    from ridgeline.bench.communication.figures import lines
-    from ridgeline.bench.communication.show import line_table, reasons, tables
+    from ridgeline_bench.communication.figures import lines
+    from ridgeline_bench.communication.show import line_table, reasons, tables
 
     console = Console()
     console.print(title, highlight=False, soft_wrap=True)

@@ -99,7 +99,7 @@ def sentences(curves: Sequence[Curve]) -> list[str]:
 
 
 def _measure(curve: Curve, model: str, contexts: Sequence[int], device: str) -> Measured:
-    from ridgeline.bench.profile.contexts import measure_contexts  # torch takes seconds to import
+    from ridgeline_bench.profile.contexts import measure_contexts  # torch takes seconds to import
 
     return measure_contexts(curve, model, contexts, device)
 

@@ -24,9 +24,9 @@ from ridgeline.core.plan.request import MAX_LOGPROBS
 from ridgeline.core.settings.config import LLMConfig
 
 if TYPE_CHECKING:
-    from ridgeline.bench.quality.capacity import Capacity
-    from ridgeline.bench.quality.compare import Comparison
-    from ridgeline.bench.quality.perplexity import TextScore
+    from ridgeline_bench.quality.capacity import Capacity
+    from ridgeline_bench.quality.compare import Comparison
+    from ridgeline_bench.quality.perplexity import TextScore
 
 app = typer.Typer(
     help="Measure how good predictions are: perplexity, tasks, the cost of a change.", no_args_is_help=True
@@ -61,16 +61,16 @@ def perplexity(
 ) -> None:
     """Measure perplexity and bits per byte of texts, each and together, in windows that overlap."""
     options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
-    from ridgeline.bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
+    from ridgeline_bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
     texts = [read_file(path) for path in files]
-    from ridgeline.bench.quality.likelihood import Cut
-    from ridgeline.bench.quality.perplexity import Reading, TextScore
-    from ridgeline.bench.quality.perplexity import perplexity as measure
-    from ridgeline.bench.quality.results import model_name, perplexity_records
-    from ridgeline.bench.results import append
     from ridgeline.llm import LLM
     from ridgeline.progress import TokenBar
+    from ridgeline_bench.quality.likelihood import Cut
+    from ridgeline_bench.quality.perplexity import Reading, TextScore
+    from ridgeline_bench.quality.perplexity import perplexity as measure
+    from ridgeline_bench.quality.results import model_name, perplexity_records
+    from ridgeline_bench.results import append
 
     with LLM(**options) as llm:
         cut = Cut.of(llm, window, stride)
@@ -124,10 +124,10 @@ def harness(
         raise InvalidConfig("lm-evaluation-harness is not installed; pip install 'ridgeline[eval]' brings it.")
     from lm_eval.utils import make_table
 
-    from ridgeline.bench.quality.harness import run_tasks
-    from ridgeline.bench.quality.results import task_records
-    from ridgeline.bench.results import append
     from ridgeline.llm import LLM
+    from ridgeline_bench.quality.harness import run_tasks
+    from ridgeline_bench.quality.results import task_records
+    from ridgeline_bench.results import append
 
     with LLM(**options) as llm:
         found = run_tasks(llm, names, limit=limit, num_fewshot=num_fewshot, include_path=include_path, chat=chat)
@@ -155,11 +155,11 @@ def compare(
     """Measure what a change costs: perplexity of both, KL divergence per token (a lower bound), share of equal greedy
     tokens."""
     sides = [_llm_options(text, model=model, device=device, **ranks) for text in (baseline, candidate)]
-    from ridgeline.bench.quality.documents import read_file
+    from ridgeline_bench.quality.documents import read_file
 
     texts = [read_file(path) for path in files]
-    from ridgeline.bench.quality.compare import compare as measure
-    from ridgeline.bench.results import append
+    from ridgeline_bench.quality.compare import compare as measure
+    from ridgeline_bench.results import append
 
     found, records = measure(texts, *sides, window=window, stride=stride, top=top)
     append(out, records)
@@ -189,10 +189,10 @@ def capacity(
     options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
     if batch is not None:
         options["max_num_batched_tokens"] = batch
-    from ridgeline.bench.quality.capacity import FACTORS, measure_capacity
-    from ridgeline.bench.quality.documents import read_file
-    from ridgeline.bench.quality.results import model_name
     from ridgeline.llm import LLM
+    from ridgeline_bench.quality.capacity import FACTORS, measure_capacity
+    from ridgeline_bench.quality.documents import read_file
+    from ridgeline_bench.quality.results import model_name
 
     texts = [read_file(path) for path in files]
     with LLM(**options, enable_prefix_caching=False) as llm:

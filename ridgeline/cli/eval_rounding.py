@@ -20,9 +20,9 @@ from ridgeline.core.errors import InvalidConfig
 if TYPE_CHECKING:
     import torch
 
-    from ridgeline.bench.quality.cache import CacheCosts
-    from ridgeline.bench.quality.documents import TextFile
-    from ridgeline.bench.quality.quantized import Row
+    from ridgeline_bench.quality.cache import CacheCosts
+    from ridgeline_bench.quality.documents import TextFile
+    from ridgeline_bench.quality.quantized import Row
 
 Files = Annotated[
     list[Path] | None,
@@ -57,14 +57,14 @@ def quantization(
     out: Out = RESULTS,
 ) -> None:
     """Fill a table of scheme and method: bits, memory, perplexity, divergence, tokens per second."""
-    from ridgeline.bench.quality.dense import DenseModel
-    from ridgeline.bench.quality.quantized import DEFAULT, Choice, measure
-    from ridgeline.bench.quality.rounding_results import draw, quantization_records
-    from ridgeline.bench.results import append
     from ridgeline.compression.calibration import default_documents
     from ridgeline.compression.calibration import sequences as cut
     from ridgeline.defaults import choose_device
     from ridgeline.progress import LoadingBar
+    from ridgeline_bench.quality.dense import DenseModel
+    from ridgeline_bench.quality.quantized import DEFAULT, Choice, measure
+    from ridgeline_bench.quality.rounding_results import draw, quantization_records
+    from ridgeline_bench.results import append
 
     choices = [Choice.of(name.strip()) for name in (schemes or ",".join(DEFAULT)).split(",") if name.strip()]
     sizes, where = _sizes(batches), choose_device(device)
@@ -113,12 +113,12 @@ def cache(
     out: Out = RESULTS,
 ) -> None:
     """Measure what a cache of fewer bits costs by position, for keys, for values, and for both, in a simulation."""
-    from ridgeline.bench.quality.cache import SIDES, measure, rounding
-    from ridgeline.bench.quality.dense import DenseModel
-    from ridgeline.bench.quality.rounding_results import cache_records
-    from ridgeline.bench.results import append
     from ridgeline.defaults import choose_device
     from ridgeline.progress import TokenBar
+    from ridgeline_bench.quality.cache import SIDES, measure, rounding
+    from ridgeline_bench.quality.dense import DenseModel
+    from ridgeline_bench.quality.rounding_results import cache_records
+    from ridgeline_bench.results import append
 
     names = [name.strip() for name in formats.split(",") if name.strip()]
     for name in names:
@@ -144,13 +144,13 @@ def _folder(model: str) -> Path:
 
 
 def _texts(files: Sequence[Path] | None) -> list[TextFile]:
-    from ridgeline.bench.quality.documents import held_out_files
+    from ridgeline_bench.quality.documents import held_out_files
 
     return _read(files) if files else held_out_files()
 
 
 def _read(files: Sequence[Path]) -> list[TextFile]:
-    from ridgeline.bench.quality.documents import read_file
+    from ridgeline_bench.quality.documents import read_file
 
     return [read_file(path) for path in files]
 
@@ -169,7 +169,7 @@ def _sizes(batches: str) -> list[int]:
 
 
 def _named(device: torch.device) -> str:
-    from ridgeline.bench.results import host_with
+    from ridgeline_bench.results import host_with
 
     machine = host_with(device)
     return machine.gpu or machine.cpu

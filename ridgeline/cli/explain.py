@@ -107,8 +107,8 @@ def _measure(spec: ModelSpec, shape: StepShape, device: str, dtype: str) -> dict
         raise InvalidConfig(
             f"--measure runs the ops, which support {', '.join(DTYPES)}; {dtype} has only limits so far."
         )
-    from ridgeline.bench.profile.ops import measure_step_ops
     from ridgeline.defaults import choose_device  # torch takes seconds to import
+    from ridgeline_bench.profile.ops import measure_step_ops
 
     return measure_step_ops(spec, shape, choose_device(device), dtype)
 

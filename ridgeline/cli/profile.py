@@ -43,11 +43,11 @@ def profile(
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
     if out.exists() and not out.is_dir():
         raise InvalidConfig(f"--out {out} is a file; name a folder.")
-    from ridgeline.bench.profile.ncu import run_ncu
-    from ridgeline.bench.profile.profile import op_limits, summary
-    from ridgeline.bench.profile.profile import profile as measure
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
     from ridgeline.worker.machine import hardware_of
+    from ridgeline_bench.profile.ncu import run_ncu
+    from ridgeline_bench.profile.profile import op_limits, summary
+    from ridgeline_bench.profile.profile import profile as measure
 
     options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
     if LLMConfig(**ranks).divided_by:

@@ -101,11 +101,11 @@ def quantize(
     make.check()
     if calibration is not None and not make.calibrated:
         raise InvalidConfig(f"the method {method} reads no text; leave --calibration out, or add --clip.")
-    from ridgeline.bench.quality.documents import read_file
     from ridgeline.compression.folder import check_target, write  # imports torch, which takes seconds
     from ridgeline.compression.quantize import quantized
     from ridgeline.defaults import choose_device
     from ridgeline.progress import LoadingBar
+    from ridgeline_bench.quality.documents import read_file
 
     started, shards = time.perf_counter(), _size("shard size", shard_size)
     check_target(out)

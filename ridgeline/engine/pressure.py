@@ -20,7 +20,7 @@ from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.sequence import Sequence
 
-# Chosen with benchmarks/preemption.py; docs/scheduling.md has the figures of these values.
+# Chosen with ridgeline_bench/scripts/preemption.py; docs/scheduling.md has the figures of these values.
 OVERBOOKED = (
     0.15  # of the pool. 0 cost equal requests a tenth of their throughput, 0.2 a twentieth at 1.5 times the pool
 )

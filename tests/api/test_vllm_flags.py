@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from benchmarks.api_flags import PAGE, VLLM, page
 from ridgeline import LLM, cli
 from ridgeline.cli.lists import SECRETS
 from ridgeline.cli.serve import own_flags, read_file
@@ -19,6 +18,7 @@ from ridgeline.cli.translate import translate
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.core.settings.config import LLMConfig, count
 from ridgeline.core.settings.vllm_flags import FLAGS, State
+from ridgeline_bench.scripts.api_flags import PAGE, VLLM, page
 from tests.api.conftest import write_tokenizer
 
 OWN = own_flags()
@@ -45,7 +45,7 @@ def test_every_flag_of_vllms_has_exactly_one_state() -> None:
 
 
 def test_the_page_is_what_the_tables_say() -> None:
-    assert PAGE.read_text() == page(), "run `python -m benchmarks.api_flags`"
+    assert PAGE.read_text() == page(), "run `python -m ridgeline_bench.scripts.api_flags`"
 
 
 def test_own_flags_are_those_of_the_verb() -> None:

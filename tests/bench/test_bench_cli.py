@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.results import Record, append, read
+from ridgeline_bench.results import Record, append, read
 from tests.command import run_here
 
 
@@ -297,3 +297,20 @@ def test_results_survive_the_file_and_nonsense_names_its_line(tmp_path: Path) ->
     done = bench("diff", path, path)
     assert done.returncode == 2
     assert f"{path}:3" in done.stderr.replace("\n", "")
+
+
+def test_without_the_package_of_measurements_one_sentence_says_what_to_install() -> None:
+    run = "import sys; sys.modules['ridgeline_bench'] = None; from ridgeline.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", run, "bench", "report", "x"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "ridgeline_bench of version" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_old_names_of_scripts_run_them() -> None:
+    command = [sys.executable, "-m", "benchmarks.jobs", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == 0, done.stderr
+    assert "A queue of measurements" in done.stdout

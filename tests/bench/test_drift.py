@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.drift import CHUNK, SUBJECTS, Subject, arguments, error, in_steps, reference
+from ridgeline_bench.scripts.drift import CHUNK, SUBJECTS, Subject, arguments, error, in_steps, reference
 
 TOKENS = 300
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import float8
+from ridgeline_bench.scripts import float8
 
 TYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
 each_format = pytest.mark.parametrize("how", float8.BOTH, ids=lambda how: how.name)
@@ -53,7 +53,7 @@ def test_the_facts_are_those_of_torchs_types(how: float8.Float8) -> None:
 def test_the_page_shows_these_tables() -> None:
     page = (float8.PICTURE.parents[1] / "quantization.md").read_text()
     facts, measured = float8.tables()
-    assert facts in page, "run: python -m benchmarks.float8"
+    assert facts in page, "run: python -m ridgeline_bench.scripts.float8"
     # normal numbers differ between versions of torch in the last digit that is shown, so only the first is compared
     rows = {line.split("|")[1].strip(): line for line in page.splitlines() if " dB |" in line}
     for line in measured.splitlines()[2:]:

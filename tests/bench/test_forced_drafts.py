@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.verified_steps import coins
+from ridgeline_bench.scripts.verified_steps import coins
 
 ROUNDS, SLOTS, PLACES = 2, 16, 8_000
 

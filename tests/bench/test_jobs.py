@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.jobs import Queue, read_jobs
+from ridgeline_bench.scripts.jobs import Queue, read_jobs
 
 
 def status(out: Path) -> dict[str, int]:

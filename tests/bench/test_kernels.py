@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ridgeline.bench.kernels import Subject, difference, kernel_limit, subjects, time_kernels
-from ridgeline.bench.machine.probes import Bench
-from ridgeline.bench.machine.timing import Effort
-from ridgeline.bench.results import Record
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.base.op import Implementation
 from ridgeline.kernels.ops import OPS
 from ridgeline.perf.hardware import find
+from ridgeline_bench.kernels import Subject, difference, kernel_limit, subjects, time_kernels
+from ridgeline_bench.machine.probes import Bench
+from ridgeline_bench.machine.timing import Effort
+from ridgeline_bench.results import Record
 
 CPU = torch.device("cpu")
 BENCH = Bench.of(CPU, Effort(seconds=0.0, repeats=1))
@@ -53,14 +53,14 @@ def test_every_op_is_timed_and_every_implementation_correct(dtype: torch.dtype) 
     assert [t for t in timings if t.error or t.seconds <= 0] == []
     missing = set(OPS) - {t.subject.op.name for t in timings}
     elsewhere = {
-        "cut_begin",  # of the ranks of a divided vocabulary, as are the next two; benchmarks/divided_filters.py
+        "cut_begin",  # of the ranks of a divided vocabulary, as are the next two; scripts/divided_filters.py
         "cut_round",
         "cut_end",
         "merge_attention",  # of the tokens of several ranks; a step of a group is what shows it
         "partial_attention",
-        "mask_logits",  # works in place; benchmarks/masks.py measures it
-        "packed_attention",  # of whole prompts without a cache; benchmarks/embeddings.py measures it
-        "w8a8_linear",  # its weight is packed once, with a model; benchmarks/cpu.py measures it
+        "mask_logits",  # works in place; ridgeline_bench/scripts/masks.py measures it
+        "packed_attention",  # of whole prompts without a cache; ridgeline_bench/scripts/embeddings.py measures it
+        "w8a8_linear",  # its weight is packed once, with a model; ridgeline_bench/scripts/cpu.py measures it
     }
     assert missing - elsewhere == {
         "activation",

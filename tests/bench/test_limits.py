@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.bench.limits import hardware_named, limit_metrics, phase_limit
-from ridgeline.bench.workloads import Phase, Size, workloads
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
+from ridgeline_bench.limits import hardware_named, limit_metrics, phase_limit
+from ridgeline_bench.workloads import Phase, Size, workloads
 
 LLAMA_1B = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ridgeline.bench.noise import compare, in_turn
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.noise import compare, in_turn
 
 TRIALS = 20
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import typer.main
 
-from ridgeline.bench.runner import Job, Outcome, Where
-from ridgeline.bench.setup import Setup
 from ridgeline.cli import app
 from ridgeline.cli.options import ENGINE_HELP, RANKS
 from ridgeline.cli.profile import waits_of
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.sharding import part_of
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline_bench.runner import Job, Outcome, Where
+from ridgeline_bench.setup import Setup
 from tests.command import run_here
 from tests.perf.models import CONFIGS, spec
 
@@ -44,7 +44,7 @@ def test_engines_get_what_was_given_and_no_more(monkeypatch: pytest.MonkeyPatch,
         jobs.append(job)
         return Outcome()
 
-    monkeypatch.setattr("ridgeline.bench.setup.run", run)
+    monkeypatch.setattr("ridgeline_bench.setup.run", run)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_bytes((CONFIGS / "llama-8b.json").read_bytes())
     common = ["--model", str(tmp_path / "model"), "--out", str(tmp_path / "r")]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import readme_chart
+from ridgeline_bench.scripts import readme_chart
 
 RECORDS = [json.loads(line) for line in readme_chart.RESULTS.read_text().splitlines()]
 TPOT = ("W2", "tpot")
@@ -28,7 +28,7 @@ def test_the_checked_in_picture_is_that_of_the_results(theme: str) -> None:
     described = re.search(r"<dc:description>(.*?)</dc:description>", picture, re.DOTALL)
     assert described, "a picture without a description"
     wanted = readme_chart.description(readme_chart.runs(RECORDS))
-    assert html.unescape(described[1]) == wanted, "run: python -m benchmarks.readme_chart"
+    assert html.unescape(described[1]) == wanted, "run: python -m ridgeline_bench.scripts.readme_chart"
 
 
 def test_every_workload_of_both_engines_is_in_the_picture() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.report import latest, render, write
-from ridgeline.bench.results import Machine, Record
-from ridgeline.bench.svg import si
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.report import latest, render, write
+from ridgeline_bench.results import Machine, Record
+from ridgeline_bench.svg import si
 from tests.chromium import CHROMIUM, FLAGS
 
 GPU = Machine(gpu="NVIDIA H200", commit="abc123", torch="2.11")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import sequence_lengths, sequence_mixers
-from benchmarks.sequence_lengths import bench
-from ridgeline.bench.results import read
+from ridgeline_bench.results import read
+from ridgeline_bench.scripts import sequence_lengths, sequence_mixers
+from ridgeline_bench.scripts.sequence_lengths import bench
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)

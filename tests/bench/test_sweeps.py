@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from ridgeline.bench.sweep.of_op import OpSweep
-from ridgeline.bench.sweep.options import FAMILIES, SweepOptions, kind_of, loaded
-from ridgeline.bench.sweep.runs import run, show, work
-from ridgeline.bench.sweep.sweep import Job, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.launch import INTERPRETED
 from ridgeline.kernels.ops import OPS
+from ridgeline_bench.sweep.of_op import OpSweep
+from ridgeline_bench.sweep.options import FAMILIES, SweepOptions, kind_of, loaded
+from ridgeline_bench.sweep.runs import run, show, work
+from ridgeline_bench.sweep.sweep import Job, short
 from tests.bench.toy_sweep import Toy
 
 SLOW = ("latent", "linear_attention", "delta_attention", "gated_delta", "wkv", "selective_scan", "paged_attention")

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from ridgeline.bench.workloads import TOKEN_RANGE, Phase, Size, Workload, uniform, workloads
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.workloads import TOKEN_RANGE, Phase, Size, Workload, uniform, workloads
 
 # SHA-256 of the JSON of [prompts, tokens asked for], of the vLLM script the anchors were measured with.
 PUBLISHED = {

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ridgeline.bench.sweep.sweep import Job, Limit, Sweep
+from ridgeline_bench.sweep.sweep import Job, Limit, Sweep
 
 RIGHT, WRONG, DEADLY, SLOW, RAISES = range(5)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.preemption import WORKLOADS, Run
 from ridgeline.core.plan.request import Preemption
 from ridgeline.engine.cache.pool import BlockPool
 from ridgeline.engine.forecast import EDGES, Forecast, Outputs
 from ridgeline.engine.slots import SlotTable
+from ridgeline_bench.scripts.preemption import WORKLOADS, Run
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import GROUPS, layout_of
 from tests.engine.profiles import quick_settings

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from ridgeline.assembly import assemble
-from ridgeline.bench.profile.contexts import _first, seconds_of
-from ridgeline.bench.profile.made_plan import layout_for, made_plan
 from ridgeline.core.plan.step import Assign, StepPlan, StepResult
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.base.cost import StepShape
@@ -21,6 +19,8 @@ from ridgeline.perf.hardware import find
 from ridgeline.perf.precision import precision
 from ridgeline.worker.graphs import Buckets
 from ridgeline.worker.inputs import Shape
+from ridgeline_bench.profile.contexts import _first, seconds_of
+from ridgeline_bench.profile.made_plan import layout_for, made_plan
 from tests.command import run_here
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.sum_forms import FAST, FORMS, SLOW, parents, ring, seconds, tree, two_levels, two_trees
+from ridgeline_bench.scripts.sum_forms import FAST, FORMS, SLOW, parents, ring, seconds, tree, two_levels, two_trees
 
 ALPHA, BETA = FAST
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from benchmarks.pipeline_bubble import bench
+from ridgeline_bench.scripts.pipeline_bubble import bench
 
 SECONDS = 0.06  # that a stage sleeps for a part, which a loaded machine changes little
 

@@ -1,6 +1,6 @@
 """Files of strangers: whatever is in them, the answer is a model or one sentence, in bounded time and memory.
 
-`python -m benchmarks.attacks.files` runs thousands of such cases; a few hundred run here.
+`python -m ridgeline_bench.scripts.attacks.files` runs thousands of such cases; a few hundred run here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.files import outcomes, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidRequest, ModelLoadError, RidgelineError, one_line
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.formats.gguf_file import read_gguf
 from ridgeline.weights.formats.json_file import MAX_BYTES, read_json
+from ridgeline_bench.scripts.attacks.files import outcomes, write
 from tests.damaged_files import DAMAGES, Case, Gguf, case, config_of, tokenizer_of
 
 LLAMA = "LlamaForCausalLM"

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.bench.communication.cases import OPS, content, difference, expected, numbers
-from ridgeline.bench.communication.figures import link_in, parse_ops, parse_sizes, size_name
-from ridgeline.bench.communication.rank import _prepared
-from ridgeline.bench.communication.room import Room, Trial, Way
-from ridgeline.bench.communication.runs import Request, run
-from ridgeline.bench.communication.ways import WAYS
-from ridgeline.bench.results import read
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.links import load_links
+from ridgeline_bench.communication.cases import OPS, content, difference, expected, numbers
+from ridgeline_bench.communication.figures import link_in, parse_ops, parse_sizes, size_name
+from ridgeline_bench.communication.rank import _prepared
+from ridgeline_bench.communication.room import Room, Trial, Way
+from ridgeline_bench.communication.runs import Request, run
+from ridgeline_bench.communication.ways import WAYS
+from ridgeline_bench.results import read
 from tests.command import run_here
 
 CPU = torch.device("cpu")
@@ -178,7 +178,7 @@ def test_sizes_ops_and_links_are_read_as_written() -> None:
 BENCH = """
 import json, sys
 from ridgeline import cli
-from ridgeline.bench.communication import runs
+from ridgeline_bench.communication import runs
 
 def run(request):
     before = packages()
@@ -218,6 +218,6 @@ def test_a_missing_package_is_one_sentence_before_anything_is_measured() -> None
 
 def test_tables_and_pictures_need_torch_and_rich_alone() -> None:
     """A machine that only measures has no package of the server, and says so for none of it after a minute's work."""
-    code = "import sys; sys.modules['msgspec'] = None; import ridgeline.bench.communication.show"
+    code = "import sys; sys.modules['msgspec'] = None; import ridgeline_bench.communication.show"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

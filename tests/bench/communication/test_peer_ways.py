@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.bench.communication import symmetric_ways
-from ridgeline.bench.communication.cases import numbers
-from ridgeline.bench.communication.rank import INSIDE, _prepared
-from ridgeline.bench.communication.room import Room
-from ridgeline.bench.communication.ways import WAYS
 from ridgeline.parallel.exchange import Exchange
+from ridgeline_bench.communication import symmetric_ways
+from ridgeline_bench.communication.cases import numbers
+from ridgeline_bench.communication.rank import INSIDE, _prepared
+from ridgeline_bench.communication.room import Room
+from ridgeline_bench.communication.ways import WAYS
 from tests.kernels.ranks.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -43,11 +43,11 @@ class Shared(Room):
 
 def rank(number: int, size: int, folder: Path, kind: str) -> None:
     """One process: it checks every case, and saves what is wrong with them."""
-    from ridgeline.bench.communication import cases, own_ways
     from ridgeline.kernels.ranks.all_reduce import direct, peers
     from ridgeline.kernels.ranks.exchange import rows, words
     from ridgeline.parallel.peer_exchange import PeerExchange
     from ridgeline.parallel.peer_memory import PeerSums
+    from ridgeline_bench.communication import cases, own_ways
 
     def mapped(name: str, nbytes: int) -> list[Tensor]:
         files = [str(folder / f"{name}{n}") for n in range(size)]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from ridgeline.bench.machine import matmul, timing
-from ridgeline.bench.machine.calibrate import as_calibration, probes
-from ridgeline.bench.machine.matmul import operands, precision, product, runs
-from ridgeline.bench.machine.probes import Bench, cpu_threads
-from ridgeline.bench.machine.timing import QUICK, median_seconds
 from ridgeline.perf.calibration import GemmRate, read
+from ridgeline_bench.machine import matmul, timing
+from ridgeline_bench.machine.calibrate import as_calibration, probes
+from ridgeline_bench.machine.matmul import operands, precision, product, runs
+from ridgeline_bench.machine.probes import Bench, cpu_threads
+from ridgeline_bench.machine.timing import QUICK, median_seconds
 from tests.command import run_here
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     home = tmp_path_factory.mktemp("calibration")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(home))
-        patch.setattr("ridgeline.bench.machine.probes._cpu_cache", lambda: 1 << 22)
+        patch.setattr("ridgeline_bench.machine.probes._cpu_cache", lambda: 1 << 22)
         patch.setitem(matmul.SQUARES, "cpu", (256,))
         patch.setitem(matmul.PROJECTIONS, "cpu", ((2048, 512),))
         done = run_here("calibrate", "--quick", "--json", "--device", "cpu")

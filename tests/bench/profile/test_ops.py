@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.bench.machine.probes import cpu_threads
-from ridgeline.bench.profile.made_plan import layout_for, made_plan
-from ridgeline.bench.profile.ops import Recorded, measure_step_ops, record_step
 from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
 from ridgeline.core.specs.model import MLPSpec, ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.explain import JOINT
 from ridgeline.perf.roofline import step_ops
 from ridgeline.weights.loader import read_model_config
+from ridgeline_bench.machine.probes import cpu_threads
+from ridgeline_bench.profile.made_plan import layout_for, made_plan
+from ridgeline_bench.profile.ops import Recorded, measure_step_ops, record_step
 
 CPU = torch.device("cpu")
 MIXED = StepShape([7, 1, 1], [20, 33, 5], 2)

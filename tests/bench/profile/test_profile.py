@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.bench.profile.flame import Sampler, collapsed, svg
-from ridgeline.bench.profile.memory import tensors
-from ridgeline.bench.profile.ncu import parse, table
-from ridgeline.bench.profile.profile import profile, summary
-from ridgeline.bench.profile.ranges import named_ranges
-from ridgeline.bench.profile.tables import merged, overlap
 from ridgeline.kernels.base.op import Platform
 from ridgeline.quantization import SCHEMES
+from ridgeline_bench.profile.flame import Sampler, collapsed, svg
+from ridgeline_bench.profile.memory import tensors
+from ridgeline_bench.profile.ncu import parse, table
+from ridgeline_bench.profile.profile import profile, summary
+from ridgeline_bench.profile.ranges import named_ranges
+from ridgeline_bench.profile.tables import merged, overlap
 from tests.driving import Rig, ask, rig
 
 PROMPT = tuple(range(5, 15))

@@ -14,10 +14,10 @@ import transformers
 from typer.testing import CliRunner
 
 from ridgeline import LLM
-from ridgeline.bench.quality.capacity import measure_capacity
-from ridgeline.bench.quality.documents import TextFile
 from ridgeline.cli import app
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.quality.capacity import measure_capacity
+from ridgeline_bench.quality.documents import TextFile
 from tests import tiny_models
 from tests.api.conftest import write_tokenizer
 from tests.bench.quality.conftest import TEXT

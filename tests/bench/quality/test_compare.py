@@ -15,9 +15,9 @@ import torch
 import transformers
 from tokenizers import models, pre_tokenizers
 
-from ridgeline.bench.quality.compare import compare
-from ridgeline.bench.quality.documents import TextFile, read_file
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.quality.compare import compare
+from ridgeline_bench.quality.documents import TextFile, read_file
 from tests import tiny_models
 from tests.bench.quality.conftest import TEXT
 

@@ -28,7 +28,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from ridgeline.bench.quality.harness import RidgelineLM, sampling_params
+from ridgeline_bench.quality.harness import RidgelineLM, sampling_params
 
 ROOT = Path(__file__).parents[3]
 TASKS = ROOT / "tests/serving/lm_eval"

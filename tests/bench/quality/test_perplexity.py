@@ -14,14 +14,14 @@ import torch
 import transformers
 
 from ridgeline import LLM
-from ridgeline.bench.quality.documents import TextFile, read_file
-from ridgeline.bench.quality.likelihood import Cut, EvaluationFailed
-from ridgeline.bench.quality.perplexity import Reading, TextScore, perplexity
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.training.evaluate import bits_per_byte
 from ridgeline.training.export import read_model
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline_bench.quality.documents import TextFile, read_file
+from ridgeline_bench.quality.likelihood import Cut, EvaluationFailed
+from ridgeline_bench.quality.perplexity import Reading, TextScore, perplexity
 from tests import tiny_models
 from tests.api.conftest import write_tokenizer
 from tests.bench.quality.conftest import TEXT

@@ -12,15 +12,15 @@ import transformers
 from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.bench.quality import cache
-from ridgeline.bench.quality.dense import DenseModel
-from ridgeline.bench.quality.documents import TextFile, held_out_files
-from ridgeline.bench.quality.quantized import Choice, measure, quantized
-from ridgeline.bench.quality.rounding_results import draw
-from ridgeline.bench.results import read
 from ridgeline.compression.calibration import sequences
 from ridgeline.compression.predictions import TokenCosts, logprobs
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.quality import cache
+from ridgeline_bench.quality.dense import DenseModel
+from ridgeline_bench.quality.documents import TextFile, held_out_files
+from ridgeline_bench.quality.quantized import Choice, measure, quantized
+from ridgeline_bench.quality.rounding_results import draw
+from ridgeline_bench.results import read
 from tests.bench.quality.conftest import TEXT
 from tests.command import run_here
 

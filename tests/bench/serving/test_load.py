@@ -22,14 +22,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.bench.results import read
-from ridgeline.bench.serving.figures import Point, Slo, point
-from ridgeline.bench.serving.outcome import Outcome
-from ridgeline.bench.serving.run import Run
-from ridgeline.bench.serving.session import Session
-from ridgeline.bench.serving.stream import Stream
-from ridgeline.bench.serving.work import Lengths, Work
 from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.results import read
+from ridgeline_bench.serving.figures import Point, Slo, point
+from ridgeline_bench.serving.outcome import Outcome
+from ridgeline_bench.serving.run import Run
+from ridgeline_bench.serving.session import Session
+from ridgeline_bench.serving.stream import Stream
+from ridgeline_bench.serving.work import Lengths, Work
 from tests.bench.serving.scripted_server import ScriptedServer
 
 LATE = 0.15  # seconds by which a busy machine may be late; never early
@@ -192,7 +192,7 @@ def test_processes_share_the_work_and_each_request_is_sent_once(server: Scripted
 
 def test_what_a_client_process_says_arrives_though_its_writes_are_interrupted() -> None:
     code = (
-        "import signal; from ridgeline.bench.serving.child import _say; signal.signal(signal.SIGALRM, lambda *_: None);"
+        "import signal; from ridgeline_bench.serving.child import _say; signal.signal(signal.SIGALRM, lambda *_: None);"
         "signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01); _say('x' * 2_000_000)"
     )
     with subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE) as process:

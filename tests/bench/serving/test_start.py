@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from ridgeline.bench.results import read
-from ridgeline.bench.serving import vocabulary
-from ridgeline.bench.serving.start import Site, Start
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.tokenizer import Tokenizer
+from ridgeline_bench.results import read
+from ridgeline_bench.serving import vocabulary
+from ridgeline_bench.serving.start import Site, Start
 from tests.bench.serving.scripted_server import ScriptedServer
 
 FAKE = """

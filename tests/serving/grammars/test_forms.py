@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from benchmarks.schema_suites import walk
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars import schemas
 from ridgeline.serving.grammars.formats import PATTERNS
 from ridgeline.serving.grammars.grammar import BYTES, compiled, usable
 from ridgeline.serving.grammars.tags import to_lark
 from ridgeline.transport.messages import Grammar
+from ridgeline_bench.scripts.schema_suites import walk
 
 
 def of(schema: object) -> Grammar:

@@ -13,11 +13,11 @@ pytest.importorskip("llguidance")
 pytest.importorskip("jsonschema")
 from jsonschema import Draft202012Validator
 
-from benchmarks.schema_suites import takes, walk
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars.grammar import DETAILS, usable
 from ridgeline.serving.grammars.tags import to_lark
 from ridgeline.transport.messages import Grammar
+from ridgeline_bench.scripts.schema_suites import takes, walk
 
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 MAP: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}

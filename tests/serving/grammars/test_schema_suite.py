@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("llguidance")
 pytest.importorskip("jsonschema")
 
-from benchmarks.schema_suites import Case, Counts, accepted, examine, run, suite_file
 from ridgeline.transport.messages import Grammar
+from ridgeline_bench.scripts.schema_suites import Case, Counts, accepted, examine, run, suite_file
 
 FILE = Path(__file__).parent / "schema_suite" / "draft2020-12.json"
 

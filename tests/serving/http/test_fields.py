@@ -10,12 +10,12 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.api_fields import BODIES, PAGE, page
 from ridgeline.serving.http import exchange
 from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, refused_by, state
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline_bench.scripts.api_fields import BODIES, PAGE, page
 from tests.serving.clients.asked import needing
 from tests.serving.conftest import MODEL, Server, StartServer
 
@@ -126,7 +126,7 @@ def post(server: Server, route: str, **fields: Any) -> httpx.Response:
 
 
 def test_the_page_is_what_the_server_reads_by() -> None:
-    assert PAGE.read_text() == page(), "python -m benchmarks.api_fields"
+    assert PAGE.read_text() == page(), "python -m ridgeline_bench.scripts.api_fields"
 
 
 def test_openais_client_has_no_field_that_is_not_listed() -> None:

@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 import pytest
 
-import benchmarks.serving_endurance as endurance
-from benchmarks.serving_endurance import Served
+import ridgeline_bench.scripts.serving_endurance as endurance
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.processes import placement
+from ridgeline_bench.scripts.serving_endurance import Served
 from tests.serving.conftest import PATIENCE
 
 ENGINES = ("0", "1")

@@ -1,4 +1,4 @@
-"""`ridgeline serve` as users start it: processes, signals, deaths; benchmarks/serving_endurance.py in short."""
+"""`ridgeline serve` as users start it: processes, signals, deaths; serving_endurance.py in short."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import serving_endurance as endurance
-from benchmarks.serving_endurance import Served, descriptors, resident
 from ridgeline.cli.serve import prepare, read_file, serve
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.processes import keeper as keepers
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline_bench.scripts import serving_endurance as endurance
+from ridgeline_bench.scripts.serving_endurance import Served, descriptors, resident
 from tests.serving.conftest import MODEL, PATIENCE, Server
 
 SILENCE = 3.0  # seconds

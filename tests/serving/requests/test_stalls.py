@@ -22,7 +22,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacks.http_cases import ask, make, make_plain
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.grpc.bounds import MOST_FIELDS, check_message
@@ -44,6 +43,7 @@ from ridgeline.serving.requests.bounded_json import (
 )
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.structure import _one_of
+from ridgeline_bench.scripts.attacks.http_cases import ask, make, make_plain
 from tests.serving.conftest import MODEL, Server, StartServer
 
 FaceOf = Callable[..., AbstractAsyncContextManager[ApiServer]]

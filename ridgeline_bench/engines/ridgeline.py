@@ -1,0 +1,47 @@
+"""Our own engine, through the offline API that anyone calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ridgeline.core.plan.request import SamplingParams
+from ridgeline.llm import LLM
+from ridgeline.version import __version__
+from ridgeline_bench.engines import LoadOptions
+
+
+class Ridgeline:
+    version = __version__
+
+    @staticmethod
+    def check(_model: str) -> None:
+        """All that it needs was imported with this module."""
+
+    def __init__(self, model: str, options: LoadOptions) -> None:
+        self.llm = LLM(
+            model,
+            dtype=options.dtype,
+            device=options.device,
+            load_format="dummy" if options.dummy else "auto",
+            max_model_len=options.max_model_len or None,
+            gpu_memory_utilization=options.memory,
+            skip_tokenizer_init=True,
+            **options.extra,
+        )
+        self.dtype = self.llm.assembly.dtype
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
+        params = [_params(count, temperature) for count in max_tokens]
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
+        for piece in self.llm.stream({"prompt_token_ids": prompt}, _params(max_tokens, 0.0)):
+            yield len(piece.completion.token_ids)
+
+    def close(self) -> None:
+        self.llm.shutdown()
+
+
+def _params(max_tokens: int, temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, detokenize=False)

@@ -1,0 +1,157 @@
+"""Profiles of one workload, run three times on a warm engine: as it is, under the stack sampler, under torch's
+profiler.
+
+The first run gives the time. Profilers slow the host down, so only shares are read from them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity
+
+from ridgeline.core.specs.model import ModelSpec
+from ridgeline.engine.engine import Engine
+from ridgeline.kernels.base.cost import Headroom, StepShape
+from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.precision import Precision, precision
+from ridgeline.perf.roofline import EXPERTS, op_rate, seconds, step_ops
+from ridgeline.worker.local import LocalWorker
+from ridgeline_bench.profile.flame import Sampler, collapsed, svg
+from ridgeline_bench.profile.memory import remembering, write_snapshot
+from ridgeline_bench.profile.ranges import named_ranges
+from ridgeline_bench.profile.tables import Row, idle_rows, kernel_rows, op_rows
+
+# A step's shape → the least seconds of each of its ops, all its calls together.
+OpLimits = Callable[[StepShape], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The profile of a run. `wall` is the seconds of the undisturbed run, and `span` the seconds from the device's
+    first to its last work when profiled."""
+
+    wall: float
+    headroom: Headroom
+    steps: int
+    span: float
+    ops: list[Row]
+    kernels: list[Row]
+    idle: list[Row]
+    memory: Mapping[str, Any]
+
+
+def profile(
+    engine: Engine, worker: LocalWorker, workload: Callable[[], object], out: Path, limits: OpLimits | None = None
+) -> Report:
+    """Profile `workload` (which steps `engine` until it is done) and write trace, flame graph and memory to `out`."""
+    device = worker.runner.device
+    out.mkdir(parents=True, exist_ok=True)
+    workload()  # warm-up: first calls allocate, load and compile
+    before, started = engine.headroom, time.perf_counter()
+    workload()
+    wall, headroom = time.perf_counter() - started, engine.headroom.since(before)
+    with Sampler() as sampler:
+        workload()
+    (out / "stacks.txt").write_text(collapsed(sampler.stacks))
+    (out / "flame.svg").write_text(svg(sampler.stacks, "ridgeline profile: Python stacks of all threads"))
+    with remembering(device), named_ranges(engine, worker) as shapes, _profiler(device) as profiler:
+        workload()
+        memory = write_snapshot(out / "memory.json", device)
+    profiler.export_chrome_trace(str(out / "trace.json"))
+    events, cuda = list(profiler.events()), device.type == "cuda"
+    span, idle = idle_rows(events, cuda=cuda)
+    return Report(
+        wall=wall,
+        headroom=headroom,
+        steps=len(shapes),
+        span=span,
+        ops=op_rows(events, _run_limits(shapes, limits), cuda=cuda),
+        kernels=kernel_rows(events, cuda=cuda),
+        idle=idle,
+        memory=memory,
+    )
+
+
+def op_limits(model: ModelSpec, hardware: Hardware, dtype: str | Precision) -> OpLimits:
+    """Return each op's least seconds in a step, by the roofline."""
+    wide = precision(dtype)
+
+    def limits(shape: StepShape) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for op in step_ops(model, shape, dtype=dtype):
+            least = op.count * seconds(op.cost, hardware, op_rate(op.name, hardware, wide))
+            totals[op.name] = totals.get(op.name, 0.0) + least
+        return totals
+
+    return limits
+
+
+def _profiler(device: torch.device) -> torch.profiler.profile:
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    everywhere = _ExperimentalConfig(profile_all_threads=True)  # on a CPU the worker's thread does the work
+    return torch.profiler.profile(activities=activities, experimental_config=everywhere)
+
+
+def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[str, float]:
+    """Return the least seconds of each op over all steps of a run."""
+    totals: dict[str, float] = {}
+    for shape in shapes if limits is not None else ():
+        assert limits is not None
+        for name, least in limits(shape).items():
+            totals[name] = totals.get(name, 0.0) + least
+    return totals
+
+
+def summary(report: Report, title: str) -> str:
+    """Return the report on one page."""
+    share = report.headroom.share
+    busy = sum(row.seconds for row in report.idle)
+    lines = [
+        title,
+        f"{report.wall:.3f} s for {report.steps} steps, of which the device's steps {report.headroom.elapsed:.3f} s"
+        + (f": {100 * share:.0f} % of the hardware limit" if share is not None else "; the hardware limit is unknown"),
+        *_table("ops (by name in the cost model)", report.ops, 24),
+        *_mixture(report.ops),
+        *_table("kernels", report.kernels, 16),
+        *_table(f"device idle {100 * busy / max(report.span, 1e-9):.0f} % of {report.span:.3f} s", report.idle, 8),
+        "",
+        "memory, largest tensors",
+        *(f"  {t['bytes'] / 1e6:10.1f} MB  {t['count']:4} x {t['dtype']} {t['shape']}" for t in _largest(report)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _mixture(rows: list[Row]) -> list[str]:
+    """Return a line about a mixture of experts, or nothing for other models."""
+    spent = {row.name: row.seconds for row in rows}
+    if "route" not in spent:
+        return []
+    total = sum(spent.values())
+    products = sum(spent.get(name, 0.0) for name in EXPERTS)
+    return [
+        f"  routing and permutation (route) {100 * spent['route'] / total:.1f} %, experts' products "
+        f"{100 * products / total:.1f} %"
+    ]
+
+
+def _table(title: str, rows: list[Row], most: int) -> list[str]:
+    total = sum(row.seconds for row in rows)
+    lines = ["", f"{title:<52} {'ms':>10} {'calls':>7} {'share':>7} {'of limit':>9}"]
+    for row in rows[:most]:
+        near = f"{100 * row.limit / row.seconds:7.0f} %" if row.limit and row.seconds else ""
+        share = 100 * row.seconds / max(total, 1e-12)
+        lines.append(f"  {row.name[:50]:<50} {1e3 * row.seconds:10.3f} {row.calls:7} {share:5.1f} % {near:>9}")
+    if len(rows) > most:
+        lines.append(f"  and {len(rows) - most} more, {1e3 * sum(row.seconds for row in rows[most:]):.3f} ms")
+    return lines
+
+
+def _largest(report: Report) -> list[dict[str, Any]]:
+    return list(report.memory["tensors"][:8])

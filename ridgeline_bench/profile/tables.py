@@ -1,0 +1,136 @@
+"""The time of a profiled run by op, by kernel, and by what the host did while the device was idle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch._C._autograd import DeviceType
+
+from ridgeline.perf.explain import JOINT
+from ridgeline_bench.profile.ranges import HOST, LAYER, OP, SEGMENT
+
+Interval = tuple[float, float]  # start and end in µs of the profiler's clock
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. `seconds` is over all `calls`. `limit` is the least they could have taken, or None if nothing honest can
+    be said."""
+
+    name: str
+    seconds: float
+    calls: int
+    limit: float | None = None
+
+
+def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
+    """Return the kernels on a GPU, or torch's own operators on a CPU (without time in other operators), slowest
+    first."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for event in events:
+        on_device = event.device_type == DeviceType.CUDA
+        if event.is_user_annotation or _is_range(event.name) or on_device != cuda:
+            continue
+        micros = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
+        totals[event.name][0] += micros
+        totals[event.name][1] += 1
+    return _sorted(Row(name, micros / 1e6, int(calls)) for name, (micros, calls) in totals.items())
+
+
+def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -> list[Row]:
+    """Return our ops by their names in the cost model. `limits` maps an op to the least seconds of all its calls in the
+    run.
+
+    On a GPU an op's time is from the start of its first kernel to the end of its last, taken from the range's shadow on
+    the device. Torch counts only kernels of its own towards the host's ranges.
+    """
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    side = DeviceType.CUDA if cuda else DeviceType.CPU
+    for event in events:
+        if event.device_type == side and event.name.startswith(OP):
+            totals[event.name.removeprefix(OP)][0] += event.time_range.elapsed_us()
+            totals[event.name.removeprefix(OP)][1] += 1
+    return _sorted(Row(name, us / 1e6, int(calls), _limit(name, limits)) for name, (us, calls) in totals.items())
+
+
+def _limit(name: str, limits: Mapping[str, float]) -> float | None:
+    """Return the op's limit, which for a fused op is that of its parts."""
+    parts = name.split(JOINT)
+    return sum(limits[part] for part in parts) if all(part in limits for part in parts) else None
+
+
+def idle_rows(events: Iterable[Any], *, cuda: bool) -> tuple[float, list[Row]]:
+    """Return (seconds from the device's first to its last work, what the host did in each pause of it, longest first).
+
+    The device's work is its kernels and copies; on a CPU it is the two segments on the worker's thread.
+    """
+    listed = list(events)
+    busy = merged(
+        (event.time_range.start, event.time_range.end)
+        for event in listed
+        if (event.device_type == DeviceType.CUDA and not event.is_user_annotation)
+        or (not cuda and event.name.startswith(SEGMENT))
+    )
+    if not busy:
+        return 0.0, []
+    gaps = [(a_end, b_start) for (_, a_end), (b_start, _) in pairwise(busy)]
+    host: dict[str, list[Interval]] = defaultdict(list)
+    for event in listed:
+        if event.device_type == DeviceType.CPU and event.name.startswith((HOST, SEGMENT)):
+            host[event.name].append((event.time_range.start, event.time_range.end))
+    waiting = _without(host.pop(HOST + "submit", []), host)
+    shares = {name: overlap(gaps, merged(spans)) for name, spans in host.items()}
+    shares[HOST + "submit, outside the segments"] = overlap(gaps, waiting)
+    total = sum(end - start for start, end in gaps)
+    shares["caller (text, streams) and the loop"] = total - sum(shares.values())
+    rows = [Row(name, micros / 1e6, len(gaps)) for name, micros in shares.items() if micros > 0]
+    return (busy[-1][1] - busy[0][0]) / 1e6, _sorted(rows)
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union as disjoint intervals in order."""
+    union: list[Interval] = []
+    for start, end in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def overlap(first: list[Interval], second: list[Interval]) -> float:
+    """Return the length that two lists of disjoint, ordered intervals have in common."""
+    total, i, j = 0.0, 0, 0
+    while i < len(first) and j < len(second):
+        total += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def _without(spans: list[Interval], others: Mapping[str, list[Interval]]) -> list[Interval]:
+    """Return the parts of `spans` during which none of `others` runs."""
+    taken = merged(span for name in others for span in others[name])
+    left: list[Interval] = []
+    for start, end in merged(spans):
+        for a, b in (span for span in taken if span[0] < end and span[1] > start):
+            if a > start:
+                left.append((start, a))
+            start = max(start, b)
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def _is_range(name: str) -> bool:
+    return name.startswith((HOST, SEGMENT, LAYER, OP))
+
+
+def _sorted(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: -row.seconds)

@@ -1,0 +1,77 @@
+"""A GGUF file of a Qwen3's or a Llama's shape with random weights, for llama.cpp. It has no tokenizer, and all matrices
+have one type.
+
+    python -m ridgeline_bench.scripts.random_gguf CONFIG_FOLDER OUT.gguf [BF16 | Q8_0 | F32 …]
+
+Tensor names and keys are those of llama.cpp's conversion for `qwen3` and `llama`; factors for long contexts, which cost
+no time, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+def write(folder: Path, out: Path, kind: str = "BF16") -> Path:
+    """Write the file, and return its path. folder: a folder with config.json."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    kind_of_model = config["model_type"]
+    if kind_of_model not in ("qwen3", "llama"):
+        raise SystemExit(f"{folder} is a {kind_of_model!r}, and only qwen3 and llama can be written.")
+    writer = gguf.GGUFWriter(out, kind_of_model)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(float(config["rope_theta"]))
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_vocab_size(vocab)
+    writer.add_tokenizer_model("none")
+    rng, number = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
+
+    def matrix(name: str, outputs: int, inputs: int) -> None:
+        values = rng.standard_normal((outputs, inputs), np.float32) * 0.02
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, number), raw_dtype=number)
+
+    def norm(name: str, width: int) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+
+    matrix("token_embd", vocab, hidden)
+    norm("output_norm", hidden)
+    if not config.get("tie_word_embeddings"):
+        matrix("output", vocab, hidden)
+    for layer in range(config["num_hidden_layers"]):
+        block = f"blk.{layer}"
+        norm(f"{block}.attn_norm", hidden)
+        if kind_of_model == "qwen3":
+            norm(f"{block}.attn_q_norm", head_dim)
+            norm(f"{block}.attn_k_norm", head_dim)
+        norm(f"{block}.ffn_norm", hidden)
+        matrix(f"{block}.attn_q", heads * head_dim, hidden)
+        matrix(f"{block}.attn_k", kv_heads * head_dim, hidden)
+        matrix(f"{block}.attn_v", kv_heads * head_dim, hidden)
+        matrix(f"{block}.attn_output", hidden, heads * head_dim)
+        matrix(f"{block}.ffn_gate", inner, hidden)
+        matrix(f"{block}.ffn_up", inner, hidden)
+        matrix(f"{block}.ffn_down", hidden, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

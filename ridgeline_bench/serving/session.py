@@ -1,0 +1,119 @@
+"""A session: one server under one sort of work, at one rate after another."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline_bench.serving.child import Task
+from ridgeline_bench.serving.figures import Point, Slo, point, rate_name
+from ridgeline_bench.serving.run import run
+from ridgeline_bench.serving.server import Server
+from ridgeline_bench.serving.trace import timed
+from ridgeline_bench.serving.work import Work
+
+# With these an answer's pieces can be counted in tokens. Ridgeline and vLLM know both fields.
+STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+OnProgress = Callable[[str, int, int], None]  # told a rate's name, its requests, and how many of them have ended
+
+
+def parse_rates(text: str, work: Work) -> list[float]:
+    """Return the rates of "1,2,4" or "inf". An empty text is a trace's own times (0), else all at once. Raise
+    InvalidConfig."""
+    if not text and work.trace and timed(work.trace):
+        return [0.0]
+    try:
+        rates = [float(part) for part in (text or "inf").split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(rate > 0 for rate in rates):
+        raise InvalidConfig(f"--rate must be requests a second above 0, or inf; several with commas; got {text!r}.")
+    if any(map(math.isinf, rates)) and not (work.count or work.trace):
+        raise InvalidConfig("an infinite --rate has no end; say how many with --num-requests.")
+    return rates
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session. `server` is measured, and `task` is the task of each of `processes`, except the rate."""
+
+    server: Server
+    task: Task
+    rates: Sequence[float]
+    slo: Slo
+    processes: int
+
+    @classmethod
+    def begin(
+        cls, *, url: str, api_key: str, model: str, work: Work, rates: Sequence[float], slo: Slo,
+        fields: Mapping[str, Any], max_concurrency: int, timeout: float, processes: int, until: float = math.inf,
+    ) -> Session:  # fmt: skip
+        """Ask the server what it serves, and check that the work suits it.
+
+        `fields` go into every request's body. `until` is the monotonic moment at which everything must be over.
+        """
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        server = Server.ask(url, headers, model)
+        work = replace(work, vocab_size=work.vocab_size or server.vocab_size)
+        _check(work, server)
+        body = {"model": server.model, **STREAMING, **fields}
+        task = Task(
+            url=server.url,
+            headers=headers,
+            work=work,
+            rate=math.inf,
+            point="",
+            share=(0, 1),
+            body=body,
+            max_concurrency=max_concurrency,
+            timeout=timeout,
+            until=until,
+        )
+        return cls(server, task, rates, slo, processes)
+
+    def warm_up(self, count: int) -> None:
+        """Send one request after another, with prompts unlike any that are measured. Raise InvalidConfig if none of
+        them is answered, because nothing else would be."""
+        if not count:
+            return
+        work = replace(self.task.work, count=count, duration=0.0)
+        done = run(self._at(math.inf, "warm up", work=work, max_concurrency=1), 1).outcomes
+        if all(o.error for o in done):
+            raise InvalidConfig(f"{self.server.url} answers no request: {done[0].error} ({done[0].message}).")
+
+    def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
+        """Yield a point per rate, in turn, as far as time allows. A rate whose requests could not all leave is not
+        begun."""
+        for number, rate in enumerate(self.rates):
+            name, arrivals = rate_name(rate), self.task.work.arrivals(rate)
+            if not arrivals:
+                raise InvalidConfig(f"at {name} no request leaves within --duration; make it longer.")
+            if time.monotonic() + arrivals[-1] >= self.task.until:
+                return
+            total = len(arrivals)
+            done = run(self._at(rate, f"point {number}"), self.processes, partial(on_progress, name, total))
+            yield point(rate, done, self.slo)
+
+    def _at(self, rate: float, name: str, **changes: Any) -> Task:
+        return msgspec.structs.replace(self.task, rate=rate, point=name, **changes)
+
+
+def _check(work: Work, server: Server) -> None:
+    needs_ids = not work.chat and not all("prompt" in row for row in work.trace or ({},))
+    if needs_ids and not work.vocab_size:
+        raise InvalidConfig(f"{server.url} does not say how large its vocabulary is; give --vocab-size.")
+    if work.burstiness <= 0:
+        raise InvalidConfig(f"--burstiness must be above 0, got {work.burstiness!r}.")
+    if server.max_model_len and (longest := work.longest()) > server.max_model_len:
+        raise InvalidConfig(
+            f"the longest request needs {longest} tokens and the model's context has {server.max_model_len}; shorten "
+            "--input-len, --output-len or --shared-prefix (a lognormal's third number is its longest)."
+        )

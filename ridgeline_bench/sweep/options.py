@@ -1,0 +1,62 @@
+"""The options of a sweep, and the sweeps there are."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.ops import OPS
+
+# Sweeps of several ops together, or of kernels beside libraries: name → "module:class". Any other name is an op's.
+FAMILIES = {
+    "fp8": "ridgeline_bench.sweep.fp8:Fp8Sweep",
+    "coded": "ridgeline_bench.sweep.coded:CodedSweep",
+    "grouped": "ridgeline_bench.sweep.grouped:GroupedSweep",
+    "grouped_quantized": "ridgeline_bench.sweep.grouped_quantized:GroupedQuantized",
+    "experts": "ridgeline_bench.sweep.experts:ExpertsSweep",
+    "kv": "ridgeline_bench.sweep.kv:KVSweep",
+    "latent": "ridgeline_bench.sweep.latent:LatentSweep",
+}
+OF_OPS = "ridgeline_bench.sweep.of_op:OpSweep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The options of `ridgeline bench sweep`.
+
+    name: of an op, or of FAMILIES.
+    case, op, form, tokens: only jobs with one of these; (): all.
+    chosen: only cuts that would be chosen, and what has no cuts.
+    seconds: stop by then, compiling included; 0: what the sweep takes.
+    bandwidth: bytes a second of the memory; 0: an H200's.
+    """
+
+    name: str = ""
+    case: tuple[str, ...] = ()
+    op: tuple[str, ...] = ()
+    form: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    chosen: bool = False
+    seconds: float = 0.0
+    bandwidth: float = 0.0
+    dry: bool = False
+    compile_only: bool = False
+    processes: int = 1
+
+
+def kind_of(name: str) -> str:
+    """Return "module:class" of the sweep with this name. Raise InvalidConfig if there is none."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    if name not in OPS or not OPS[name].cases().small:
+        known = [*FAMILIES, *(known for known, op in OPS.items() if op.cases().small)]
+        raise InvalidConfig(f"there is no sweep {name!r}; known: {', '.join(known)}.")
+    return OF_OPS
+
+
+def loaded(kind: str) -> type:
+    """Return the class that "module:class" names."""
+    module, _, name = kind.partition(":")
+    found: type = getattr(importlib.import_module(module), name)
+    return found
