@@ -59,7 +59,7 @@ def check(axis: ProcessAxis) -> None:
     torch.testing.assert_close(by_parts.whole(residual_TM, TOKENS), s_TM)
 
     by_kernels = Ops(Platform(device_type="cpu"), dict.fromkeys(KERNELS, "triton"))
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and axis.size < 4
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and axis.size == 3  # parts of unlike sizes
     for chosen in (ops, by_kernels) if interpreted else (ops,):
         vocabulary = Vocabulary(VOCAB, axis, chosen)
         batch = [Row(params, seed=seed) for seed, params in enumerate(PARAMS)]
