@@ -110,7 +110,9 @@ def _caches_of(call: Recorded) -> tuple[Tensor, ...]:
     """Return the keys and values that a call attends to."""
     if call.name == "attention":
         return call.arguments[1:3]
-    return call.arguments[6:8] if call.name.endswith(f"{JOINT}attention") else ()  # of a fused op
+    if call.name.endswith(f"{JOINT}attention"):  # a fused op
+        return call.arguments[0].k_cache_NGPD, call.arguments[0].v_cache_NGPD
+    return ()
 
 
 def _listen(ops: Ops, names: Mapping[int, str], calls: list[Recorded]) -> None:
@@ -143,7 +145,7 @@ def step_name(op: str, arguments: tuple, names: Mapping[int, str]) -> str:
         named = "unembed" if product == "embed" else product
         return JOINT.join([*norm, named, *(["gated_activation"] if arguments[2].gate else [])])
     if op in ("rope_kv", "decode_attention"):
-        rotated = arguments[4] is not None
+        rotated = arguments[0].cos_sin_ZY is not None
         attends = op == "decode_attention"
         return JOINT.join([*modules, *["rope"] * rotated, "write_kv", *["attention"] * attends])
     if op == "linear" and modules == ["embed"]:

@@ -33,6 +33,7 @@ from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_re
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
+from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline_bench.sweep.sweep import Job, Limit, Sweep, moved
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
@@ -119,10 +120,10 @@ class KVSweep(Sweep):
     def _small_decode(self, form: str) -> tuple[list[Any], dict[str, Any]]:
         lengths = (self.small(700, 70), 90, 1)
         case = DecodeCase(lengths=lengths, num_heads=8, num_kv_heads=2, head_dim=DIM, rotary_dim=DIM, block_size=BLOCK)
-        arguments = list(case.inputs(self.dtype, torch.device("cpu")))
-        arguments[6:8], scales = self._quantized(arguments[6], arguments[7], FORMATS[form])
-        options = {**case.options(self.dtype, torch.device("cpu")), "scales": scales}
-        return moved((arguments, options), self.device)
+        projected, batch = case.inputs(self.dtype, torch.device("cpu"))
+        (k, v), scales = self._quantized(projected.k_cache_NGPD, projected.v_cache_NGPD, FORMATS[form])
+        projected = projected._replace(k_cache_NGPD=k, v_cache_NGPD=v, scales=scales)
+        return moved(([projected, batch], case.options(self.dtype, torch.device("cpu"))), self.device)
 
     def _small_prefill(self, job: Job) -> tuple[Any, ...]:
         rows = ((20, 70), (1, 9)) if self.dry else ((300, 700), (1, 90), (60, 60))
@@ -198,11 +199,11 @@ class KVSweep(Sweep):
                 schedule=schedule,
             )  # fmt: skip
             place_T = (table_SC[:, -1] * BLOCK + (length - 1) % BLOCK).long()
-            arguments = (
+            projected = Projected(
                 qkv_TX, None, None, 1e-6, table_ZY, (kv_len_R - 1).long(), cache.k_NGPD, cache.v_NGPD, place_T, HEADS,
-                KV_HEADS, batch,
+                KV_HEADS, scales=cache.scales,
             )  # fmt: skip
-            found.append((arguments, {"scale": DIM**-0.5, "scales": cache.scales}))
+            found.append(((projected, batch), {"scale": DIM**-0.5}))
         return found
 
     def _prefill(self, job: Job) -> tuple[Any, ...]:

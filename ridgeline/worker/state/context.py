@@ -16,6 +16,7 @@ from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.layers.heads import Heads as LayerHeads
 from ridgeline.parallel.ring import Ring
 from ridgeline.perf.context import FORMS, Attended, cheapest
@@ -126,10 +127,11 @@ class ContextLayer(PagedLayer):
         group, spec, stretches = self._group, heads.spec, self._group.stretches
         if stretches is not None:
             qkv_TX, positions_T = stretches.to_stripes(qkv_TX), stretches.striped_positions_t
-        q_THD = group.ops.rope_kv(
+        projected = Projected(
             qkv_TX, heads.q_norm_D, heads.k_norm_D, heads.eps, heads.cos_sin_ZY, positions_T, self._k, self._v,
-            group.place_T, spec.num_heads, spec.num_kv_heads, spec.v_norm, None,
+            group.place_T, spec.num_heads, spec.num_kv_heads, spec.v_norm,
         )  # fmt: skip
+        q_THD = group.ops.rope_kv(projected)
         softmax = Softmax(spec.scale, spec.softcap, heads.sinks_H, heads.slopes_H)
         out_TX = group.rounds[self._way].attend(q_THD, positions_T, Cached(self._k, self._v), softmax).flatten(1)
         return out_TX if stretches is None else stretches.from_stripes(out_TX)

@@ -28,6 +28,7 @@ from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.kv_cache import KVScales, torch_type
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows, Verified
@@ -167,7 +168,8 @@ class PagedLayer:
         """Return the attended heads, [T, H * D], or `room` with them, rounded."""
         group, spec = self._group, heads.spec
         batch, ops = group.batches[self._way], group.ops
-        projected = (
+        scales = self._scales if heads.kv_scales_G2 is None else heads.kv_scales_of(self._k)
+        projected = Projected(
             qkv_TX,
             heads.q_norm_D,
             heads.k_norm_D,
@@ -179,19 +181,20 @@ class PagedLayer:
             group.place_T,
             spec.num_heads,
             spec.num_kv_heads,
+            spec.v_norm,
+            scales,
         )
         scale, window, softcap = spec.scale, spec.window, spec.softcap
         sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
-        scales = self._scales if heads.kv_scales_G2 is None else heads.kv_scales_of(self._k)
         if batch.tokens_each == 1 and batch.tree is None:
             out_THD = ops.decode_attention(
-                *projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
-                v_norm=spec.v_norm, scales=scales, room=room,
+                projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
+                room=room,
             )  # fmt: skip
             if room is not None:
                 return room
         else:
-            q_THD = ops.rope_kv(*projected, spec.v_norm, scales)
+            q_THD = ops.rope_kv(projected)
             out_THD = ops.paged_attention(
                 q_THD, self._k, self._v, batch,
                 scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,

@@ -20,7 +20,7 @@ from ridgeline.kernels.attention.paged.schedule import fixed_schedule, make_sche
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 UNSEEN = {torch.float16: torch.inf}  # what lies where no row may look: in other types NaN
-K_CACHE, V_CACHE = 6, 7  # among the arguments
+K_CACHE, V_CACHE = 6, 7  # among what is projected
 
 
 def skip_what_the_interpreter_gets_wrong(name: str, dtype: torch.dtype, device: str) -> None:
@@ -33,7 +33,7 @@ def run(name: str, arguments: tuple, options: dict) -> Tensor:
     *projected, batch = arguments
     if name != "torch":
         batch = replace(batch, num_tokens_R=None, kv_bound_R=None)
-    attend = DECODE_ATTENTION.choose(Platform.of(arguments[0].device), name)
+    attend = DECODE_ATTENTION.choose(Platform.of(arguments[0].qkv_TX.device), name)
     return attend(*projected, batch, **options)
 
 
@@ -48,7 +48,7 @@ def assert_equal_to_the_reference(name: str, case: DecodeCase, dtype: torch.dtyp
     eps = max(torch.finfo(dtype).eps, 1e-6)
     assert (out.double() - expected.double()).abs().max().item() <= 16 * eps
     for cache in (K_CACHE, V_CACHE):
-        torch.testing.assert_close(ours[cache], theirs[cache], rtol=8 * eps, atol=8 * eps, equal_nan=True)
+        torch.testing.assert_close(ours[0][cache], theirs[0][cache], rtol=8 * eps, atol=8 * eps, equal_nan=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -105,11 +105,11 @@ def test_a_stopped_row_attends_to_itself_and_disturbs_nobody(device: str) -> Non
     case = DecodeCase(lengths=(90, 64, 77))
     whole, stopped = (case.inputs(torch.float32, torch.device(device), unseen=torch.nan) for _ in range(2))
     options = case.options(torch.float32, torch.device(device))
-    for argument, value in ((stopped[5], 0), (stopped[8], 0), (stopped[-1].kv_len_R, 1)):
+    for argument, value in ((stopped[0].positions_T, 0), (stopped[0].place_T, 0), (stopped[-1].kv_len_R, 1)):
         argument[1] = value
     expected, out = run("triton", whole, options), run("triton", stopped, options)
     assert torch.equal(out[[0, 2]], expected[[0, 2]])
-    v_GD = stopped[0][1].view(-1, case.head_dim)[-case.num_kv_heads :]
+    v_GD = stopped[0].qkv_TX[1].view(-1, case.head_dim)[-case.num_kv_heads :]
     assert torch.allclose(out[1], v_GD.repeat_interleave(2, dim=0), atol=1e-6)
 
 
@@ -154,21 +154,24 @@ def test_layers_in_a_captured_graph_serve_other_lengths() -> None:
     case = DecodeCase(lengths=(3000, 90, 700, 1), num_heads=8, head_dim=64, rotary_dim=64, block_size=64)
     device, options = torch.device("cuda"), case.options(torch.bfloat16, torch.device("cuda"))
     layers = [case.inputs(torch.bfloat16, device, seed=seed, unseen=torch.nan) for seed in range(4)]
-    lengths_R, positions_T, places_T = layers[0][-1].kv_len_R, layers[0][5], layers[0][8]
+    lengths_R, first = layers[0][-1].kv_len_R, layers[0][0]
+    positions_T, places_T = first.positions_T, first.place_T
     for layer in layers[1:]:
         layer[-1].slots_R.copy_(layers[0][-1].slots_R)
         layer[-1].block_table_SC.copy_(layers[0][-1].block_table_SC)
         for cache in (K_CACHE, V_CACHE):
-            layer[cache].copy_(layers[0][cache].nan_to_num() * 0.5)
+            layer[0][cache].copy_(first[cache].nan_to_num() * 0.5)
 
     def step(name: str) -> Tensor:
-        qkv_TX = layers[0][0]
+        qkv_TX = first.qkv_TX
         batch = replace(layers[0][-1], num_tokens_R=None, kv_bound_R=None)
         for layer in layers:
-            arguments = (qkv_TX, *layer[1:4], layers[0][4], positions_T, *layer[6:8], places_T, *layer[9:11], batch)
+            projected = layer[0]._replace(
+                qkv_TX=qkv_TX, cos_sin_ZY=first.cos_sin_ZY, positions_T=positions_T, place_T=places_T
+            )
             attend = DECODE_ATTENTION.choose(Platform.of(device), name)
-            out_THD = attend(*arguments, **options)
-            qkv_TX = torch.cat((out_THD.flatten(1), layer[0][:, out_THD[0].numel() :]), 1)
+            out_THD = attend(projected, batch, **options)
+            qkv_TX = torch.cat((out_THD.flatten(1), layer[0].qkv_TX[:, out_THD[0].numel() :]), 1)
         return qkv_TX
 
     step("triton")  # compiles

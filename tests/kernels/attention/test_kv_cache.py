@@ -20,7 +20,7 @@ from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.small.rotary.cases import RopeKVCase
-from ridgeline.kernels.small.rotary.op import ROPE_KV
+from ridgeline.kernels.small.rotary.op import ROPE_KV, Projected
 from tests.kernels.attention.test_attention import dense, tolerance
 from tests.kernels.unseen import seen_cells
 
@@ -150,8 +150,8 @@ def test_rope_kv_stores_the_levels_of_what_it_would_store(
         RopeKVCase(tokens=7, heads=14, kv_heads=2, head_dim=64, rotary_dim=64, block_size=4),
         RopeKVCase(tokens=6, heads=6, kv_heads=2, head_dim=80, rotary_dim=32, norm=True, v_norm=True),
     ):
-        plain, ours = list(case.inputs(torch.float32, on)), list(case.inputs(torch.float32, on))
-        queries = ROPE_KV.reference(*plain)
+        plain, ours = (list(case.inputs(torch.float32, on)[0]) for _ in range(2))
+        queries = ROPE_KV.reference(Projected(*plain))
         shape = plain[6].shape
         counter = torch.zeros(1, dtype=torch.int64, device=on)
         if fixed:
@@ -161,7 +161,7 @@ def test_rope_kv_stores_the_levels_of_what_it_would_store(
             pairs = torch.full((*shape[:3], 2), torch.nan, dtype=torch.bfloat16, device=on)
         ours[6:8] = (torch.zeros(shape, dtype=dtype, device=on) for _ in range(2))
         scales = KVScales(pairs_NGP2=pairs, saturated_1=counter if fixed else None)
-        assert torch.allclose(write(*ours, scales=scales), queries, atol=1e-5)
+        assert torch.allclose(write(Projected(*ours[:-1], scales)), queries, atol=1e-5)
         saturated = 0
         for cache, number in ((6, 0), (7, 1)):
             x, scale = plain[cache][1:], pairs[1:, ..., number].float()
@@ -282,7 +282,8 @@ def test_decode_attention_writes_and_reads_levels(
     if device == "cpu" and case.head_dim == 512 and (given_scales or dtype != torch.int8):
         pytest.skip("the interpreter is slow")
     for which in (name, "reference"):
-        arguments = list(case.inputs(torch.float32, on))
+        projected, batch = case.inputs(torch.float32, on)
+        arguments = list(projected)
         places, shape = arguments[8], arguments[6].shape
         *levels, scales = filled(arguments[6], arguments[7], dtype)
         if given_scales:
@@ -296,7 +297,8 @@ def test_decode_attention_writes_and_reads_levels(
             scales.pairs_NGP2[places // shape[2], :, places % shape[2]] = torch.nan
         arguments[6:8] = levels
         attend = DECODE_ATTENTION.choose(Platform.of(on), which)
-        out = attend(*arguments, **case.options(torch.float32, on), scales=scales)
+        projected = Projected(*arguments)._replace(scales=scales)
+        out = attend(projected, batch, **case.options(torch.float32, on))
         block, offset = places // shape[2], places % shape[2]
         kept = [
             kv_cache.numbers(
@@ -372,11 +374,12 @@ def test_keys_that_are_no_numbers_make_outputs_that_are_none(strange: float, dty
     """They must not vanish in the rounding: a request that saw them is ended with an error."""
     for name in ("triton", "torch"):
         case = DecodeCase(lengths=(20, 30))
-        arguments = list(case.inputs(torch.float32, torch.device("cpu")))
-        arguments[0][1, case.num_heads * case.head_dim + 3] = strange  # of the second row's key
-        *arguments[6:8], scales = filled(arguments[6], arguments[7], dtype)
+        projected, batch = case.inputs(torch.float32, torch.device("cpu"))
+        projected.qkv_TX[1, case.num_heads * case.head_dim + 3] = strange  # of the second row's key
+        k, v, scales = filled(projected.k_cache_NGPD, projected.v_cache_NGPD, dtype)
         attend = DECODE_ATTENTION.choose(Platform(device_type="cpu"), name)
-        out = attend(*arguments, **case.options(torch.float32, torch.device("cpu")), scales=scales)
+        projected = projected._replace(k_cache_NGPD=k, v_cache_NGPD=v, scales=scales)
+        out = attend(projected, batch, **case.options(torch.float32, torch.device("cpu")))
         assert out[0].isfinite().all()
         assert out[1, :2].isnan().all()
 

@@ -20,6 +20,7 @@ from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import LEVELS, KVScales
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.base.tree import NODES, Tree, parent, popcount
+from ridgeline.kernels.small.rotary.op import Projected
 from tests.covering import by_pairs
 from tests.kernels.trees import bits_of, drawn_parents, signed
 from tests.kernels.unseen import spoiled
@@ -291,17 +292,20 @@ def test_a_step_of_one_node_a_row_decodes_along_its_path(name: str, window: int 
     """A level of a tree may be one node wide. Its key is written where its place is, and turned by its position."""
     rows = (tree(0, 30, 1, 70), tree(1, 2, 1, 0), tree(2, 64, 1, 33))
     case = DecodeCase(lengths=tuple(row.length for row in rows), window=window)
-    *arguments, plain = case.inputs(torch.float32, torch.device(device))
+    projected, plain = case.inputs(torch.float32, torch.device(device))
     *_, batch = batch_of(rows, case.attention, device)
     tree_ = Tree(*(x.to(device) for x in batch.tree))
-    arguments[5] = tree_.positions_T
+    projected = projected._replace(positions_T=tree_.positions_T)
     options = case.options(torch.float32, torch.device(device))
-    batch, caches = replace(plain, tree=tree_), [x.clone() for x in arguments[6:8]]
-    out = DECODE_ATTENTION.choose(Platform.of(torch.device(device)), name)(*arguments, batch, **options)
-    arguments[6:8] = caches
-    expected = DECODE_ATTENTION.reference(*arguments, batch, **options)
+    batch, caches = replace(plain, tree=tree_), [x.clone() for x in projected[6:8]]
+    out = DECODE_ATTENTION.choose(Platform.of(torch.device(device)), name)(projected, batch, **options)
+
+    def fresh() -> Projected:
+        return projected._replace(k_cache_NGPD=caches[0].clone(), v_cache_NGPD=caches[1].clone())
+
+    expected = DECODE_ATTENTION.reference(fresh(), batch, **options)
     torch.testing.assert_close(out, expected, atol=EXACT, rtol=1e-5)
-    causal = DECODE_ATTENTION.reference(*arguments[:6], *(x.clone() for x in caches), *arguments[8:], plain, **options)
+    causal = DECODE_ATTENTION.reference(fresh(), plain, **options)
     assert not torch.allclose(causal, expected, atol=1e-2)
 
 

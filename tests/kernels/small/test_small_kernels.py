@@ -26,6 +26,7 @@ from ridgeline.kernels.small.output_gate.cases import OutputGateCase
 from ridgeline.kernels.small.rotary import cases as rotary_cases
 from ridgeline.kernels.small.rotary import op as rotary
 from ridgeline.kernels.small.rotary.cases import RopeKVCase
+from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.kernels.small.token_gate import cases as token_gate_cases
 from ridgeline.kernels.small.token_gate import op as token_gate
 from ridgeline.kernels.small.token_gate.cases import TokenGateCase
@@ -54,15 +55,15 @@ def test_rope_kv(name: str, case: RopeKVCase, dtype: torch.dtype, device: str) -
     """Caches start as NaN, so what a kernel writes beside its places shows; the null block holds no promise."""
     if device == "cpu":
         case = replace(case, tokens=min(case.tokens, 33))  # the interpreter is slow
-    inputs = case.inputs(dtype, torch.device(device))
+    [inputs] = case.inputs(dtype, torch.device(device))
     ours, theirs = list(inputs), list(inputs)
     for copies in (ours, theirs):
         both = torch.stack((inputs[6], inputs[7]), 1)  # keeps the strides of two views of one allocation
         copies[6], copies[7] = both[:, 0], both[:, 1]
-    q_THD = rotary.ROPE_KV.choose(Platform.of(torch.device(device)), name)(*ours)
+    q_THD = rotary.ROPE_KV.choose(Platform.of(torch.device(device)), name)(Projected(*ours))
     assert q_THD.is_contiguous()
     # sums of products of normal numbers: rounding an operand by half an epsilon moves the result by at most 5 halves
-    assert_close(q_THD, rotary.ROPE_KV.reference(*theirs), 8)
+    assert_close(q_THD, rotary.ROPE_KV.reference(Projected(*theirs)), 8)
     for place in (6, 7):
         assert_close(ours[place][1:], theirs[place][1:], 8)
     assert torch.equal(ours[0], inputs[0])
@@ -81,10 +82,8 @@ def test_written_keys_lie_at_their_places_and_nothing_else_changes(name: str, dt
     before = [cache.clone() for cache in caches]
     places = [9, 4, 23, 10, 20]
     rope_kv = rotary.ROPE_KV.choose(Platform.of(torch.device(device)), name)
-    rope_kv(
-        qkv_TX, None, None, 0.0, None, torch.zeros(5, dtype=torch.int64, device=device),
-        *caches, torch.tensor(places, device=device), 3, 2,
-    )  # fmt: skip
+    positions_T, place_T = torch.zeros(5, dtype=torch.int64, device=device), torch.tensor(places, device=device)
+    rope_kv(Projected(qkv_TX, None, None, 0.0, None, positions_T, *caches, place_T, 3, 2))
     for written, cache, old in zip((k, v), caches, before, strict=True):
         for token, place in enumerate(places):
             assert torch.equal(cache[place // 4, :, place % 4], written[token])

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.small.rotary.cost import write_kv_cost
+from ridgeline.kernels.small.rotary.op import Projected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,9 @@ class DecodeCase(OpCase):
             alibi=self.alibi,
         )
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0, unseen: float = 0.0) -> tuple:
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0, unseen: float = 0.0
+    ) -> tuple[Projected, RaggedBatch]:
         """Return the op's positional arguments. The caches are views of one allocation, and hold `unseen` wherever no
         row may look. That includes a newest key's place, since it has not been written."""
         q_THD, k_cache, v_cache, batch = self.attention.inputs(dtype, device, seed)
@@ -77,7 +81,7 @@ class DecodeCase(OpCase):
         if self.rotary_dim is not None:
             angles = torch.rand(max(self.lengths), self.rotary_dim // 2, generator=generator) * 6.3
             table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
-        return (
+        projected = Projected(
             normal(
                 len(q_THD), (self.num_heads + (1 if self.values_are_keys else 2) * self.num_kv_heads) * self.head_dim
             ),
@@ -91,12 +95,13 @@ class DecodeCase(OpCase):
             torch.tensor(places, device=device) + (positions_T % self.block_size).to(device),
             self.num_heads,
             self.num_kv_heads,
-            replace(batch, kv_len_R=batch.kv_len_R.int()),
+            self.v_norm,
         )
+        return projected, replace(batch, kv_len_R=batch.kv_len_R.int())
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict:
         """Return the op's keyword arguments."""
-        return {**self.attention.options(dtype, device), "v_norm": self.v_norm}
+        return self.attention.options(dtype, device)
 
     @property
     def label(self) -> str:

@@ -12,25 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_reference
-from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 from ridgeline.kernels.gemm.fp8.op import in_room
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.small.rotary.op import rope_kv
+from ridgeline.kernels.small.rotary.op import Projected, rope_kv
 
 
 def decode_attention(
-    qkv_TX: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
-    cos_sin_ZY: Tensor | None,
-    positions_T: Tensor,
-    k_cache_NGPD: Tensor,
-    v_cache_NGPD: Tensor,
-    place_T: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
+    projected: Projected,
     batch: RaggedBatch,
     *,
     scale: float,
@@ -38,23 +27,19 @@ def decode_attention(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
-    v_norm: bool = False,
-    scales: KVScales | None = None,
     room: Rounded | None = None,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
     (tokens_each is 1). Returns [T, H, D]. With `room` this is rounded to E4M3 there, with a scale for each token and
     128 elements of its heads in a row.
 
-    The arguments are those of `rope_kv`, of which v_norm comes last, and those of `paged_attention`, with `scales`
-    for both. Token r is at position kv_len_R[r] - 1, or at that of its node in a tree. Its place holds the row's newest
-    key afterwards, and is not read before. No row reads what another row of the step writes.
+    The options are those of `paged_attention`. Token r is at position kv_len_R[r] - 1, or at that of its node in a
+    tree. Its place holds the row's newest key afterwards, and is not read before. No row reads what another row of the
+    step writes.
     """
     return _plain(
-        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
-        k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
-        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
-        scales=scales, room=room,
+        projected, batch,
+        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, room=room,
     )  # fmt: skip
 
 
@@ -68,21 +53,11 @@ def rounding_after(paged_attention: Callable[..., Tensor]) -> Callable[..., Tens
     return attend
 
 
-def composed(rope_kv: Callable[..., Tensor], attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def composed(rope_kv: Callable[[Projected], Tensor], attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the op made of one implementation of each of its two parts. attend: `paged_attention`, with `room`."""
 
     def decode_attention(
-        qkv_TX: Tensor,
-        q_norm_D: Tensor | None,
-        k_norm_D: Tensor | None,
-        eps: float,
-        cos_sin_ZY: Tensor | None,
-        positions_T: Tensor,
-        k_cache_NGPD: Tensor,
-        v_cache_NGPD: Tensor,
-        place_T: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
+        projected: Projected,
         batch: RaggedBatch,
         *,
         scale: float,
@@ -90,17 +65,11 @@ def composed(rope_kv: Callable[..., Tensor], attend: Callable[..., Tensor]) -> C
         sinks_H: Tensor | None = None,
         softcap: float | None = None,
         slopes_H: Tensor | None = None,
-        v_norm: bool = False,
-        scales: KVScales | None = None,
         room: Rounded | None = None,
     ) -> Tensor:
-        q_THD = rope_kv(
-            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
-            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, v_norm, scales,
-        )  # fmt: skip
         return attend(
-            q_THD, k_cache_NGPD, v_cache_NGPD, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales, room=room,
+            rope_kv(projected), projected.k_cache_NGPD, projected.v_cache_NGPD, batch, scale=scale, window=window,
+            sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=projected.scales, room=room,
         )  # fmt: skip
 
     return decode_attention

@@ -16,11 +16,12 @@ from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton import COMBINED, decode_config, paged_attention
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
 from ridgeline.kernels.base.aot import ARCHS, AotKernel
-from ridgeline.kernels.base.kv_cache import LEVELS, KVScales, for_kernels
+from ridgeline.kernels.base.kv_cache import LEVELS, for_kernels
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.weight_format import BLOCK
 from ridgeline.kernels.gemm.fp8.rounding import round_into
 from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.kernels.small.rotary.triton import rope_kv, rope_kv_batch_invariant
 
 # With more rows reading keys decides, and the plain kernel keeps more programs on a multiprocessor. One launch tied
@@ -78,17 +79,7 @@ def config(num_rows: int, group: int, head_dim: int, itemsize: int, block_size: 
 
 
 def decode_attention(
-    qkv_TX: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
-    cos_sin_ZY: Tensor | None,
-    positions_T: Tensor,
-    k_cache_NGPD: Tensor,
-    v_cache_NGPD: Tensor,
-    place_T: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
+    projected: Projected,
     batch: RaggedBatch,
     *,
     scale: float,
@@ -96,12 +87,14 @@ def decode_attention(
     sinks_H: Tensor | None = None,
     softcap: float | None = None,
     slopes_H: Tensor | None = None,
-    v_norm: bool = False,
-    scales: KVScales | None = None,
     room: Rounded | None = None,
 ) -> Tensor:
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
     wants them. Cells that no query sees may hold NaN."""
+    (
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, _, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
+        num_kv_heads, v_norm, scales,
+    ) = projected  # fmt: skip
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
     if batch.tokens_each != 1:
         raise ValueError(f"decode attention: one token a row expected, got {batch.tokens_each or 'different numbers'}")
@@ -124,10 +117,8 @@ def decode_attention(
         or (room is not None and head_dim != BLOCK)
     ):
         return in_two_launches(
-            qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T,
-            k_cache_NGPD, v_cache_NGPD, place_T, num_heads, num_kv_heads, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, v_norm=v_norm,
-            scales=scales, room=room,
+            projected, batch,
+            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, room=room,
         )  # fmt: skip
     if schedule.few != 1 or schedule.window != window:
         raise ValueError(

@@ -36,7 +36,7 @@ def unrounded(y_TO: Tensor, room: Rounded | None) -> Tensor:
 
 
 class Operand(NamedTuple):
-    """The input of a linear map: rms_norm(s) with s = x + residual, in x's dtype, or s itself without a norm's weight."""
+    """The input of a linear map: rms_norm(s) with s = x + residual, in x's dtype, or s itself without a norm."""
 
     x_TI: Tensor
     residual_TI: Tensor | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 from ridgeline.kernels.base.case import Cases, OpCase
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.small.rotary.cost import rope_cost, write_kv_cost
+from ridgeline.kernels.small.rotary.op import Projected
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,7 @@ class RopeKVCase(OpCase):
     block_size: int = 16
     table_rows: int = 128
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[
-        Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor, Tensor, Tensor, Tensor, int, int, bool
-    ]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Projected]:
         """Return random inputs. Caches are full of NaN, and the first token of every four is padding that points into
         the null block."""
         generator = torch.Generator(device).manual_seed(seed)
@@ -98,7 +95,7 @@ class RopeKVCase(OpCase):
         if self.rotary_dim is not None:
             angles = torch.rand(self.table_rows, self.rotary_dim // 2, generator=generator, device=device) * 6.3
             table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        return (
+        projected = Projected(
             normal(self.tokens, (self.heads + (1 if self.values_are_keys else 2) * self.kv_heads) * self.head_dim),
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
             normal(self.head_dim, dtype=norm_dtype) if self.norm else None,
@@ -112,6 +109,7 @@ class RopeKVCase(OpCase):
             self.kv_heads,
             self.v_norm,
         )
+        return (projected,)
 
     @property
     def label(self) -> str:

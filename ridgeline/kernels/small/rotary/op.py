@@ -16,6 +16,8 @@ Legend:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -44,32 +46,40 @@ def rotate(x_THD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> Tensor:
     return torch.cat((*rotated, rest), dim=-1).to(x_THD.dtype)
 
 
-def rope_kv(
-    qkv_TX: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
-    cos_sin_ZY: Tensor | None,
-    positions_T: Tensor,
-    k_cache_NGPD: Tensor,
-    v_cache_NGPD: Tensor,
-    place_T: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    v_norm: bool = False,
-    scales: KVScales | None = None,
-) -> Tensor:
-    """Normalise queries and keys head by head, rotate them, and store keys and values. Returns rotated queries [T, H,
-    D], contiguous.
+class Projected(NamedTuple):
+    """A fused projection, and what becomes of its heads.
 
     qkv_TX: rows of q, k and v, one behind the other, with contiguous columns. Without v, values are k, before its norm
         and rotation.
     q_norm_D, k_norm_D: weights of an RMSNorm, or both None.
-    v_norm: values are normalised too, without a weight.
-    scales: those of caches of 8 bits, and None for others. A row's own are written too.
     cos_sin_ZY: as in `rope`, or None for no rotation.
     place_T: block * P + offset. Of tokens that share a place (padding, in the null block) either one's key stays there.
+    v_norm: values are normalised too, without a weight.
+    scales: those of caches of 8 bits, and None for others. A row's own are written too.
     """
+
+    qkv_TX: Tensor
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
+    eps: float
+    cos_sin_ZY: Tensor | None
+    positions_T: Tensor
+    k_cache_NGPD: Tensor
+    v_cache_NGPD: Tensor
+    place_T: Tensor
+    num_heads: int
+    num_kv_heads: int
+    v_norm: bool = False
+    scales: KVScales | None = None
+
+
+def rope_kv(projected: Projected) -> Tensor:
+    """Normalise queries and keys head by head, rotate them, and store keys and values. Returns rotated queries [T, H,
+    D], contiguous."""
+    (
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
+        num_kv_heads, v_norm, scales,
+    ) = projected  # fmt: skip
     q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads, k_cache_NGPD.shape[3])
     if v_norm:
         v_TGD = without_weight(v_TGD, eps)

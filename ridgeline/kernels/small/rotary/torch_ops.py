@@ -9,26 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.small.norm.torch_ops import rms_norm
-from ridgeline.kernels.small.rotary.op import rotate, split_heads, without_weight, write_kv
+from ridgeline.kernels.small.rotary.op import Projected, rotate, split_heads, without_weight, write_kv
 
 
-def rope_kv(
-    qkv_TX: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
-    cos_sin_ZY: Tensor | None,
-    positions_T: Tensor,
-    k_cache_NGPD: Tensor,
-    v_cache_NGPD: Tensor,
-    place_T: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    v_norm: bool = False,
-    scales: KVScales | None = None,
-) -> Tensor:
+def rope_kv(projected: Projected) -> Tensor:
+    (
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
+        num_kv_heads, v_norm, scales,
+    ) = projected  # fmt: skip
     q_THD, k_TGD, v_TGD = split_heads(qkv_TX, num_heads, num_kv_heads, k_cache_NGPD.shape[3])
     if v_norm:
         v_TGD = without_weight(v_TGD, eps)

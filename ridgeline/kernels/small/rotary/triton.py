@@ -15,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.kernels.base.aot import ARCHS, ONE_OF_EACH, AotKernel
-from ridgeline.kernels.base.kv_cache import LEVELS, KVScales
+from ridgeline.kernels.base.kv_cache import LEVELS
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.triton_levels import largest_level, levels, magnitude, row_scale
+from ridgeline.kernels.small.rotary.op import Projected
 
 MAX_TOKENS = 4  # tokens of a program
 
@@ -184,24 +185,12 @@ def config(tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> tup
     return together, heads, min(4, triton.next_power_of_2(max(1, together * heads * head_dim // 128)))
 
 
-def rope_kv(
-    qkv_TX: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
-    cos_sin_ZY: Tensor | None,
-    positions_T: Tensor,
-    k_cache_NGPD: Tensor,
-    v_cache_NGPD: Tensor,
-    place_T: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    v_norm: bool = False,
-    scales: KVScales | None = None,
-    *,
-    fixed: bool = False,
-) -> Tensor:
+def rope_kv(projected: Projected, *, fixed: bool = False) -> Tensor:
     """Compute `op.rope_kv`. fixed: the work is cut in the same way, however many tokens there are."""
+    (
+        qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, positions_T, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
+        num_kv_heads, v_norm, scales,
+    ) = projected  # fmt: skip
     tokens, head_dim = qkv_TX.shape[0], k_cache_NGPD.shape[-1]
     q_THD = torch.empty(tokens, num_heads, head_dim, dtype=qkv_TX.dtype, device=qkv_TX.device)
     rotated = head_dim if cos_sin_ZY is None else cos_sin_ZY.shape[-1]
