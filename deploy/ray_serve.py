@@ -27,7 +27,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.http.app import create_app
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.processes.keeper import Keeper
 from ridgeline.serving.processes.pulse import Patience

@@ -64,7 +64,7 @@ def _verbs(command: Any, path: str) -> Iterator[str]:
 
 def _http() -> Iterator[str]:
     from ridgeline.core.settings.serving import ServeConfig
-    from ridgeline.serving.http.app import create_app
+    from ridgeline.serving.apis.app import create_app
 
     face: Any = SimpleNamespace(config=ServeConfig(), beside=())
     for route in _flat(create_app(face).routes):

@@ -11,9 +11,11 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
+from ridgeline.serving.apis.anthropic.bodies import CountMessagesBody, MessagesBody
+from ridgeline.serving.apis.kserve.http import GenerateBody, InferBody
+from ridgeline.serving.apis.openai.batches import FORM_SCHEMA
+from ridgeline.serving.apis.openai.response_bodies import CountBody, ResponsesBody
 from ridgeline.serving.http.absent import ABSENT
-from ridgeline.serving.http.batches import FORM_SCHEMA
-from ridgeline.serving.http.kserve import GenerateBody, InferBody
 from ridgeline.serving.requests.batches import BatchBody
 from ridgeline.serving.requests.bodies import (
     ChatBody,
@@ -23,7 +25,6 @@ from ridgeline.serving.requests.bodies import (
     TokenizeChatBody,
 )
 from ridgeline.serving.requests.fields import APIS, known_names, state
-from ridgeline.serving.requests.messages import CountMessagesBody, MessagesBody
 from ridgeline.serving.requests.pooling import (
     ClassifyBody,
     ClassifyChatBody,
@@ -34,7 +35,6 @@ from ridgeline.serving.requests.pooling import (
     RerankBody,
     ScoreBody,
 )
-from ridgeline.serving.requests.responses import CountBody, ResponsesBody
 
 # A form has no body of its own; its parts are named `expires_after[seconds]`.
 _FORM: dict[str, Any] = FORM_SCHEMA["content"]["multipart/form-data"]["schema"]["properties"]

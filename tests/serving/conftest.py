@@ -28,8 +28,8 @@ from ridgeline.assembly import assemble
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.generation.engine_client import EngineClient
-from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
 from ridgeline.serving.processes.engine_host import EngineHost

@@ -1,2 +1,1 @@
-"""The server's gRPC side, with the same requests as REST: a service of our own and the Open Inference Protocol (KServe
-v2)."""
+"""The folder that gRPC's clients import from, `proto`. The services are in serving/apis/grpc."""

@@ -1,1 +1,1 @@
-"""The server's REST side: OpenAI's routes and shapes, over the parts that HTTP and gRPC share."""
+"""The parts of HTTP that all APIs share: answers, errors, streams, keys, and the routes of the operator."""

@@ -48,7 +48,7 @@ from ridgeline.serving.processes.turn import Turn, waits
 
 logger = logging.getLogger("ridgeline.serving.api_server")
 
-APP = "ridgeline.serving.http.app:create_app"
+APP = "ridgeline.serving.apis.app:create_app"
 FLUSH = 3  # seconds that a client has to read the end of its answer while the server ends
 KEEP_ALIVE = 75  # seconds that idle connections stay open: longer than proxies keep theirs
 GREETING = 1.0  # seconds that an engine has to answer before clients get the error that there is none
@@ -223,7 +223,7 @@ def _create_app(name: str) -> Callable[[ApiServer], ASGIApp]:
 async def _start_grpc(api: ApiServer, address: str | None) -> Any:
     if address is None:
         return None
-    from ridgeline.serving.grpc.server import start  # takes 0.2 s, and most servers have no gRPC
+    from ridgeline.serving.apis.grpc.server import start  # takes 0.2 s, and most servers have no gRPC
 
     return await start(api, address)
 

@@ -23,12 +23,12 @@ import uvloop
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
+from ridgeline.serving.apis.openai.batches import endpoints_of
 from ridgeline.serving.batches.call import call
 from ridgeline.serving.batches.runner import Runner
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation.replicas import Replicas
-from ridgeline.serving.http.app import create_app
-from ridgeline.serving.http.batches import endpoints_of
 from ridgeline.serving.http.middleware import with_operators_own
 from ridgeline.serving.processes.lifeline import Parent, end_with_parent, read_settings, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging

@@ -18,11 +18,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from ridgeline.serving.apis.app import _answer
+from ridgeline.serving.apis.openai.batches import router as batch_routes
 from ridgeline.serving.batches import runner as module
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.errors import NoRoom, lack_of
-from ridgeline.serving.http.app import _answer
-from ridgeline.serving.http.batches import router as batch_routes
 from ridgeline.serving.http.errors import failure_of, response_for
 from tests.serving.batches.test_runner import Machine, add, ended, outcomes, runner_of, until
 

@@ -19,12 +19,12 @@ import pytest
 from fastapi import FastAPI
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.serving.apis.openai.batches import router as batch_routes
 from ridgeline.serving.batches import runner as module
 from ridgeline.serving.batches.lines import Written, raw_lines
 from ridgeline.serving.batches.records import Batch, StoredFile, new_id
 from ridgeline.serving.batches.runner import Runner
 from ridgeline.serving.batches.store import NoSuchEntry, Store, StoreFull
-from ridgeline.serving.http.batches import router as batch_routes
 
 URL = "/v1/completions"
 Answer = Callable[[str], Awaitable[tuple[int, bytes]]]

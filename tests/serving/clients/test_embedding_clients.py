@@ -11,9 +11,9 @@ import pytest
 
 from ridgeline import LLM
 from tests import pooled_models
+from tests.serving.apis.openai.test_pooling import DOCUMENTS, NEAR, QUERY, TEXTS, engine_in_a_thread
 from tests.serving.clients.asked import needs
 from tests.serving.conftest import DTYPE, MODEL, Server, StartServer
-from tests.serving.http.test_pooling import DOCUMENTS, NEAR, QUERY, TEXTS, engine_in_a_thread
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from ridgeline.serving.grammars.masks import Busy, Grammars
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.transport.messages import Grammar, Submit
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.serving.apis.grpc.grpc_server import serve_grpc
 from tests.serving.conftest import Server, StartServer
-from tests.serving.grpc.grpc_server import serve_grpc
 
 SMALL = Grammar(kind="regex", text="[a-z]{3}")
 

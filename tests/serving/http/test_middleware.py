@@ -15,8 +15,8 @@ import pytest
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http import idempotency, middleware
-from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import HEALTH, ORDERS, wrap
 from ridgeline.serving.keys import allowed, tell_of_orders
 from ridgeline.serving.processes.logs import JsonLines

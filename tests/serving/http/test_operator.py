@@ -17,10 +17,10 @@ import pytest
 from ridgeline.core.plan.request import RequestStats, SamplingParams
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import operator
-from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.observed import recent
 from ridgeline.serving.observed.breakdown import figures

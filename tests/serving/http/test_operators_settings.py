@@ -17,8 +17,8 @@ import pytest
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.generation_defaults import GenerationDefaults
-from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.validation import render

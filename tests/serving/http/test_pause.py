@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from ridgeline.assembly import assemble
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.serving.grpc.health import ready as grpc_ready
+from ridgeline.serving.apis.grpc.health import ready as grpc_ready
 from ridgeline.serving.processes import loaded
 from ridgeline.serving.processes.engine_host import EngineHost
 from ridgeline.serving.processes.engine_settings import EngineSettings

@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http import pieces
-from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.pieces import PIECE, InPieces, encoded, json_pieces, json_response
 from ridgeline.serving.shares import INLINE_ENTRIES

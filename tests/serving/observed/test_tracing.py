@@ -18,8 +18,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2
 from ridgeline.version import __version__
+from tests.serving.apis.grpc.grpc_server import serve_grpc
 from tests.serving.conftest import MODEL, Server, StartServer
-from tests.serving.grpc.grpc_server import serve_grpc
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BODY = {"prompt": list(range(5, 45)), "max_tokens": 20, "ignore_eos": True, "temperature": 0.5}

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from ridgeline.core.settings.serving import ServeConfig
-from ridgeline.serving.http.app import create_app
+from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.processes import api_server_process
 
 

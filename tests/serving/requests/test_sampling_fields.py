@@ -16,9 +16,9 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody
+from tests.serving.apis.grpc.grpc_server import GrpcServer, serve_grpc
+from tests.serving.apis.grpc.test_grpc import fails, infer_request, inferred, trailing
 from tests.serving.conftest import DTYPE, MODEL, Server, StartServer
-from tests.serving.grpc.grpc_server import GrpcServer, serve_grpc
-from tests.serving.grpc.test_grpc import fails, infer_request, inferred, trailing
 
 PROMPT = "def fibonacci(n):"
 DRAWN = {"temperature": 1.2, "seed": 11, "max_tokens": 16}

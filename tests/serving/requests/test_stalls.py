@@ -23,11 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.app import create_app
+from ridgeline.serving.apis.grpc.bounds import MOST_FIELDS, check_message
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.grpc.bounds import MOST_FIELDS, check_message
 from ridgeline.serving.grpc.proto import kserve_pb2
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2
-from ridgeline.serving.http.app import create_app
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.observed.watchdog import Watchdog
 from ridgeline.serving.requests import bounded_json

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ridgeline.serving.apis.anthropic.bodies import CountMessagesBody, chat_of
+from ridgeline.serving.apis.openai.response_bodies import messages_of
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.requests.messages import CountMessagesBody, chat_of
-from ridgeline.serving.requests.responses import messages_of
 from ridgeline.serving.requests.validation import parse
 from ridgeline.text.chat_template import ChatTemplate
 from ridgeline.text.parsers.choose import Forms

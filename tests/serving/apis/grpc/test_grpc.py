@@ -23,15 +23,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from grpc_tools import protoc
 
 from ridgeline import LLM, SamplingParams
-from ridgeline.serving.grpc import guard
+from ridgeline.serving.apis.grpc import guard
 from ridgeline.serving.grpc.proto import kserve_pb2 as kserve
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.version import __version__
+from tests.serving.apis.grpc.grpc_server import GrpcServer, serve_grpc
 from tests.serving.clients.asked import needing
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, start_engine, stop_engine
-from tests.serving.grpc.grpc_server import GrpcServer, serve_grpc
 
 PROMPTS = ["def fibonacci(n):", "class Stack:\n    def push(self, item):", "import os\n"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, logprobs=3, prompt_logprobs=2)
@@ -848,7 +848,7 @@ def test_a_client_needs_no_files_of_ours(served: GrpcServer, offline: dict[str, 
 
 
 def test_the_generated_code_is_that_of_the_proto_files(tmp_path: Path) -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     folder = root / "ridgeline" / "serving" / "grpc" / "proto"
     for file, module in (("kserve.proto", kserve), ("ridgeline/v1/inference.proto", pb)):
         path = (folder / file).relative_to(root)

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from ridgeline import LLM, SamplingParams
 from ridgeline.serving.grpc.proto import kserve_pb2 as kserve
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
+from tests.serving.apis.grpc.grpc_server import GrpcServer, serve_grpc
 from tests.serving.conftest import DTYPE, MODEL
-from tests.serving.grpc.grpc_server import GrpcServer, serve_grpc
 
 LONG_RUN = int(os.environ.get("RIDGELINE_FUZZ", "0"))
 DEADLINE = 2.0  # seconds: valid requests may want more than that

@@ -10,10 +10,8 @@ from functools import partial
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.errors import Aborted, BadRequest
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
-from ridgeline.serving.grpc.guard import SANE_ID, rename, request_id_of
-from ridgeline.serving.grpc.messages import (
+from ridgeline.serving.apis.grpc.guard import SANE_ID, rename, request_id_of
+from ridgeline.serving.apis.grpc.messages import (
     chat_fields,
     chat_prompt_fields,
     check_count,
@@ -23,8 +21,10 @@ from ridgeline.serving.grpc.messages import (
     piece_message,
     prompt_message,
 )
+from ridgeline.serving.apis.grpc.running import Running
+from ridgeline.serving.errors import Aborted, BadRequest
+from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
-from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
 from ridgeline.serving.shares import INLINE_ENTRIES, TEXTS, off_loop

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ridgeline.serving.http.messages import Blocks
-from ridgeline.serving.http.response_items import Output
+from ridgeline.serving.apis.anthropic.messages import Blocks
+from ridgeline.serving.apis.openai.response_items import Output
 from ridgeline.text.parsers.choose import choose
 from ridgeline.text.parsers.events import CallDelta, Content, Event
 

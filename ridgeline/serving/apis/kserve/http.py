@@ -17,6 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.kserve import inference as kserve
+from ridgeline.serving.apis.kserve.inference import (
+    InferenceAnswer,
+    InferenceAsked,
+    Tensor,
+    Value,
+    check_outputs,
+    model_of,
+)
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import answers
@@ -28,10 +37,8 @@ from ridgeline.serving.http.pieces import json_of
 from ridgeline.serving.http.sse import PlainEvents, Write
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
-from ridgeline.serving.requests import kserve
 from ridgeline.serving.requests.bodies import Body, Name
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode
-from ridgeline.serving.requests.kserve import InferenceAnswer, InferenceAsked, Tensor, Value, check_outputs, model_of
 from ridgeline.serving.requests.validation import parse
 from ridgeline.serving.shares import off_loop
 from ridgeline.version import __version__

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from grpc.aio import ServicerContext as Context
 
+from ridgeline.serving.apis.grpc.guard import key_in
 from ridgeline.serving.generation.service import Run
-from ridgeline.serving.grpc.guard import key_in
 
 
 class Running:

@@ -16,9 +16,9 @@ import grpc
 
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.grpc.server import start
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
-from ridgeline.serving.grpc.server import start
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import MODEL, PATIENCE, until_idle
 

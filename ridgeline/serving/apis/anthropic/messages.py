@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.anthropic.bodies import NAMES, CountMessagesBody, MessagesBody, chat_of
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
@@ -30,7 +31,6 @@ from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES
-from ridgeline.serving.requests.messages import NAMES, CountMessagesBody, MessagesBody, chat_of
 from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import later_instructions, named

@@ -17,9 +17,9 @@ import pydantic
 import pytest
 
 from ridgeline.serving.http import answers
+from tests.serving.apis.openai.test_responses import client_at as openai_at
 from tests.serving.clients.asked import needing
 from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer
-from tests.serving.http.test_responses import client_at as openai_at
 from tests.serving.requests.test_reasoning import ANSWER, BUDGET
 from tests.serving.requests.test_tool_calls import CITY, fits
 

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from ridgeline.core.plan.request import SamplingParams, TokenLogprobs
-from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
+from ridgeline.serving.apis.openai.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.http.shapes import chat_logprobs
 from ridgeline.text.detokenizer import Detokenizer
 from ridgeline.text.outputs import CompletionOutput, Logprob, ScoredTokens

@@ -15,19 +15,19 @@ from starlette.responses import Response
 from ridgeline.core.plan.request import BACKGROUND
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.openai.conversation import Conversation
+from ridgeline.serving.apis.openai.response_bodies import NAMES, ResponsesBody
+from ridgeline.serving.apis.openai.response_items import Output, Scores, texts_of
 from ridgeline.serving.errors import BadRequest, Overloaded, RequestFailed
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.answers import ResponseEvent
-from ridgeline.serving.http.conversation import Conversation
 from ridgeline.serving.http.errors import failure_of
 from ridgeline.serving.http.pieces import json_response
-from ridgeline.serving.http.response_items import Output, Scores, texts_of
 from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.store import Log, Record
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.reading import parser_for, read_piece, read_text
-from ridgeline.serving.requests.responses import NAMES, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
 from ridgeline.serving.shares import INLINE_ENTRIES, off_loop

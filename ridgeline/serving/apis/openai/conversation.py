@@ -11,13 +11,13 @@ from msgspec.json import encode
 
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.openai.response_bodies import CountBody, ResponsesBody, chat_of, input_items
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.kept.kept import NAME
 from ridgeline.serving.requests.bodies import ChatBody, ChatMessage
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES, Size, decode
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.responses import CountBody, ResponsesBody, chat_of, input_items
 from ridgeline.serving.requests.translation import INSTRUCTING, later_instructions
 from ridgeline.serving.requests.validation import chat_request
 from ridgeline.serving.shares import off_loop

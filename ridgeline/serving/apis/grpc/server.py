@@ -11,15 +11,15 @@ from grpc_reflection.v1alpha import reflection
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.grpc.generate import InferenceService
-from ridgeline.serving.grpc.guard import Guard
-from ridgeline.serving.grpc.health import Health
-from ridgeline.serving.grpc.kserve import KServeService
+from ridgeline.serving.apis.grpc.generate import InferenceService
+from ridgeline.serving.apis.grpc.guard import Guard
+from ridgeline.serving.apis.grpc.health import Health
+from ridgeline.serving.apis.grpc.kserve import KServeService
+from ridgeline.serving.apis.grpc.running import Running
+from ridgeline.serving.apis.grpc.unknown import make_server
 from ridgeline.serving.grpc.proto import kserve_pb2_grpc
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.grpc.proto.services import add_service
-from ridgeline.serving.grpc.running import Running
-from ridgeline.serving.grpc.unknown import make_server
 
 SERVICES = inference_pb2_grpc.SERVICE.full_name, kserve_pb2_grpc.SERVICE.full_name
 OPTIONS: list[tuple[str, Any]] = [

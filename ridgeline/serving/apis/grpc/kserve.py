@@ -11,16 +11,23 @@ from google.protobuf.json_format import ParseDict
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.grpc.generate import within
+from ridgeline.serving.apis.grpc.guard import failure_of, request_id_of
+from ridgeline.serving.apis.grpc.health import ready
+from ridgeline.serving.apis.grpc.running import Running
+from ridgeline.serving.apis.kserve import inference as kserve
+from ridgeline.serving.apis.kserve.inference import (
+    InferenceAnswer,
+    InferenceAsked,
+    Tensor,
+    Value,
+    check_outputs,
+    model_of,
+)
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.grpc.generate import within
-from ridgeline.serving.grpc.guard import failure_of, request_id_of
-from ridgeline.serving.grpc.health import ready
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
-from ridgeline.serving.grpc.running import Running
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel
-from ridgeline.serving.requests import kserve
-from ridgeline.serving.requests.kserve import InferenceAnswer, InferenceAsked, Tensor, Value, check_outputs, model_of
 from ridgeline.version import __version__
 
 MOST_AT_ONCE = 1024  # requests of one stream that run side by side

@@ -14,19 +14,19 @@ from starlette.responses import Response
 
 from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.openai.conversation import Conversation, decoded, fitted
+from ridgeline.serving.apis.openai.response_answer import Answer, ResponseNotFound, events
+from ridgeline.serving.apis.openai.response_bodies import NAMES, CountBody, ResponsesBody
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.http import answers
-from ridgeline.serving.http.conversation import Conversation, decoded, fitted
 from ridgeline.serving.http.describe import answers as answered
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
 from ridgeline.serving.http.pieces import json_of, json_response
 from ridgeline.serving.http.render import shown
-from ridgeline.serving.http.response_answer import Answer, ResponseNotFound, events
 from ridgeline.serving.http.sse import NamedEvents
 from ridgeline.serving.kept.kept import Found
 from ridgeline.serving.requests.refusals import shortened
-from ridgeline.serving.requests.responses import NAMES, CountBody, ResponsesBody
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import check_model, encode, render

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.openai.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
 from ridgeline.serving.http import answers, shapes
-from ridgeline.serving.http.completion_logprobs import CompletionLogprobs
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
 from ridgeline.serving.http.pieces import encoded, json_response

@@ -21,8 +21,8 @@ from grpc.aio import ServicerContext as Context
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import owner, trace_parent
+from ridgeline.serving.apis.grpc.bounds import INLINE_BYTES, check_message
 from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut
-from ridgeline.serving.grpc.bounds import INLINE_BYTES, check_message
 from ridgeline.serving.keys import allowed, bearer
 from ridgeline.serving.shares import off_loop
 

@@ -14,19 +14,11 @@ from starlette.responses import Response
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.apis.anthropic import messages
+from ridgeline.serving.apis.kserve import http as kserve
+from ridgeline.serving.apis.openai import batches, chat, completions, models, pooling, responses, tokenize
 from ridgeline.serving.errors import BadRequest, RequestFailed
-from ridgeline.serving.http import (
-    batches,
-    chat,
-    completions,
-    kserve,
-    messages,
-    models,
-    pooling,
-    render,
-    responses,
-    tokenize,
-)
+from ridgeline.serving.http import render
 from ridgeline.serving.http.absent import absence
 from ridgeline.serving.http.describe import describe
 from ridgeline.serving.http.errors import response_for

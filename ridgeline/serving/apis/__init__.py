@@ -1,0 +1,1 @@
+"""The APIs that clients speak, one folder each, and the application that serves those over HTTP."""
