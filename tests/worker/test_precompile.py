@@ -177,8 +177,8 @@ def test_kernels_of_a_model_without_feed_forwards_are_known_beforehand(names_of:
 
 def test_kernels_that_steps_with_prompts_choose_by_their_lengths_are_known_beforehand(names_of: NamesOf) -> None:
     names = names_of("latents")
-    assert "latent_attention.triton_kernel.latent_kernel" in names
-    assert "expanded_attention.triton._expanded_attention" in names
+    assert "attention.latent.triton_kernel.latent_kernel" in names
+    assert "attention.expanded.triton._expanded_attention" in names
 
 
 def test_every_package_that_a_step_runs_through_is_looked_at() -> None:
@@ -229,7 +229,7 @@ QUANTIZED: dict[str, tuple[dict[str, Any], bool]] = {  # what changes, and wheth
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_kernels_of_quantized_weights_are_known_beforehand(names_of: NamesOf, case: str) -> None:
     names, (_, rounding) = names_of(case), QUANTIZED[case]
-    assert ("fp8_gemm.rounding.round_kernel" in names) == rounding
+    assert ("gemm.fp8.rounding.round_kernel" in names) == rounding
     assert "attention" in names
 
 
