@@ -25,7 +25,7 @@ from ridgeline.worker.machine import device_name, hardware_of
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
-from ridgeline.worker.speculation.methods import Network
+from ridgeline.worker.speculation.methods import DraftSource, Network
 from ridgeline.worker.threads import Threads
 
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
@@ -111,18 +111,17 @@ def _run_on(
     sleep: SleepMemory | None = None,
 ) -> Runner:
     """Make the cache and the graphs. Raise InvalidConfig if the device has too little memory for them."""
+    speculation = choices.config.speculation
     try:
         runner = Runner(
             decoder,
-            choices.ops,
             memory.layout,
             num_slots=choices.max_seqs,
             max_model_len=memory.max_model_len,
             cascade=choices.cascade,
             divide_from=_divide_from(choices),
             sleep=sleep,
-            speculation=choices.config.speculation,
-            draft=draft,
+            drafts=None if speculation is None else DraftSource(speculation, draft),
         )
         if choices.captured:
             runner.capture(max_rows=choices.max_seqs, max_tokens=choices.max_tokens, progress=progress)

@@ -32,7 +32,7 @@ from ridgeline.quantization.scheme import scheme
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Buckets
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.speculation.drafts import Drafts
-from ridgeline.worker.speculation.methods import network_of
+from ridgeline.worker.speculation.methods import DraftSource, network_of
 from ridgeline.worker.step import DeviceStep, HostLengths
 
 ROOT = Path(__file__).parents[1]  # the folder of the package
@@ -135,12 +135,10 @@ def compile_claimed(kernels: KernelSet, claims: Path) -> Compiled:
         )
         segments = Runner(
             decoder,
-            ops,
             layout,
             num_slots=kernels.max_seqs,
             max_model_len=longest,
-            speculation=kernels.speculation,
-            draft=draft,
+            drafts=None if kernels.speculation is None else DraftSource(kernels.speculation, draft),
         ).segments
         buckets = Buckets(kernels.max_seqs, kernels.max_tokens, segments.widths)
         uncaptured = {buckets.uncaptured(rows, kernels.max_tokens) for rows in (1, kernels.max_seqs)}

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 
 from ridgeline.core.plan.step import MaskedDrafts, StepPlan
-from ridgeline.core.settings.speculation import Speculation
 from ridgeline.core.specs.cache_layout import CacheLayout
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.changes import SlotChanges
 from ridgeline.worker.embeds import InsertedVectors
@@ -29,7 +27,7 @@ from ridgeline.worker.segments import Segments
 from ridgeline.worker.sleep import DeviceSleep, SleepMemory
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.drafted import DraftedRows
-from ridgeline.worker.speculation.methods import Network, proposer_of
+from ridgeline.worker.speculation.methods import DraftSource, proposer_of
 from ridgeline.worker.speculation.proposer import Proposer
 from ridgeline.worker.step import PlannedStep, StepPart, moment
 from ridgeline.worker.tallies import Tallies
@@ -41,8 +39,7 @@ class Runner:
     cascade: in decode steps attention lets rows of a prefix group read their common blocks together.
     divide_from: as in `Segments`.
     sleep: the memory of weights and cache, if it may be given back while the engine sleeps.
-    speculation: how drafts are made that rows verify.
-    draft: the network that makes them, where one does.
+    drafts: where the drafts come from that rows verify; None: they verify none.
 
     draws: True unless a later stage of a pipeline draws the tokens, or the model pools.
     drafted: the part that says which drafts rows verify; None: they verify none.
@@ -51,7 +48,6 @@ class Runner:
     def __init__(
         self,
         decoder: Decoder,
-        ops: Ops,
         layout: CacheLayout,
         *,
         num_slots: int,
@@ -59,26 +55,24 @@ class Runner:
         cascade: bool = False,
         divide_from: int | None = None,
         sleep: SleepMemory | None = None,
-        speculation: Speculation | None = None,
-        draft: Network | None = None,
+        drafts: DraftSource | None = None,
     ) -> None:
         self.decoder = decoder
         self.device = next(decoder.parameters()).device
         # A multiple of 16, for which Triton specializes kernels: so every length runs the same kernels
-        drafts = 0 if speculation is None else speculation.num_drafts
-        ahead = 0 if speculation is None else max(drafts, speculation.drafted_ahead)
-        columns = -(-(max_model_len + drafts + ahead) // (16 * layout.block_size)) * 16
+        ahead = 0 if drafts is None else drafts.ahead
+        columns = -(-(max_model_len + ahead) // (16 * layout.block_size)) * 16
         pools = decoder.spec.pooling is not None
         vocabulary = 1 if pools else decoder.spec.vocab_size  # of the tables by which tokens are drawn
         self.slots = Slots(num_slots, len(layout.groups), columns, vocabulary, self.device)
         self.proposer: Proposer | None = None
-        if speculation is not None:
+        if drafts is not None:
             sizes = {"max_model_len": max_model_len, "block_size": layout.block_size}
-            self.proposer = proposer_of(speculation, decoder, self.slots, ops, **sizes, draft=draft)
+            self.proposer = proposer_of(drafts, decoder, self.slots, **sizes)
         self.tallies, self.saturation = Tallies(decoder), Saturation(decoder)
         self.mover, self.inserted = Mover(decoder), InsertedVectors(self.device)
-        self.relay = Relay(decoder.mesh.pp, self.slots, ops)
-        self.segments = Segments(decoder, ops, layout, self.slots, self.relay, divide_from, sleep, self.proposer)
+        self.relay = Relay(decoder.mesh.pp, self.slots, decoder.ops)
+        self.segments = Segments(decoder, layout, self.slots, self.relay, divide_from, sleep, self.proposer)
         self.rest = DeviceSleep(self.segments.states.memory.bytes, sleep)
         self.ending, self.draws = self.segments.ending, self.segments.ending.draws
         self.drafted: DraftedRows | None = None

@@ -8,7 +8,6 @@ from dataclasses import replace
 from ridgeline.core.plan.step import StepPlan
 from ridgeline.core.settings.speculation import verified_widths
 from ridgeline.core.specs.cache_layout import CacheLayout
-from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.divided import DividedNetwork
 from ridgeline.worker.drawing import Drawing
@@ -41,7 +40,6 @@ class Segments:
     def __init__(
         self,
         decoder: Decoder,
-        ops: Ops,
         layout: CacheLayout,
         slots: Slots,
         relay: Relay,
@@ -49,7 +47,7 @@ class Segments:
         sleep: SleepMemory | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        device = slots.device
+        ops, device = decoder.ops, slots.device
         self.decoder, self.slots, self.proposer, self._ops = decoder, slots, proposer, ops
         self.widths: tuple[int, ...] = ()
         if proposer is not None:

@@ -97,7 +97,7 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
     for parameter in decoder.requires_grad_(False).parameters():
         parameter.normal_(std=0.02)
     layout = layout_for(spec, shape, dtype, DEFAULT_BLOCK_SIZE[device.type])
-    runner = Runner(decoder, ops, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + layout.block_size)
+    runner = Runner(decoder, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + layout.block_size)
     _listen(ops, _weight_names(decoder), calls)
     runner.sample(runner.forward(made_plan(spec, shape, layout)), {})
     for call in calls:

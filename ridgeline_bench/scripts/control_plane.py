@@ -53,7 +53,7 @@ class Bench:
         ops = Ops(Platform.of(device))
         decoder = Decoder(spec, ops, dtype=torch.float32, device=device)
         config = EngineConfig(max_model_len=4096, max_num_seqs=running, max_num_batched_tokens=8192)
-        self.runner = Runner(decoder, ops, layout, num_slots=running, max_model_len=4096)
+        self.runner = Runner(decoder, layout, num_slots=running, max_model_len=4096)
         self.scheduler = Scheduler(config, layout)
         self.random = random.Random(0)
         self.added = 0

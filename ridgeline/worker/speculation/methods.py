@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -79,17 +80,22 @@ def network_of(
             return Medusa(spec, target, dtype=dtype)
 
 
-def proposer_of(
-    speculation: Speculation,
-    target: Decoder,
-    slots: Slots,
-    ops: Ops,
-    *,
-    max_model_len: int,
-    block_size: int,
-    draft: Network | None,
-) -> Proposer:
-    """Return the proposer of the method. draft: the network that drafts, where the method needs one."""
+class DraftSource(NamedTuple):
+    """speculation: how drafts are made. network: the one that makes them, where the method needs one."""
+
+    speculation: Speculation
+    network: Network | None = None
+
+    @property
+    def ahead(self) -> int:
+        """The positions behind a request's last token for which its table of blocks has entries."""
+        return self.speculation.num_drafts + max(self.speculation.num_drafts, self.speculation.drafted_ahead)
+
+
+def proposer_of(source: DraftSource, target: Decoder, slots: Slots, *, max_model_len: int, block_size: int) -> Proposer:
+    """Return the proposer of the method."""
+    speculation, draft = source
+    ops = target.ops
     if speculation.method == NGRAM:
         return Lookup(speculation, slots, max_model_len, ops)
     network, tree = target if draft is None else draft, speculation.tree
