@@ -99,7 +99,11 @@ class DeviceInputs:
         slots_R[rows:] = self._dummy_slot
         override_T.fill(-1)
         if plan is not None:
-            self._check(plan.rows)
+            if self.tokens_each not in (0, plan.rows.tokens_each):
+                raise ContractViolation(
+                    f"a step of {self.tokens_each} tokens a row was given rows of "
+                    f"{plan.rows.tokens_each or 'unlike numbers'}."
+                )
             slots_R[:rows] = plan.rows.slots_R
             np.cumsum(plan.rows.num_tokens_R, out=start_R1[1 : rows + 1])
             samples.view(np.bool_)[:rows] = plan.rows.num_logits_R > 0
@@ -111,12 +115,6 @@ class DeviceInputs:
                 _write_prefixes(plan.rows.prefixes, prefix.reshape(4, self.num_rows))
         each = self.tokens_each
         start_R1[rows:] = np.arange(rows * each, self.num_tokens + 1, each) if each else start_R1[rows]
-
-    def _check(self, rows: Rows) -> None:
-        if self.tokens_each not in (0, rows.tokens_each):
-            raise ContractViolation(
-                f"a step of {self.tokens_each} tokens a row was given rows of {rows.tokens_each or 'unlike numbers'}."
-            )
 
 
 def _write_prefixes(groups: tuple[PrefixGroup, ...], prefix_4R: np.ndarray) -> None:

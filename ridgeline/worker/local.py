@@ -268,30 +268,32 @@ class LocalWorker:
             self._guard(ticket, self._both, ticket)
 
     def _both(self, ticket: Ticket) -> None:
-        self._look(ticket)
+        if self._has_experts:
+            self._look(ticket)
         with ticket.watch:  # around both segments, since on CUDA every mark costs some microseconds
             step = self._runner.forward(ticket.plan)
             if self._runner.draws:
                 self._runner.sample(step)
-        self._look(ticket)
+        if self._has_experts:
+            self._look(ticket)
         if self._threads is not None:
             self._threads.note(Work.of(step.plan), ticket.watch.seconds())
         ticket.outcome = self._runner.ending.expected(step)
 
     def _forward(self, ticket: Ticket, drafts: Mapping[int, MaskedDrafts] | None) -> None:
-        self._look(ticket)
+        if self._has_experts:
+            self._look(ticket)
         with ticket.watch:
             step = ticket.step = self._runner.forward(ticket.plan, drafts)
             if self._runner.decoder.mesh.pp.size > 1:
                 step.keep()  # others may come first
-        self._look(ticket)
+        if self._has_experts:
+            self._look(ticket)
         if self._threads is not None:  # the first segment alone: masks come behind it
             self._threads.note(Work.of(step.plan), ticket.watch.seconds())
 
     def _look(self, ticket: Ticket) -> None:
         """Copy the tallies, if it is this plan's turn. This is called in front of the plan and behind it."""
-        if not self._has_experts:
-            return
         if not ticket.tallies:
             if (now := time.monotonic()) < self._tallies_due:
                 return

@@ -57,7 +57,7 @@ class Segments:
         model = replace(decoder.spec, layers=layers)
         self.states = States(layout, model, decoder.dtype, device, ops, decoder.mesh.cp, sleep)
         self.vocabulary = Vocabulary(decoder.spec.vocab_size, decoder.tp, ops)
-        self.mailbox = Mailbox(Outcome.size(slots.dummy, self.columns), ops, device)
+        self.mailbox = Mailbox(Outcome.empty(slots.dummy, device, self.columns).packed.nbytes, ops, device)
         self.masking = Masking(ops, self.vocabulary, device)
         self.network = self._network(divide_from)
         self.ending = self._ending(relay)

@@ -212,12 +212,11 @@ _floats_of = attrgetter(*_FLOATS)
 
 def _form_words(forms: Sequence[Assign]) -> np.ndarray:
     """Pack each form as `_FORM` says: int32 [n, W]."""
-    packed = b"".join(_FORM.pack(*_ints_of(form), *_floats_of(form.params), 0, *_stop_ids(form)) for form in forms)
+    packed = b"".join(
+        _FORM.pack(*_ints_of(form), *_floats_of(form.params), 0, *_padded(sorted(form.stop_ids), MAX_STOP_IDS))
+        for form in forms
+    )
     return np.frombuffer(packed, np.int32).reshape(len(forms), _FORM.size // 4)
-
-
-def _stop_ids(form: Assign) -> list[int]:
-    return _padded(sorted(form.stop_ids), MAX_STOP_IDS)
 
 
 def _ints_of(form: Assign) -> list[int]:

@@ -63,13 +63,8 @@ class Outcome:
 
     @staticmethod
     def empty(num_rows: int, device: torch.device, columns: int = 1) -> Outcome:
-        return Outcome(
-            torch.empty(Outcome.size(num_rows, columns), dtype=torch.uint8, device=device), num_rows, columns
-        )
-
-    @staticmethod
-    def size(num_rows: int, columns: int = 1) -> int:
-        return (4 * columns + 1 + (columns > 1)) * num_rows
+        size = (4 * columns + 1 + (columns > 1)) * num_rows
+        return Outcome(torch.empty(size, dtype=torch.uint8, device=device), num_rows, columns)
 
     @property
     def token_RK(self) -> Tensor:
