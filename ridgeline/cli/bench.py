@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from ridgeline.cli.bench_serve import serve
 from ridgeline.cli.lists import ListCommand
-from ridgeline.cli.options import json_object, with_ranks
+from ridgeline.cli.options import json_object, with_ranks, with_records
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -38,10 +39,68 @@ Only = Annotated[str, typer.Option(help="Workloads, separated by commas: W1, W2,
 RESULTS = Path("benchmarks/results/results.jsonl")
 
 
-def _setup(*, extra: str, ranks: dict[str, Any], **given: Any) -> Setup:
+@dataclass(frozen=True)
+class LoadFlags:
+    """The way to load a model."""
+
+    dtype: DType = "auto"
+    device: Device = "auto"
+    dummy: Dummy = False
+    extra: Extra = ""
+
+
+@dataclass(frozen=True)
+class KeepFlags:
+    """The time of a measurement, and where it is kept."""
+
+    timeout: Timeout = 3600
+    out: Out = RESULTS
+    commit: Commit = ""
+
+
+@dataclass(frozen=True)
+class StartupKeepFlags(KeepFlags):
+    timeout: Timeout = 600
+
+
+@dataclass(frozen=True)
+class PeerFlags:
+    """The peer beside us."""
+
+    peer: Annotated[str, typer.Option(help="vllm, sglang, transformers, llama_cpp, or none to run us alone.")] = "vllm"
+    peer_path: Annotated[Path | None, typer.Option(help="Folder put first on the peer's module path.")] = None
+    peer_python: Annotated[str, typer.Option(help="The peer's Python, if it lives in its own environment.")] = ""
+    peer_model: Annotated[str, typer.Option(help="The peer's model, if not the same (a GGUF file).")] = ""
+    peer_extra: Annotated[str, typer.Option(help="JSON object of further arguments for the peer.")] = ""
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """The jobs of a sweep, and how long it may take."""
+
+    case: Annotated[list[str] | None, typer.Option(help="Only these cases.")] = None
+    op: Annotated[list[str] | None, typer.Option(help="Of a family, only these ops.")] = None
+    form: Annotated[list[str] | None, typer.Option(help="Of a family, only these formats.")] = None
+    tokens: Annotated[list[int] | None, typer.Option(help="Only cases of so many tokens.")] = None
+    chosen: Annotated[bool, typer.Option("--chosen", help="Only cuts that would be chosen.")] = False
+    seconds: Annotated[float, typer.Option(min=0, help="Stop by then, compiling included; 0: what is usual.")] = 0
+    bandwidth: Annotated[float, typer.Option(min=0, help="TB/s of the memory; 0: an H200's.")] = 0
+
+
+@dataclass(frozen=True)
+class WalkFlags:
+    """The way to go through the jobs of a sweep."""
+
+    dry: Annotated[bool, typer.Option("--dry", help="Walk all jobs with small shapes on a CPU.")] = False
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile all kernels without a GPU.")] = False
+    processes: Annotated[int, typer.Option(min=0, help="That compile; 0: one a core, at most 16.")] = 0
+
+
+def _setup(model: str, load: LoadFlags, keep: KeepFlags, ranks: dict[str, Any], **given: Any) -> Setup:
     from ridgeline_bench.setup import Setup
 
-    return Setup(**given, extra={**ranks, **json_object(extra)})
+    loading = asdict(load) | {"extra": {**ranks, **json_object(load.extra)}}
+    return Setup(model=model, timeout=keep.timeout, commit=keep.commit, **loading, **given)
 
 
 def _for(engine: str, ranks: dict[str, Any]) -> dict[str, Any]:
@@ -59,121 +118,89 @@ def _for(engine: str, ranks: dict[str, Any]) -> dict[str, Any]:
 
 @app.command()
 @with_ranks
+@with_records
 def throughput(
     model: Model = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 64,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of each output.")] = 128,
     engine: Engine = "ridgeline",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    dummy: Dummy = False,
-    extra: Extra = "",
-    timeout: Timeout = 3600,
-    out: Out = RESULTS,
-    commit: Commit = "",
     *,
+    load: LoadFlags,
+    keep: KeepFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure the tokens per second of many requests of one length."""
-    setup = _setup(
-        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
-        ranks=_for(engine, ranks),
-    )  # fmt: skip
+    setup = _setup(model, load, keep, _for(engine, ranks))
     shape = {"count": requests, "input_len": input_len, "output_len": output_len}
-    _finish(setup.throughput(engine, shape), out)
+    _finish(setup.throughput(engine, shape), keep.out)
 
 
 @app.command()
 @with_ranks
+@with_records
 def latency(
     model: Model = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests, one after the other.")] = 10,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     output_len: Annotated[int, typer.Option(min=2, help="Tokens of each output.")] = 128,
     engine: Engine = "ridgeline",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    dummy: Dummy = False,
-    extra: Extra = "",
-    timeout: Timeout = 3600,
-    out: Out = RESULTS,
-    commit: Commit = "",
     *,
+    load: LoadFlags,
+    keep: KeepFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure batch 1: time to first token and between tokens, as percentiles."""
-    setup = _setup(
-        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
-        ranks=_for(engine, ranks),
-    )  # fmt: skip
+    setup = _setup(model, load, keep, _for(engine, ranks))
     shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
-    _finish(setup.latency(engine, shape), out)
+    _finish(setup.latency(engine, shape), keep.out)
 
 
 @app.command()
 @with_ranks
+@with_records
 def startup(
     model: Model = "",
     repeats: Annotated[int, typer.Option(min=1, help="Processes started, one after the other.")] = 3,
     engine: Engine = "ridgeline",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    dummy: Dummy = False,
-    extra: Extra = "",
-    timeout: Timeout = 600,
-    out: Out = RESULTS,
-    commit: Commit = "",
     *,
+    load: LoadFlags,
+    keep: StartupKeepFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure the time from process start to a ready engine and to the first tokens."""
-    setup = _setup(
-        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
-        ranks=_for(engine, ranks),
-    )  # fmt: skip
-    _finish(setup.startup(engine, repeats), out)
+    setup = _setup(model, load, keep, _for(engine, ranks))
+    _finish(setup.startup(engine, repeats), keep.out)
 
 
 @app.command()
 @with_ranks
+@with_records
 def compare(
     model: Model = "",
-    peer: Annotated[str, typer.Option(help="vllm, sglang, transformers, llama_cpp, or none to run us alone.")] = "vllm",
-    peer_path: Annotated[Path | None, typer.Option(help="Folder put first on the peer's module path.")] = None,
-    peer_python: Annotated[str, typer.Option(help="The peer's Python, if it lives in its own environment.")] = "",
-    peer_model: Annotated[str, typer.Option(help="The peer's model, if not the same (a GGUF file).")] = "",
-    peer_extra: Annotated[str, typer.Option(help="JSON object of further arguments for the peer.")] = "",
+    *,
+    peer: PeerFlags,
     only: Only = "",
     scale: Scale = 1.0,
-    dtype: DType = "auto",
-    device: Device = "auto",
-    dummy: Dummy = False,
-    extra: Extra = "",
+    load: LoadFlags,
     max_model_len: MaxLen = 0,
-    timeout: Timeout = 3600,
-    out: Out = RESULTS,
-    commit: Commit = "",
-    *,
+    keep: KeepFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
-    own = json_object(peer_extra)
-    if peer != "none":
-        named = _for(peer, {} if own else ranks)
+    own = json_object(peer.peer_extra)
+    if peer.peer != "none":
+        named = _for(peer.peer, {} if own else ranks)
         own = own or named
     from ridgeline_bench.setup import Peer
     from ridgeline_bench.tables import side_by_side
 
-    setup = _setup(
-        model=model, dtype=dtype, device=device, dummy=dummy, extra=extra, timeout=timeout, commit=commit,
-        scale=scale, max_model_len=max_model_len, ranks=ranks,
-    )  # fmt: skip
+    setup = _setup(model, load, keep, ranks, scale=scale, max_model_len=max_model_len)
     names = tuple(name for name in only.split(",") if name)
-    other = Peer(name=peer, path=peer_path, python=peer_python, model=peer_model, extra=own)
+    other = Peer(name=peer.peer, path=peer.peer_path, python=peer.peer_python, model=peer.peer_model, extra=own)
     sides, failed = [], False
     for outcome in setup.compare(names, other):  # written as soon as one side is done, because the other may still fail
-        _save(outcome, out)
+        _save(outcome, keep.out)
         sides.append(outcome.records)
         failed |= outcome.failed
     if len(sides) == 1:
@@ -205,31 +232,25 @@ def kernels(
 
 
 @app.command(cls=ListCommand)
+@with_records
 def sweep(
     name: Annotated[str, typer.Argument(metavar="OP", help="An op, or a family of ops and formats.")],
-    case: Annotated[list[str] | None, typer.Option(help="Only these cases.")] = None,
-    op: Annotated[list[str] | None, typer.Option(help="Of a family, only these ops.")] = None,
-    form: Annotated[list[str] | None, typer.Option(help="Of a family, only these formats.")] = None,
-    tokens: Annotated[list[int] | None, typer.Option(help="Only cases of so many tokens.")] = None,
-    chosen: Annotated[bool, typer.Option("--chosen", help="Only cuts that would be chosen.")] = False,
-    seconds: Annotated[float, typer.Option(min=0, help="Stop by then, compiling included; 0: what is usual.")] = 0,
-    bandwidth: Annotated[float, typer.Option(min=0, help="TB/s of the memory; 0: an H200's.")] = 0,
+    *,
+    jobs: JobFlags,
     json: Annotated[Path | None, typer.Option(help="Result lines are appended to this file.")] = None,
-    dry: Annotated[bool, typer.Option("--dry", help="Walk all jobs with small shapes on a CPU.")] = False,
-    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile all kernels without a GPU.")] = False,
-    processes: Annotated[int, typer.Option(min=0, help="That compile; 0: one a core, at most 16.")] = 0,
+    walk: WalkFlags,
     commit: Commit = "",
 ) -> None:
     """Check every implementation and every cut of an op's kernels on a GPU, then time it."""
-    if dry:
+    if walk.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from ridgeline_bench.sweep.options import SweepOptions, kind_of, loaded
     from ridgeline_bench.sweep.runs import run
 
     options = SweepOptions(
-        name=name, case=tuple(case or ()), op=tuple(op or ()), form=tuple(form or ()), tokens=tuple(tokens or ()),
-        chosen=chosen, seconds=seconds, bandwidth=1e12 * bandwidth, dry=dry, compile_only=compile_only,
-        processes=processes or min(16, os.cpu_count() or 1),
+        name=name, case=tuple(jobs.case or ()), op=tuple(jobs.op or ()), form=tuple(jobs.form or ()),
+        tokens=tuple(jobs.tokens or ()), chosen=jobs.chosen, seconds=jobs.seconds, bandwidth=1e12 * jobs.bandwidth,
+        dry=walk.dry, compile_only=walk.compile_only, processes=walk.processes or min(16, os.cpu_count() or 1),
     )  # fmt: skip
     run(loaded(kind_of(name)), options, json, commit)
 

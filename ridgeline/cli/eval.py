@@ -18,7 +18,7 @@ from rich.table import Table
 from ridgeline.cli.bench import Device, DType, Extra, Model
 from ridgeline.cli.eval_rounding import cache, quantization
 from ridgeline.cli.lists import ListCommand
-from ridgeline.cli.options import json_object, with_ranks
+from ridgeline.cli.options import json_object, with_ranks, with_records
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import MAX_LOGPROBS
 from ridgeline.core.settings.config import LLMConfig
@@ -44,23 +44,61 @@ QUALITY = Path("benchmarks/results/quality.jsonl")
 Out = Annotated[Path | None, typer.Option(help="Append the figures to this result file (.jsonl).")]
 
 
+@dataclasses.dataclass(frozen=True)
+class LoadFlags:
+    """The way to load a model."""
+
+    dtype: DType = "auto"
+    device: Device = "auto"
+    extra: Extra = ""
+
+    def arguments(self, model: str, ranks: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `LLM`."""
+        return _llm_options(self.extra, model=model, dtype=self.dtype, device=self.device, **ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowFlags:
+    """The windows in which a text is read."""
+
+    window: Window = None
+    stride: Stride = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskFlags:
+    """The tasks' examples."""
+
+    limit: Annotated[float | None, typer.Option(min=0, help="Examples of each task; below 1 a share of them.")] = None
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples shown in the prompt.")] = None
+    include_path: Annotated[Path | None, typer.Option(help="Folder of further tasks.")] = None
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")] = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SideFlags:
+    """The two engines that are compared."""
+
+    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: the change to measure.")]
+    baseline: Annotated[str, typer.Option(help="JSON object of arguments for the engine it is compared with.")] = "{}"
+    model: Model = ""
+
+
 @app.command()
 @with_ranks
+@with_records
 def perplexity(
     files: Files,
     model: Model = "",
-    window: Window = None,
-    stride: Stride = None,
-    dtype: DType = "auto",
-    device: Device = "auto",
-    extra: Extra = "",
+    *,
+    windows: WindowFlags,
+    load: LoadFlags,
     as_json: Json = False,
     out: Out = None,
-    *,
     ranks: dict[str, Any],
 ) -> None:
     """Measure perplexity and bits per byte of texts, each and together, in windows that overlap."""
-    options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
+    options = load.arguments(model, ranks)
     from ridgeline_bench.quality.documents import read_file  # torch takes seconds to import; usage errors need not wait
 
     texts = [read_file(path) for path in files]
@@ -73,7 +111,7 @@ def perplexity(
     from ridgeline_bench.results import append
 
     with LLM(**options) as llm:
-        cut = Cut.of(llm, window, stride)
+        cut = Cut.of(llm, windows.window, windows.stride)
         readings = [Reading.of(llm, text, cut) for text in texts]
         with TokenBar("scoring", sum(reading.num_tokens for reading in readings)) as bar:
             scores = [measure(llm, reading, seen=lambda tokens, _: bar(len(tokens))) for reading in readings]
@@ -100,24 +138,20 @@ def perplexity(
 
 @app.command()
 @with_ranks
+@with_records
 def harness(
     tasks: Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas.")],
     model: Model = "",
-    limit: Annotated[float | None, typer.Option(min=0, help="Examples of each task; below 1 a share of them.")] = None,
-    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Examples shown in the prompt.")] = None,
-    include_path: Annotated[Path | None, typer.Option(help="Folder of further tasks.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put prompts through the model's chat template.")] = False,
-    dtype: DType = "auto",
-    device: Device = "auto",
-    extra: Extra = "",
+    *,
+    examples: TaskFlags,
+    load: LoadFlags,
     as_json: Json = False,
     out: Out = None,
-    *,
     ranks: dict[str, Any],
 ) -> None:
     """Run tasks of lm-evaluation-harness, which comes with the extra `eval`."""
     names = [task.strip() for task in tasks.split(",") if task.strip()]
-    options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
+    options = load.arguments(model, ranks)
     if not names:
         raise InvalidConfig("--tasks names no task.")
     if find_spec("lm_eval") is None:
@@ -130,63 +164,65 @@ def harness(
     from ridgeline_bench.results import append
 
     with LLM(**options) as llm:
-        found = run_tasks(llm, names, limit=limit, num_fewshot=num_fewshot, include_path=include_path, chat=chat)
+        found = run_tasks(llm, names, **dataclasses.asdict(examples))
         if out is not None:
-            append(out, task_records(llm, found, limit=limit, num_fewshot=num_fewshot, chat=chat))
+            append(
+                out,
+                task_records(llm, found, limit=examples.limit, num_fewshot=examples.num_fewshot, chat=examples.chat),
+            )
     print(json.dumps(found["results"]) if as_json else make_table(found))
 
 
 @app.command()
 @with_ranks
+@with_records
 def compare(
     files: Files,
-    candidate: Annotated[str, typer.Option(help="JSON object of arguments for our engine: the change to measure.")],
-    baseline: Annotated[str, typer.Option(help="JSON object of arguments for the engine it is compared with.")] = "{}",
-    model: Model = "",
-    window: Window = None,
-    stride: Stride = None,
+    *,
+    sides: SideFlags,
+    windows: WindowFlags,
     device: Device = "auto",
     top: Annotated[int, typer.Option(min=1, max=MAX_LOGPROBS, help="Likeliest tokens compared one by one.")] = 20,
     as_json: Json = False,
     out: Annotated[Path, typer.Option(help="Append the figures to this result file.")] = QUALITY,
-    *,
     ranks: dict[str, Any],
 ) -> None:
     """Measure what a change costs: perplexity of both, KL divergence per token (a lower bound), share of equal greedy
     tokens."""
-    sides = [_llm_options(text, model=model, device=device, **ranks) for text in (baseline, candidate)]
+    engines = [
+        _llm_options(text, model=sides.model, device=device, **ranks) for text in (sides.baseline, sides.candidate)
+    ]
     from ridgeline_bench.quality.documents import read_file
 
     texts = [read_file(path) for path in files]
     from ridgeline_bench.quality.compare import compare as measure
     from ridgeline_bench.results import append
 
-    found, records = measure(texts, *sides, window=window, stride=stride, top=top)
+    found, records = measure(texts, *engines, window=windows.window, stride=windows.stride, top=top)
     append(out, records)
     if as_json:
         print(json.dumps([each.as_dict() for each in found]))
         return
-    Console().print(_comparison_table(f"{baseline} against {candidate}, top {top}", found))
+    Console().print(_comparison_table(f"{sides.baseline} against {sides.candidate}, top {top}", found))
     print(f"ridgeline: appended to {out}", file=sys.stderr)
 
 
 @app.command(cls=ListCommand)
 @with_ranks
+@with_records
 def capacity(
     files: Files,
     model: Model = "",
     factor: Annotated[list[float] | None, typer.Option(help="Capacity factors (default: 1, 1.25, 1.5 and 2).")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Tokens of a batch at most (default: of a step).")] = None,
     window: Annotated[int, typer.Option(min=1, help="Tokens of a piece of text.")] = 1024,
-    dtype: DType = "auto",
-    device: Device = "auto",
-    extra: Extra = "",
-    as_json: Json = False,
     *,
+    load: LoadFlags,
+    as_json: Json = False,
     ranks: dict[str, Any],
 ) -> None:
     """Measure what capacity-limited routing (GShard, Switch) would have dropped of a mixture's tokens. We drop none."""
-    options = _llm_options(extra, model=model, dtype=dtype, device=device, **ranks)
+    options = load.arguments(model, ranks)
     if batch is not None:
         options["max_num_batched_tokens"] = batch
     from ridgeline.llm import LLM

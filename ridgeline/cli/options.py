@@ -155,6 +155,46 @@ def with_ranks(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def with_records(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of the records among its parameters. A record is a dataclass whose
+    fields are annotated as options; commands that share options share it. `command` gets the records."""
+    own = inspect.signature(command, eval_str=True).parameters
+    records: dict[str, type[Any]] = {
+        name: p.annotation
+        for name, p in own.items()
+        if isinstance(p.annotation, type) and dataclasses.is_dataclass(p.annotation)
+    }
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
+            for name, kind in records.items()
+        }
+        command(**given, **made)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.items():
+        parameters += (
+            _options_of(records[name]) if name in records else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        )
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def _options_of(record: type[Any]) -> list[inspect.Parameter]:
+    """Return an option for each field of a record, in their order."""
+    hints, keyword = typing.get_type_hints(record, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(
+            field.name, keyword, annotation=hints[field.name],
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(record)
+    ]  # fmt: skip
+
+
 def option(
     owner: type, field_name: str, text: str, panel: str, *, unset: bool = False, envvar: list[str] | None = None
 ) -> inspect.Parameter:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from ridgeline.cli.options import with_records
 from ridgeline.cli.training_options import bytes_of, device_of, imported
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.folder import resolve_model
@@ -32,111 +34,83 @@ Requests = Annotated[int, typer.Option(help="Prompts of each held-out set, to co
 Commit = Annotated[str | None, typer.Option(help="Recorded in the card; default: what git says.")]
 
 
+@dataclass(frozen=True)
+class HeadFlags:
+    """The run: what is trained for which target, how long, and where."""
+
+    out: Out
+    target: Target = "embedded"
+    start: Start = ""
+    work: Work = None
+    minutes: Minutes = None
+    steps: Steps = None
+    device: Device = "auto"
+
+
+@dataclass(frozen=True)
+class DraftFlags(HeadFlags):
+    start: Annotated[str, typer.Option("--from", help="The smaller model (folder or name).")] = "embedded-draft"
+
+
+@dataclass(frozen=True)
+class TextFlags:
+    """The texts that are read, and what is recorded."""
+
+    batch_tokens: BatchTokens = 2048
+    corpus_rows: CorpusRows = 96
+    own_rows: OwnRows = 384
+    seed: Seed = 0
+    max_train_mb: TrainMB = 40.0
+    requests: Requests = 64
+    commit: Commit = None
+
+
+@with_records
 def eagle(
-    out: Out,
-    target: Target = "embedded",
-    start: Start = "",
-    work: Work = None,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    device: Device = "auto",
+    *,
+    run: HeadFlags,
     taps: Taps = "",
     intermediate: Annotated[int, typer.Option(help="Width of the head's feed-forward.", min=1)] = 768,
     passes: Annotated[int, typer.Option(help="Tokens behind each position that are learnt.", min=1, max=16)] = 5,
     lr: Rate = 6e-3,
-    batch_tokens: BatchTokens = 2048,
-    corpus_rows: CorpusRows = 96,
-    own_rows: OwnRows = 384,
-    seed: Seed = 0,
-    max_train_mb: TrainMB = 40.0,
-    requests: Requests = 64,
-    commit: Commit = None,
+    text: TextFlags,
 ) -> None:
     """Train a head of EAGLE-3, which goes on from the target's hidden states."""
-    _run("eagle", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr, taps=taps,
-         batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
-         requests=requests, commit=commit, passes=passes, intermediate=intermediate, start=start)  # fmt: skip
+    _run("eagle", run, text, lr=lr, passes=passes, taps=taps, intermediate=intermediate)
 
 
+@with_records
 def medusa(
-    out: Out,
-    target: Target = "embedded",
-    start: Start = "",
-    work: Work = None,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    device: Device = "auto",
+    *,
+    run: HeadFlags,
     heads: Annotated[int, typer.Option(help="Heads, each of which guesses one token.", min=1, max=16)] = 4,
     lr: Rate = 2e-3,
-    batch_tokens: BatchTokens = 2048,
-    corpus_rows: CorpusRows = 96,
-    own_rows: OwnRows = 384,
-    seed: Seed = 0,
-    max_train_mb: TrainMB = 40.0,
-    requests: Requests = 64,
-    commit: Commit = None,
+    text: TextFlags,
 ) -> None:
     """Train heads of Medusa, each of which guesses one token from the target's last hidden state."""
-    _run("medusa", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr,
-         batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
-         requests=requests, commit=commit, passes=heads, heads=heads, start=start)  # fmt: skip
+    _run("medusa", run, text, lr=lr, passes=heads, heads=heads)
 
 
-def draft(
-    out: Out,
-    target: Target = "embedded",
-    start: Annotated[str, typer.Option("--from", help="The smaller model (folder or name).")] = "embedded-draft",
-    work: Work = None,
-    minutes: Minutes = None,
-    steps: Steps = None,
-    device: Device = "auto",
-    lr: Rate = 1e-3,
-    batch_tokens: BatchTokens = 2048,
-    corpus_rows: CorpusRows = 96,
-    own_rows: OwnRows = 384,
-    seed: Seed = 0,
-    max_train_mb: TrainMB = 40.0,
-    requests: Requests = 64,
-    commit: Commit = None,
-) -> None:
+@with_records
+def draft(*, run: DraftFlags, lr: Rate = 1e-3, text: TextFlags) -> None:
     """Train a smaller model further, on the target's distributions."""
-    _run("draft", out=out, target=target, work=work, minutes=minutes, steps=steps, device=device, lr=lr,
-         batch_tokens=batch_tokens, corpus_rows=corpus_rows, own_rows=own_rows, seed=seed, max_train_mb=max_train_mb,
-         requests=requests, commit=commit, passes=1, start=start)  # fmt: skip
+    _run("draft", run, text, lr=lr, passes=1)
 
 
-def _run(
-    kind: str,
-    *,
-    out: Path,
-    target: str,
-    work: Path | None,
-    minutes: float | None,
-    steps: int | None,
-    device: str,
-    lr: float,
-    passes: int,
-    corpus_rows: int,
-    own_rows: int,
-    seed: int,
-    max_train_mb: float | None,
-    commit: str | None,
-    start: str,
-    taps: str = "",
-    **sizes: Any,
-) -> None:
+def _run(kind: str, run: HeadFlags, text: TextFlags, *, lr: float, passes: int, taps: str = "", **sizes: Any) -> None:
+    minutes, steps, start = run.minutes, run.steps, run.start
     if (minutes is None) == (steps is None):
         raise InvalidConfig("give either --minutes or --steps.")
-    layers, where, most = _layers(taps), device_of(device), bytes_of(max_train_mb)
-    folder, begun = resolve_model(target), resolve_model(start) if start else None
+    layers, where, most = _layers(taps), device_of(run.device), bytes_of(text.max_train_mb)
+    folder, begun = resolve_model(run.target), resolve_model(start) if start else None
     modules = imported("recipe", "head_recipe", "head_loop", "traces")
     seconds = None if minutes is None else 60 * minutes
     config = modules["head_recipe"].HeadConfig(
         kind=kind,
         target=folder,
         start=begun,
-        out=out,
-        work=work or out / "work",
+        out=run.out,
+        work=run.work or run.out / "work",
         device=where,
         training=modules["head_loop"].HeadTraining(
             lr=lr,
@@ -146,15 +120,17 @@ def _run(
             scored=0.2 if kind == "eagle" else 1.0,
             alone=0.5 if kind == "eagle" and not start else 0.0,
         ),
-        text=modules["traces"].TextConfig(corpus_rows=corpus_rows, own_rows=own_rows, seed=seed),
+        text=modules["traces"].TextConfig(corpus_rows=text.corpus_rows, own_rows=text.own_rows, seed=text.seed),
         taps=layers,
         max_train_bytes=most,
-        seed=seed,
+        seed=text.seed,
         command=f"ridgeline train {kind}"
         + (f" --from {Path(start).name}" if start else "")
         + (f" --steps {steps}" if steps else f" --minutes {minutes:g}")
-        + f" --lr {lr:g} --batch-tokens {sizes['batch_tokens']}",
-        commit=commit or modules["recipe"].git_commit(),
+        + f" --lr {lr:g} --batch-tokens {text.batch_tokens}",
+        batch_tokens=text.batch_tokens,
+        requests=text.requests,
+        commit=text.commit or modules["recipe"].git_commit(),
         **sizes,
     )
     modules["head_recipe"].run(config, Console())
