@@ -25,16 +25,21 @@ def covering(allowed: Sequence[Case]) -> list[Case]:
     return chosen
 
 
-def by_pairs(*parameters: Sequence[Any], where: Callable[..., bool] = lambda *case: True) -> list[Any]:
+def by_pairs(
+    *parameters: Sequence[Any],
+    where: Callable[..., bool] = lambda *case: True,
+    drawn: Callable[..., bool] = lambda *case: True,
+) -> list[Any]:
     """Return the product of the values of some parameters, of which those outside a covering design are thorough.
 
     where: which of the cases there are.
+    drawn: which of these the design may have: others are skipped where no GPU is.
     """
     cases = {
         places: [values[n] for values, n in zip(parameters, places, strict=True)]
         for places in product(*(range(len(values)) for values in parameters))
     }
-    design = {*covering([places for places, case in cases.items() if where(*case)])}
+    design = {*covering([places for places, case in cases.items() if where(*case) and drawn(*case)])}
     return [
         pytest.param(*case, marks=() if places in design else pytest.mark.thorough)
         for places, case in cases.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def wanted(rank: int, step: int, count: int, ranks: int, add: bool) -> Tensor:
 def rank(number: int, ranks: int, folder: Path, form: str) -> None:
     """One process: it dispatches, computes and combines, step by step, and saves what it got."""
     boxes = [
-        torch.from_file(str(folder / f"memory{n}"), shared=True, size=size_of(form, ranks), dtype=torch.uint8)
+        torch.from_file(str(folder / f"{form}{n}"), shared=True, size=size_of(form, ranks), dtype=torch.uint8)
         for n in range(ranks)
     ]
     rows.PROGRAMS = FEW  # type: ignore[misc]
@@ -72,7 +73,7 @@ def rank(number: int, ranks: int, folder: Path, form: str) -> None:
                 y_NM[place] = computed(x_NM[place], expert_NK[place], weight_NK[place], number * HELD, HELD)
         add = add_TM if step % 2 else None
         got.append(way.combine(y_NM, expert_NK, expert_TK, HELD, capacity, add, back))
-    torch.save(got, folder / f"got{number}")
+    torch.save(got, folder / f"{form}-got{number}")
 
 
 def room_of(ranks: int) -> rows.Room:
@@ -83,17 +84,26 @@ def size_of(form: str, ranks: int) -> int:
     return 2 * inbox_bytes(ranks) if form == "words" else room_of(ranks).size
 
 
-@pytest.mark.parametrize("form", ["words", "rows"])
-def test_every_token_gets_the_results_of_its_experts(form: str, tmp_path: Path) -> None:
-    ranks = 3
-    for number in range(ranks):
-        with (tmp_path / f"memory{number}").open("wb") as file:
-            file.truncate(size_of(form, ranks))
-    run_ranks("tests.kernels.ranks.test_exchange", ranks, tmp_path, form)
-    for number in range(ranks):
+FORMS, RANKS = ("words", "rows"), 3
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what ranks got that exchanged tokens in one form and then in the other."""
+    folder = tmp_path_factory.mktemp("exchanged")
+    for form, number in product(FORMS, range(RANKS)):
+        with (folder / f"{form}{number}").open("wb") as file:
+            file.truncate(size_of(form, RANKS))
+    run_ranks("tests.kernels.ranks.test_exchange", RANKS, folder, *FORMS)
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_token_gets_the_results_of_its_experts(form: str, exchanged: Path) -> None:
+    for number in range(RANKS):
         steps = [*STEPS, MANY] if form == "rows" else STEPS
-        for step, got_TM in enumerate(torch.load(tmp_path / f"got{number}")):
-            want_TM = wanted(number, step, steps[step][1][number], ranks, bool(step % 2))
+        for step, got_TM in enumerate(torch.load(exchanged / f"{form}-got{number}")):
+            want_TM = wanted(number, step, steps[step][1][number], RANKS, bool(step % 2))
             torch.testing.assert_close(got_TM, want_TM, rtol=1e-2, atol=0.5)  # the interpreter rounds bfloat16 to zero
 
 

@@ -34,6 +34,7 @@ from ridgeline.kernels.small.rotary import cases as rotary_cases
 from ridgeline.kernels.small.rotary import op as rotary
 from ridgeline.kernels.small.token_gate import cases as token_gate_cases
 from ridgeline.kernels.small.token_gate import op as token_gate
+from tests.covering import by_pairs
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -112,11 +113,12 @@ class Subject(NamedTuple):
 
 
 TABLES = (*embedding_cases.CASES[:2], EmbeddingCase(256, 503, 768))  # a row costs the same wherever it lies
+PRODUCTS = (*gemm_cases.CASES[:-1], gemm_cases.LinearCase(70, 1024, 200))  # as a tile does
 
 SUBJECTS = [
     *(Subject(embedding.EMBEDDING, case, case.inputs, exact_embedding) for case in TABLES),
     *(Subject(embedding.EMBEDDING_PART, c, c.inputs, exact_part) for c in as_cases(EmbeddingPartCase, TABLES)),
-    *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in gemm_cases.CASES),
+    *(Subject(gemm.LINEAR, case, case.inputs, exact_linear, case.in_width) for case in PRODUCTS),
     *(Subject(norm.RMS_NORM, case, case.inputs, exact_rms_norm) for case in norm_cases.CASES),
     *(Subject(norm.LAYER_NORM, case, case.inputs, exact_layer_norm) for case in norm_cases.LAYER_CASES),
     *(Subject(rotary.ROPE, case, case.inputs, exact_rope) for case in rotary_cases.CASES),
@@ -136,6 +138,10 @@ IMPLEMENTED = [
     pytest.param(subject, implementation, id=f"{subject}-{implementation.name}")
     for subject in SUBJECTS
     for implementation in subject.op.implementations
+]
+OPS_OF_SUBJECTS = {subject.op.name: subject.op for subject in SUBJECTS}.values()
+IN_TYPES = [
+    case for op in OPS_OF_SUBJECTS for case in by_pairs([s for s in SUBJECTS if s.op is op], op.implementations, DTYPES)
 ]
 
 
@@ -161,8 +167,7 @@ def test_reference_is_exact_arithmetic_rounded_once(subject: Subject, dtype: tor
     assert_close(subject.op.reference(*inputs), subject.exact(*wide), dtype, epsilons, subject.slack)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("subject", "implementation"), IMPLEMENTED)
+@pytest.mark.parametrize(("subject", "implementation", "dtype"), IN_TYPES, ids=lambda x: getattr(x, "name", str(x)))
 def test_implementation_matches_the_reference(subject: Subject, implementation: Any, dtype: torch.dtype) -> None:
     inputs = subject.inputs(dtype, CPU)
     got = implementation.load()(*inputs)

@@ -30,6 +30,7 @@ from ridgeline.kernels.small.rotary.op import Projected
 from ridgeline.kernels.small.token_gate import cases as token_gate_cases
 from ridgeline.kernels.small.token_gate import op as token_gate
 from ridgeline.kernels.small.token_gate.cases import TokenGateCase
+from tests.covering import by_pairs
 
 pytest.importorskip("triton")
 
@@ -48,9 +49,11 @@ def assert_close(ours: Tensor, theirs: Tensor, epsilons: float, slack: float = 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", rotary_cases.FUSED_CASES, ids=str)
-@pytest.mark.parametrize("name", [implementation.name for implementation in rotary.ROPE_KV.implementations])
+@pytest.mark.parametrize(
+    ("name", "case", "dtype"),
+    by_pairs([each.name for each in rotary.ROPE_KV.implementations], rotary_cases.FUSED_CASES, DTYPES),
+    ids=str,
+)
 def test_rope_kv(name: str, case: RopeKVCase, dtype: torch.dtype, device: str) -> None:
     """Caches start as NaN, so what a kernel writes beside its places shows; the null block holds no promise."""
     if device == "cpu":
