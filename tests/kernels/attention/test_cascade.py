@@ -145,7 +145,7 @@ def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @PARAMETERS
 def test_outputs_are_those_of_rows_on_their_own(batch: Batch, dtype: torch.dtype, device: str) -> None:
-    """Twice with one schedule, as layers do. Tolerance: 8 roundings, as for every implementation."""
+    """Some twice with one schedule, as layers do. Tolerance: 8 roundings, as for every implementation."""
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
     if dtype != (torch.bfloat16 if device == "cuda" else torch.float32) and batch not in IN_ALL_TYPES:
@@ -157,7 +157,7 @@ def test_outputs_are_those_of_rows_on_their_own(batch: Batch, dtype: torch.dtype
     schedule = schedule_of(batch, ragged)
     assert schedule.cascade is not None
     ragged = replace(ragged, schedule=schedule, num_tokens_R=None, kv_bound_R=None)
-    for _ in range(2):
+    for _ in range(2 if batch in IN_ALL_TYPES or device == "cuda" else 1):
         out = attend(q_THD, k_cache, v_cache, ragged, **options)
         worst = (out.double() - expected.double()).abs().max().item()
         assert worst <= 8 * max(torch.finfo(dtype).eps, 1e-6)

@@ -21,6 +21,7 @@ from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.small.rotary.cases import RopeKVCase
 from ridgeline.kernels.small.rotary.op import ROPE_KV, Projected
+from tests.covering import by_pairs
 from tests.kernels.attention.test_attention import dense, tolerance
 from tests.kernels.unseen import seen_cells
 
@@ -180,6 +181,11 @@ def test_rope_kv_stores_the_levels_of_what_it_would_store(
         assert not fixed or counter.item() > 0
 
 
+def is_slow(name: str, case: AttentionCase, dtype: torch.dtype, activations: torch.dtype) -> bool:
+    wide = case in WIDE and (dtype != torch.float8_e4m3fn or activations != torch.float16)
+    return wide or (name == "triton" and activations != torch.float16)
+
+
 def numbers_of(caches: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What the rows stand for by the oracle's rounding, in float32 (a level times a bfloat16 has few digits)."""
     kept = []
@@ -190,16 +196,22 @@ def numbers_of(caches: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("activations", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("case", [*CASES, *WIDE], ids=str)
-@pytest.mark.parametrize("name", ["triton", "sdpa", "reference"])
+@pytest.mark.parametrize(
+    ("name", "case", "dtype", "activations"),
+    by_pairs(
+        ["triton", "sdpa", "reference"],
+        [*CASES, *WIDE],
+        TYPES,
+        [torch.float32, torch.float16, torch.bfloat16],
+        drawn=lambda *case: not is_slow(*case),
+    ),
+    ids=str,
+)
 def test_attention_to_levels_is_attention_to_their_numbers(
     name: str, case: AttentionCase, dtype: torch.dtype, activations: torch.dtype, device: str
 ) -> None:
     """With no number in every cell that no row sees, neither level nor scale."""
-    slow = case in WIDE and (dtype != torch.float8_e4m3fn or activations != torch.float16)
-    if device == "cpu" and (slow or (name == "triton" and activations != torch.float16)):
+    if device == "cpu" and is_slow(name, case, dtype, activations):
         pytest.skip("the interpreter is slow, and these differ little")
     on = torch.device(device)
     q_THD, k, v, batch = case.inputs(torch.float32, on)
@@ -270,10 +282,17 @@ DECODES = (
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("given_scales", [False, True])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("case", DECODES, ids=str)
-@pytest.mark.parametrize("name", ["triton", "torch"])
+@pytest.mark.parametrize(
+    ("name", "case", "dtype", "given_scales"),
+    by_pairs(
+        ["triton", "torch"],
+        DECODES,
+        TYPES,
+        [False, True],
+        drawn=lambda name, case, dtype, given: case.head_dim < 512 or (dtype == torch.int8 and not given),
+    ),
+    ids=str,
+)
 def test_decode_attention_writes_and_reads_levels(
     name: str, case: DecodeCase, dtype: torch.dtype, given_scales: bool, device: str
 ) -> None:

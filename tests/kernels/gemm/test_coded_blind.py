@@ -73,7 +73,11 @@ OTHERS = [name for name in FORMATS if name != "W4"]
     + [pytest.param(name, "solo", None, marks=THOROUGH) for name in OTHERS],
 )
 def test_products_of_few_tokens(name: str, cut: str, gate: str | None) -> None:
-    plan, inputs, outputs = CUTS[cut], 1536 if FORMATS[name].format.planes()[-1] < 4 else 768, 128
+    plan, inputs, outputs = (
+        CUTS[cut],
+        1536 if FORMATS[name].format.planes()[-1] < 4 else 768,
+        128 if name == "W4" else 64,
+    )
     tokens = 1 if plan.solo else plan.tokens - 3
     weight = weight_of(name, inputs, outputs)
     turned, generator = arranged(weight), torch.Generator().manual_seed(5)
@@ -112,7 +116,7 @@ WIDE = {
     + [pytest.param(name, "one tile", None, marks=THOROUGH) for name in OTHERS],
 )
 def test_wide_products(name: str, cut: str, gate: str | None) -> None:
-    (tokens, plan), inputs, outputs = WIDE[cut], 512, 256 * WIDE[cut][1].many
+    (tokens, plan), inputs, outputs = WIDE[cut], 512, (256 if name == "W4" else 128) * WIDE[cut][1].many
     weight = weight_of(name, inputs, outputs)
     turned, generator = arranged(weight), torch.Generator().manual_seed(5)
     x_TI = torch.randn(tokens, inputs, generator=generator).to(torch.bfloat16)

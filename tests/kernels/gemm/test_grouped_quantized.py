@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -129,8 +130,17 @@ def test_products_are_exact(name: str, case: ExpertsCase, device: str, dtype: to
 CUTS = (Rows(rows=4, block=256, warps=1), Tiles(32, 16, 32, 2, 2), Tiles(64, 32, 128, 4, 3))
 
 
-@pytest.mark.parametrize("plan", CUTS, ids=str)
-@pytest.mark.parametrize("format", [MXFP4, CHANNELS, BLOCKS], ids=["mxfp4", "channels", "blocks"])
+def formats_and_cuts(first: CodedFormat | Fp8Format, *others: CodedFormat | Fp8Format) -> list[Any]:
+    """All pairs. The other formats are multiplied by rows, which is slow to interpret, in `test_products_are_exact`."""
+    slow = pytest.mark.thorough
+    return [
+        pytest.param(format, plan, marks=slow if format in others and isinstance(plan, Rows) else ())
+        for format in (first, *others)
+        for plan in CUTS
+    ]
+
+
+@pytest.mark.parametrize(("format", "plan"), formats_and_cuts(MXFP4, CHANNELS, BLOCKS), ids=str)
 def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tiles) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     case = ExpertsCase(6, 160, 96, experts=5, used=3, bias=True, add=True, skew=2.0, dead=2, format=format, scales=E8M0)
@@ -138,8 +148,7 @@ def test_every_cut_multiplies(format: CodedFormat | Fp8Format, plan: Rows | Tile
     check_down("triton", case, torch.float32, device, plan=plan)
 
 
-@pytest.mark.parametrize("plan", CUTS, ids=str)
-@pytest.mark.parametrize("format", [CHANNELS, BLOCKS], ids=["channels", "blocks"])
+@pytest.mark.parametrize(("format", "plan"), formats_and_cuts(CHANNELS, BLOCKS), ids=str)
 def test_numbers_that_the_gpu_converts_are_the_same(
     format: Fp8Format, plan: Rows | Tiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,8 +92,14 @@ def patterns() -> Iterator[list[int]]:
             yield [draw.randrange(most + 1) * (draw.random() < 0.7) for _ in range(experts)]
 
 
-@pytest.mark.parametrize("programs", [1, 5, 132, 264])
-@pytest.mark.parametrize(("tokens", "tiles", "blocks"), [(16, 3, 12), (64, 2, 3), (32, 1, 1), (16, 1, 45)])
+@pytest.mark.parametrize(
+    ("tokens", "tiles", "blocks", "programs"),
+    [
+        pytest.param(*cut, programs, marks=pytest.mark.thorough if programs == slow else ())
+        for cut, slow in (((16, 3, 12), 132), ((64, 2, 3), 264), ((32, 1, 1), 132), ((16, 1, 45), 264))
+        for programs in (1, 5, 132, 264)
+    ],
+)
 def test_shares_hold_every_block_of_every_item_once(tokens: int, tiles: int, blocks: int, programs: int) -> None:
     """The four roles of a program walk alike, and an item that is cut is put together from the right programs."""
     rows, inputs, outputs = 64, blocks * 64, tiles * 64

@@ -68,21 +68,21 @@ def same_tokens_as_the_reference(name: str, device: str, batch, seed: int, maske
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@quick_settings(150)
+@quick_settings(60)
 @given(batch=st.lists(rows, min_size=1, max_size=7), seed=st.integers(0, 2**30), masked=st.booleans())
 def test_sampling_by_sorting_draws_the_references_tokens(device: str, batch, seed: int, masked: bool) -> None:
     same_tokens_as_the_reference("torch", device, batch, seed, masked)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@quick_settings(20)
+@quick_settings(12)
 @given(batch=st.lists(rows, min_size=1, max_size=4), seed=st.integers(0, 2**30), masked=st.booleans())
 def test_sampling_without_a_sort_draws_the_references_tokens(device: str, batch, seed: int, masked: bool) -> None:
     same_tokens_as_the_reference("triton", device, batch, seed, masked)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@quick_settings(12)
+@quick_settings(5)
 @given(batch=st.lists(rows, min_size=2, max_size=4), seed=st.integers(0, 2**30))
 def test_a_row_draws_the_same_token_whatever_its_neighbours_ask(name: str, batch, seed: int) -> None:
     logits = 3 * torch.randn(len(batch), V, generator=torch.Generator().manual_seed(seed))
@@ -326,7 +326,7 @@ def test_typical_tokens_are_found_however_a_row_is_cut_into_pieces() -> None:
 @pytest.mark.parametrize(
     ("device", "count", "params"),
     [
-        ("cpu", 400, SamplingParams()),
+        ("cpu", 160, SamplingParams()),
         pytest.param("cuda", 20_000, SamplingParams(), marks=pytest.mark.gpu),
         pytest.param("cuda", 20_000, SamplingParams(top_k=6, top_p=0.93), marks=pytest.mark.gpu),
     ],

@@ -26,6 +26,7 @@ from ridgeline.kernels.small.gated_norm import cases as norm_cases
 from ridgeline.kernels.small.gated_norm import op as norm
 from ridgeline.kernels.small.gated_norm.cases import GatedNormCase
 from ridgeline.kernels.small.gated_norm.cost import gated_norm_cost
+from tests.covering import by_pairs
 from tests.kernels.scans.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -56,9 +57,9 @@ def assert_close(ours: Ran, exact: Ran, slack: float, epsilons: float = 2) -> No
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", conv_cases.CASES, ids=str)
-@pytest.mark.parametrize("name", names(conv.CAUSAL_CONV))
+@pytest.mark.parametrize(
+    ("name", "case", "dtype"), by_pairs(names(conv.CAUSAL_CONV), conv_cases.CASES, DTYPES), ids=str
+)
 def test_convolution(name: str, case: ConvCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(conv.CAUSAL_CONV, name, device), inputs)
@@ -67,9 +68,7 @@ def test_convolution(name: str, case: ConvCase, dtype: torch.dtype, device: str)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", GATED_CASES, ids=str)
-@pytest.mark.parametrize("name", names(delta.GATED_DELTA))
+@pytest.mark.parametrize(("name", "case", "dtype"), by_pairs(names(delta.GATED_DELTA), GATED_CASES, DTYPES), ids=str)
 def test_gated_delta(name: str, case: DeltaCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(delta.GATED_DELTA, name, device), inputs)

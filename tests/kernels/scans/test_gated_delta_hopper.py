@@ -62,9 +62,14 @@ CASES = [
 
 @pytest.mark.skipif(not INTERPRETED, reason="the other kernels are interpreted")
 @pytest.mark.parametrize(
-    ("columns", "segment", "part"), [(0, 0, 0), (64, 0, 0), (0, 128, 0), (64, 0, 64), (0, 0, 128)], ids=str
+    ("case", "columns", "segment", "part"),
+    [
+        pytest.param(case, *plan, marks=pytest.mark.thorough if plan in slow else ())
+        for case, slow in zip(CASES, ([(0, 0, 128), (64, 0, 0)], [(0, 128, 0), (64, 0, 64)]), strict=True)
+        for plan in ((0, 0, 0), (64, 0, 0), (0, 128, 0), (64, 0, 64), (0, 0, 128))
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_run_blind(
     monkeypatch: pytest.MonkeyPatch, case: DeltaCase, columns: int, segment: int, part: int
 ) -> None:

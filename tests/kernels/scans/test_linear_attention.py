@@ -25,6 +25,7 @@ from ridgeline.kernels.scans.turns import turns_of
 from ridgeline.kernels.scans.wkv import cases as wkv_cases
 from ridgeline.kernels.scans.wkv import op as wkv
 from ridgeline.kernels.scans.wkv.cases import WkvCase
+from tests.covering import by_pairs
 from tests.kernels.scans.recurrent import Ran, assert_other_blocks_are_left_alone, in_steps, ran, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -56,9 +57,9 @@ def slack(name: str, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", linear_cases.CASES, ids=str)
-@pytest.mark.parametrize("name", names(linear.LINEAR_ATTENTION))
+@pytest.mark.parametrize(
+    ("name", "case", "dtype"), by_pairs(names(linear.LINEAR_ATTENTION), linear_cases.CASES, DTYPES), ids=str
+)
 def test_linear_attention(name: str, case: LinearAttentionCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(linear.LINEAR_ATTENTION, name, device), inputs)
@@ -67,9 +68,9 @@ def test_linear_attention(name: str, case: LinearAttentionCase, dtype: torch.dty
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CHANNEL_CASES, ids=str)
-@pytest.mark.parametrize("name", names(delta.DELTA_ATTENTION))
+@pytest.mark.parametrize(
+    ("name", "case", "dtype"), by_pairs(names(delta.DELTA_ATTENTION), CHANNEL_CASES, DTYPES), ids=str
+)
 def test_delta_attention(name: str, case: DeltaCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(delta.DELTA_ATTENTION, name, device), inputs)
@@ -109,9 +110,7 @@ def test_the_delta_rule_replaces_the_value_of_a_key_that_comes_again() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", wkv_cases.CASES, ids=str)
-@pytest.mark.parametrize("name", names(wkv.WKV))
+@pytest.mark.parametrize(("name", "case", "dtype"), by_pairs(names(wkv.WKV), wkv_cases.CASES, DTYPES), ids=str)
 def test_weighted_means(name: str, case: WkvCase, dtype: torch.dtype, device: str) -> None:
     inputs = case.inputs(dtype, torch.device(device))
     ours = ran(chosen(wkv.WKV, name, device), inputs)

@@ -24,6 +24,7 @@ from ridgeline.kernels.scans.ssd import cases as mamba2_cases
 from ridgeline.kernels.scans.ssd import op as mamba2
 from ridgeline.kernels.scans.ssd.cases import SsdCase
 from ridgeline.kernels.scans.turns import Turns, turns_of
+from tests.covering import by_pairs
 from tests.kernels.scans.recurrent import Case, spoiled
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -32,11 +33,11 @@ OPS: dict[str, tuple[Op[Any], Any]] = {
     "selective_scan": (mamba.SELECTIVE_SCAN, mamba_cases.CASES),
     "ssd": (mamba2.SSD, mamba2_cases.CASES),
 }
+DTYPES = [torch.float32, torch.float16]
 IMPLEMENTED = [
-    pytest.param(name, case, implementation.name, id=f"{name}-{implementation.name}-{case.rows}")
+    case
     for name, (op, cases) in OPS.items()
-    for implementation in op.implementations
-    for case in cases
+    for case in by_pairs([name], cases, [implementation.name for implementation in op.implementations], DTYPES)
 ]
 
 
@@ -69,8 +70,7 @@ def assert_same(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("name", "case", "implementation"), IMPLEMENTED)
+@pytest.mark.parametrize(("name", "case", "implementation", "dtype"), IMPLEMENTED, ids=str)
 def test_outputs_and_states_are_those_of_the_recurrence(
     name: str, case: Any, implementation: str, dtype: torch.dtype, device: str
 ) -> None:
@@ -106,9 +106,12 @@ def test_segments_and_chunks_change_nothing(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("lanes", [0, 1, 2, 4])
-def test_no_cut_of_the_selective_scan_changes_anything(lanes: int, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(
+    ("whole", "lanes", "dtype"), by_pairs([True, False], [0, 1, 2, 4], [*DTYPES, torch.bfloat16]), ids=str
+)
+def test_no_cut_of_the_selective_scan_changes_anything(
+    whole: bool, lanes: int, dtype: torch.dtype, device: str
+) -> None:
     """Rows that end within blocks of tokens and with them, whole warps of channels and others, and states that are not
     as many words as threads. (The interpreter rounds to bfloat16 by cutting off.)"""
     pytest.importorskip("triton")
@@ -118,16 +121,16 @@ def test_no_cut_of_the_selective_scan_changes_anything(lanes: int, dtype: torch.
 
     cut = Tiles(lanes, 2 * lanes) if lanes else LONG
     run: Callable[..., Tensor] = selective_scan
-    for channels, width in ((32 // max(1, lanes), 16), (3, 12)):
-        case = SelectiveScanCase((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
-        given, states, turns = case.inputs(dtype, torch.device(device))
-        if width == 12 and given.z_TX is not None:  # steps and gates far from 0, too
-            given = replace(given, dt_TX=10 * given.dt_TX, z_TX=10 * given.z_TX)
-        inputs = spoiled(given, slice(-2, None)), states, turns
-        ours, theirs = copied(inputs), copied(inputs)
-        y, wanted = run(*ours, cut=cut), mamba.selective_scan(*theirs)
-        assert_same(y[:-2], wanted[:-2], 2.0**-7 if dtype == torch.bfloat16 else TOLERANCE[dtype])
-        assert_same(ours[1][1:], theirs[1][1:], 3e-5)
+    channels, width = (32 // max(1, lanes), 16) if whole else (3, 12)
+    case = SelectiveScanCase((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
+    given, states, turns = case.inputs(dtype, torch.device(device))
+    if not whole and given.z_TX is not None:  # steps and gates far from 0, too
+        given = replace(given, dt_TX=10 * given.dt_TX, z_TX=10 * given.z_TX)
+    inputs = spoiled(given, slice(-2, None)), states, turns
+    ours, theirs = copied(inputs), copied(inputs)
+    y, wanted = run(*ours, cut=cut), mamba.selective_scan(*theirs)
+    assert_same(y[:-2], wanted[:-2], 2.0**-7 if dtype == torch.bfloat16 else TOLERANCE[dtype])
+    assert_same(ours[1][1:], theirs[1][1:], 3e-5)
 
 
 def test_numbers_of_unaligned_rows_are_copied() -> None:

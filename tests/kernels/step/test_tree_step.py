@@ -17,6 +17,7 @@ from ridgeline.kernels.base.tree import NODES
 from ridgeline.kernels.step.compact import STEP_COMPACT
 from ridgeline.kernels.step.op import STEP_INPUTS
 from ridgeline.kernels.step.verify import STEP_VERIFY
+from tests.covering import by_pairs
 from tests.kernels.trees import bits_of, depth_of, drawn_parents, signed
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -270,13 +271,20 @@ def test_a_chain_is_verified_as_without_a_tree(name: str, seed: int, nodes: int)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("by_token", [False, True])
-@pytest.mark.parametrize(("size", "width", "layers"), [(1, 3, 1), (4, 32, 2), (16, 600, 2)])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int32], ids=str)
-@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_COMPACT.implementations)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "by_token"),
+    by_pairs(
+        ["reference", *(one.name for one in STEP_COMPACT.implementations)],
+        [torch.int64, torch.uint8, torch.int32],
+        [(1, 3, 1), (4, 32, 2), (16, 600, 2)],
+        [False, True],
+    ),
+    ids=str,
+)
 def test_the_cells_of_a_path_move_together_and_no_others(
-    name: str, dtype: torch.dtype, size: int, width: int, layers: int, by_token: bool, device: str
+    name: str, dtype: torch.dtype, shape: tuple[int, int, int], by_token: bool, device: str
 ) -> None:
+    size, width, layers = shape
     draw, rows, columns, parts, heads = random.Random(width + size), 5, 9, 2, 3
     nodes = [sorted(draw.sample(range(1, NODES), draw.randrange(columns))) for _ in range(rows)]
     nodes[1] = [1, 2, 3, 4, 5]  # a chain, which stays where it is
