@@ -24,11 +24,19 @@ PROMPTS = ([5], [5, 6, 7], [9] * 40 + [3], list(range(10, 75)), SHARED, [*SHARED
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
+SPOKEN = ("qwen3_5", "lfm2", "falcon_h1", "mamba", "bamba", "rwkv")  # a kind of state each
+# windows between full attention; learned positions; slopes; sinks in a mixture; keys of two sizes; latents; states
+KINDS = ("llama", "mixed", "gpt2", "bloom", "gpt_oss", "gemma4_moe", "deepseek_v3", "zamba2", *SPOKEN)
+
 Settings = dict[str, object]
 
 # Small steps, small blocks, few slots: chunks, ragged batches and waiting all happen.
 TIGHT: Settings = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
 ROOMY: Settings = {"max_num_batched_tokens": 512, "block_size": 16, "max_num_seqs": 8}
+
+
+def thorough(value: object, unless: bool) -> object:
+    return value if unless else pytest.param(*value, marks=pytest.mark.thorough)  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -99,7 +107,9 @@ def test_logprobs_of_prompts_and_outputs_are_transformers(family: str, device: s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize(
+    "family", [family if family in KINDS else thorough((family,), unless=False) for family in tiny_models.FAMILIES]
+)
 def test_greedy_tokens_are_transformers_for_64_steps(family: str, device: str, open_llm) -> None:
     llm = open_llm(family, **TIGHT, device=device)
     for result in run(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)):
@@ -201,16 +211,18 @@ SETTINGS: list[Settings] = [
 ]
 
 
-def thorough(value: object, unless: bool) -> object:
-    return value if unless else pytest.param(*value, marks=pytest.mark.thorough)  # type: ignore[misc]
+# Settings are the scheduler's: few of them meet other layers.
+MET: dict[str, tuple[int, ...]] = {
+    **{"llama": (*range(len(SETTINGS)),), "mixed": (0, 5, 8), "qwen3_5": (0, 5, 8)},
+    **{"qwen2_moe": (5,), "falcon_h1": (8,), "nemotron_h_moe": (5,), "rwkv": (0,)},
+}
 
 
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        thorough((family, settings), unless=family == "llama" or SETTINGS.index(settings) in (0, 5, 8))
-        # settings are the scheduler's: few of them meet other layers
-        for family in ("llama", "mixed", "qwen2_moe", "qwen3_5", "falcon_h1", "nemotron_h_moe", "rwkv")
+        thorough((family, settings), unless=SETTINGS.index(settings) in MET[family])
+        for family in MET
         for settings in SETTINGS
     ],
     ids=str,
@@ -247,7 +259,10 @@ def test_preemption_changes_nothing(family: str, policy: str, open_llm, tiny_mod
     assert pool.free_pages == pool.num_pages
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mixed", "qwen3_next", "lfm2", "mamba2", "rwkv"])
+@pytest.mark.parametrize(
+    "family",
+    ["mixed", "qwen3_next", "rwkv", *(thorough((family,), unless=False) for family in ("qwen3", "lfm2", "mamba2"))],
+)
 def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     family: str, open_llm, tiny_model: Callable[[str], Path]
 ) -> None:
@@ -259,9 +274,6 @@ def test_a_long_life_of_shared_prefixes_and_salts_changes_nothing(
     assert scheduler.cache.hit_tokens > 0
     assert scheduler.slots.num_free == 4
     assert scheduler.cache.pool.free_pages == scheduler.cache.pool.num_pages
-
-
-SPOKEN = ("qwen3_5", "lfm2", "falcon_h1", "mamba", "bamba", "rwkv")  # a kind of state each
 
 
 @pytest.mark.parametrize(
