@@ -83,10 +83,10 @@ class GatedSum(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         y_TW, residual_TM = self.gate_value.normed(norm, x_TM, residual_TM)
         gate_TW, value_TW = y_TW.float().chunk(2, dim=-1)
-        turns = state.turns
-        sums_TW, after_RW = gated_sum(gate_TW, value_TW, turns.start_R1.tolist(), state.load())
-        rows = turns.marks_R.nonzero().flatten()
-        state.keep(turns.marked_R[rows], sums_TW[turns.start_R1[rows] + turns.marks_R[rows] - 1])
+        metadata = state.metadata
+        sums_TW, after_RW = gated_sum(gate_TW, value_TW, metadata.start_R1.tolist(), state.load())
+        rows = metadata.marks_R.nonzero().flatten()
+        state.keep(metadata.marked_R[rows], sums_TW[metadata.start_R1[rows] + metadata.marks_R[rows] - 1])
         state.store(after_RW)
         return self.out(sums_TW.to(x_TM.dtype)), residual_TM
 
@@ -139,7 +139,7 @@ class Whole(DenseCausal):
 
     def __init__(self, tokens: int) -> None:
         super().__init__(1)
-        self.turns = SimpleNamespace(
+        self.metadata = SimpleNamespace(
             start_R1=torch.tensor([0, tokens]), marks_R=torch.zeros(1, dtype=torch.int64), marked_R=torch.zeros(1)
         )
 

@@ -43,7 +43,7 @@ from ridgeline.kernels.step.compact import STEP_COMPACT
 from ridgeline.kernels.step.keep import STEP_KEEP
 from ridgeline.kernels.step.lookup.op import LOOKUP_DRAFTS
 from ridgeline.kernels.step.lookup.recent import RECENT_DRAFTS
-from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS
+from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_METADATA, STEP_POST
 from ridgeline.kernels.step.verify import STEP_VERIFY
 
 
@@ -105,7 +105,7 @@ class Ops:
     mask_logits = MASK_LOGITS
     score_tokens = SCORE_TOKENS
     step_inputs = STEP_INPUTS
-    step_turns = STEP_TURNS
+    step_metadata = STEP_METADATA
     step_advance = STEP_ADVANCE
     step_verify = STEP_VERIFY
     step_keep = STEP_KEEP

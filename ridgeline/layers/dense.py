@@ -23,7 +23,7 @@ from ridgeline.core.specs.state import RecurrentSpec, StateSpec
 from ridgeline.kernels.attention.latent.op import prepared
 from ridgeline.kernels.attention.paged.op import softmax_with_sinks
 from ridgeline.kernels.gemm.plain.rounded import Rounded
-from ridgeline.kernels.scans.turns import Turns, rows_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, rows_of
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.latent_attention import Latents
 
@@ -128,7 +128,7 @@ class FreshRows(NamedTuple):
     """The state of one recurrent layer for rows that begin with zeros, a `layers.recurrent.Recurs`."""
 
     parts: tuple[Tensor, ...]
-    turns: Turns
+    metadata: ScanMetadata
 
 
 class DenseStates:
@@ -141,7 +141,7 @@ class DenseStates:
     def __init__(self, model: ModelSpec, batch: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self._model, self._dtype, self._device = model, dtype, device
         self._attention = DenseCausal(batch)
-        self._turns = rows_of([length] * batch, list(range(1, batch + 1)), device, fresh=True)
+        self._metadata = rows_of([length] * batch, list(range(1, batch + 1)), device, fresh=True)
 
     def __getitem__(self, layer: int) -> Any:
         found = tuple(self._state(spec) for spec in self._model.layers[layer].mixer.states)
@@ -151,9 +151,9 @@ class DenseStates:
         if not isinstance(spec, RecurrentSpec):
             return self._attention
         dtypes = (self._dtype if part.dtype is None else getattr(torch, part.dtype) for part in spec.parts)
-        blocks = 1 + self._turns.num_rows
+        blocks = 1 + self._metadata.num_rows
         parts = (
             torch.zeros(blocks, *part.shape, dtype=dtype, device=self._device)
             for part, dtype in zip(spec.parts, dtypes, strict=True)
         )
-        return FreshRows(tuple(parts), self._turns)
+        return FreshRows(tuple(parts), self._metadata)

@@ -49,12 +49,12 @@ class GatedDelta(nn.Module):
         qkv_TX, z_TX, b_TG, a_TG = y_TO.split(
             (spec.channels, spec.value_size, spec.value_heads, spec.value_heads), dim=-1
         )
-        qkv_TX = self.conv(qkv_TX, tails_NwX, state.turns)
+        qkv_TX = self.conv(qkv_TX, tails_NwX, state.metadata)
         q_TX, k_TX, v_TX = qkv_TX.split((spec.key_size, spec.key_size, spec.value_size), dim=-1)
         q_THK, k_THK = (x_TX.unflatten(-1, (spec.key_heads, -1)) for x_TX in (q_TX, k_TX))
         v_TGV = v_TX.unflatten(-1, (spec.value_heads, -1))
         given = DeltaInputs(q_THK, k_THK, v_TGV, a_TG, b_TG, self.log_rate, self.dt_bias, spec.key_dim**-0.5)
-        o_TGV = state.turns.run(self.ops.gated_delta, transfer, states_NGKV, given)
+        o_TGV = state.metadata.run(self.ops.gated_delta, transfer, states_NGKV, given)
         z_TGV = z_TX.unflatten(-1, (spec.value_heads, -1))
         o_TGV = self.ops.gated_norm(o_TGV, z_TGV, self.norm.weight, self.norm.eps, spec.value_dim, True)
         return self.out(o_TGV.flatten(1)), residual_TM

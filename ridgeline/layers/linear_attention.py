@@ -59,7 +59,7 @@ class LinearAttention(nn.Module):
             q_THK, k_THK = self.ops.rope(q_THK, k_THK, self.rotary.cos_sin_ZY, positions_T)
         decay = self.decay_H if self.decay is None else self._decay(self.decay(low[0]))
         given = LinearInputs(q_THK, k_THK, v_THV, decay, spec.key_dim**-0.5)
-        o_THV = state.turns.run(self.ops.linear_attention, decayed_by, state.parts[0], given)
+        o_THV = state.metadata.run(self.ops.linear_attention, decayed_by, state.parts[0], given)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.value_dim, True)
         return self.out(o_THV.flatten(1)), residual_TM
 
@@ -90,13 +90,13 @@ class DeltaAttention(nn.Module):
         spec, (tails_NwX, states_NHKV) = self.spec, state.parts
         y_TX, residual_TM = self.delta_in.normed(norm, x_TM, residual_TM)
         qkv_TX, of_a, of_z, b_TH = y_TX.split((3 * spec.size, spec.rank, spec.rank, spec.heads), dim=-1)
-        qkv_TX = self.conv(qkv_TX, tails_NwX, state.turns)
+        qkv_TX = self.conv(qkv_TX, tails_NwX, state.metadata)
         q_THK, k_THK, v_THV, a_THK, z_THV = (
             x_TX.unflatten(-1, (spec.heads, -1))
             for x_TX in (*qkv_TX.split(spec.size, dim=-1), self.decay(of_a), self.gate(of_z))
         )
         gates = a_THK, b_TH, self.log_rate.flatten(), self.dt_bias.unflatten(0, (spec.heads, -1))
         given = DeltaInputs(q_THK, k_THK, v_THV, *gates, spec.head_dim**-0.5)
-        o_THV = state.turns.run(self.ops.delta_attention, moved_by, states_NHKV, given)
+        o_THV = state.metadata.run(self.ops.delta_attention, moved_by, states_NHKV, given)
         o_THV = self.ops.gated_norm(o_THV, z_THV, self.norm.weight, self.norm.eps, spec.head_dim, True, "sigmoid")
         return self.out(o_THV.flatten(1)), residual_TM

@@ -49,10 +49,10 @@ class Mamba(nn.Module):
         tails_NwX, states_NXS = state.parts
         xz_TX, residual_TM = self.mamba_in.normed(norm, x_TM, residual_TM)
         x_TX, z_TX = xz_TX.split(self.mamba_in.parts, dim=-1)
-        x_TX = self.conv(x_TX, tails_NwX, state.turns)
+        x_TX = self.conv(x_TX, tails_NwX, state.metadata)
         r_TI, b_TS, c_TS = self.select(x_TX).split(self.spec.selected, dim=-1)
         if self.dt_norm is not None and self.b_norm is not None and self.c_norm is not None:
             r_TI, b_TS, c_TS = self.dt_norm(r_TI)[0], self.b_norm(b_TS)[0], self.c_norm(c_TS)[0]
         given = ScanInputs(x_TX, self.dt(r_TI), self.rate(), b_TS, c_TS, self.skip, self.dt_bias, z_TX)
-        y_TX = state.turns.run(self.ops.selective_scan, transfer, states_NXS, given)
+        y_TX = state.metadata.run(self.ops.selective_scan, transfer, states_NXS, given)
         return self.out(y_TX), residual_TM

@@ -53,13 +53,13 @@ class Mamba2Behind(nn.Module):
         spec, shared = self.spec, self.spec.groups * self.spec.state_width
         tails_NwX, states_NHPS = state.parts
         z_TX, xbc_TX, dt_TH = zxbcdt_TX.split((spec.inner, spec.channels, spec.heads), dim=-1)
-        xbc_TX = self.conv(xbc_TX, tails_NwX, state.turns)
+        xbc_TX = self.conv(xbc_TX, tails_NwX, state.metadata)
         x_TX, b_TX, c_TX = xbc_TX.split((spec.inner, shared, shared), dim=-1)
         x_THP = x_TX.unflatten(-1, (spec.heads, -1))
         b_TGS, c_TGS = (each_TX.unflatten(-1, (spec.groups, -1)) for each_TX in (b_TX, c_TX))
         bounds = spec.dt_min, spec.dt_max
         given = SsdInputs(x_THP, dt_TH, self.rate(), b_TGS, c_TGS, self.skip, self.dt_bias, *bounds)
-        y_THP = state.turns.run(self.ops.ssd, transfer, states_NHPS, given)
+        y_THP = state.metadata.run(self.ops.ssd, transfer, states_NHPS, given)
         return self.out(self._gated(y_THP.flatten(1), z_TX))
 
     def _gated(self, y_TX: Tensor, z_TX: Tensor) -> Tensor:

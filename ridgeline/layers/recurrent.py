@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ridgeline.kernels.scans.causal_conv.op import ConvInputs
 from ridgeline.kernels.scans.causal_conv.transfer import transfer
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.layers.build import Build
 
 
@@ -25,14 +25,14 @@ class Recurs(Protocol):
     """The state of one recurrent layer.
 
     parts: its tensors, [N, …] each, which ops change in place.
-    turns: the blocks that the step's rows read and write.
+    metadata: the blocks that the step's rows read and write.
     """
 
     @property
     def parts(self) -> tuple[Tensor, ...]: ...
 
     @property
-    def turns(self) -> Turns: ...
+    def metadata(self) -> ScanMetadata: ...
 
 
 class CausalConv(nn.Module):
@@ -52,10 +52,10 @@ class CausalConv(nn.Module):
         self.weight = build.parameter(channels, 1, length)
         self.bias = build.parameter(channels) if bias else None
 
-    def forward(self, x_TX: Tensor, tails_NwX: Tensor, turns: Turns) -> Tensor:
+    def forward(self, x_TX: Tensor, tails_NwX: Tensor, metadata: ScanMetadata) -> Tensor:
         """Return [T, X], and leave each row's last inputs in `tails_NwX`."""
         given = ConvInputs(x_TX, self.weight.squeeze(1), self.bias, self.activation)
-        return turns.run(self.ops.causal_conv, transfer, tails_NwX, given)
+        return metadata.run(self.ops.causal_conv, transfer, tails_NwX, given)
 
 
 class DecayRate(nn.Module):

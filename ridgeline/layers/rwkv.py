@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ridgeline.core.specs.rwkv import ChannelMixSpec, TimeMixSpec
 from ridgeline.kernels.scans.causal_conv.op import ConvInputs
 from ridgeline.kernels.scans.causal_conv.transfer import transfer as shifted_by
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.wkv.op import WkvInputs
 from ridgeline.kernels.scans.wkv.transfer import transfer as weighed_by
 from ridgeline.layers.build import Build
@@ -37,10 +37,10 @@ class Shift(nn.Module):
         before = torch.tensor([1.0, 0.0], dtype=build.dtype, device=build.device)
         self.register_buffer("before", before.repeat(width, 1), persistent=False)  # dense, as the op takes weights
 
-    def forward(self, x_TM: Tensor, last_N1M: Tensor, turns: Turns) -> list[Tensor]:
+    def forward(self, x_TM: Tensor, last_N1M: Tensor, metadata: ScanMetadata) -> list[Tensor]:
         """Return the mixtures, [T, M] each, and leave each row's last token in `last_N1M`."""
         assert isinstance(self.before, Tensor)
-        before_TM = turns.run(self.ops.causal_conv, shifted_by, last_N1M, ConvInputs(x_TM, self.before, None, None))
+        before_TM = metadata.run(self.ops.causal_conv, shifted_by, last_N1M, ConvInputs(x_TM, self.before, None, None))
         return [torch.lerp(before_TM, x_TM, share_1M) for share_1M in self.share]
 
 
@@ -64,9 +64,9 @@ class TimeMix(nn.Module):
         """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
         x_TM, residual_TM = summed_norm(self.pending, self.ops, norm, x_TM, residual_TM)
         last_N1M, states_N3X = state.parts
-        of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.turns)
+        of_key, of_value, of_receptance = self.shift(x_TM, last_N1M, state.metadata)
         given = WkvInputs(self.key(of_key), self.value(of_value), self.rate(), self.bonus)
-        o_TX = state.turns.run(self.ops.wkv, weighed_by, states_N3X, given)
+        o_TX = state.metadata.run(self.ops.wkv, weighed_by, states_N3X, given)
         return self.out(torch.sigmoid(self.receptance(of_receptance)) * o_TX), residual_TM
 
 
@@ -86,6 +86,6 @@ class ChannelMix(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return (what the mixer adds to the residual, the residual before it): [T, M] each."""
         x_TM, residual_TM = summed_norm(self.pending, self.ops, norm, x_TM, residual_TM)
-        of_key, of_receptance = self.shift(x_TM, state.parts[0], state.turns)
+        of_key, of_receptance = self.shift(x_TM, state.parts[0], state.metadata)
         y_TM = self.value(torch.relu(self.key(of_key)).square())
         return torch.sigmoid(self.receptance(of_receptance)) * y_TM, residual_TM

@@ -34,5 +34,5 @@ class ShortConv(nn.Module):
         """Return (what the convolution adds to the residual, the residual before it): [T, M] each."""
         bcx_TX, residual_TM = self.conv_in.normed(norm, x_TM, residual_TM)
         b_TX, c_TX, x_TX = bcx_TX.split(self.conv_in.parts, dim=-1)
-        y_TX = self.conv(b_TX * x_TX, state.parts[0], state.turns)
+        y_TX = self.conv(b_TX * x_TX, state.parts[0], state.metadata)
         return self.out(c_TX * y_TX), residual_TM

@@ -41,8 +41,8 @@ from ridgeline.core.plan.pieces import Piece
 from ridgeline.core.plan.reserve import Reserved, StepSizes
 from ridgeline.core.specs.cache_layout import CacheGroup
 from ridgeline.core.specs.state import RecurrentSpec
+from ridgeline.kernels.scans.metadata import Inputs, Pieces, RecurrentOp, ScanMetadata, Tells
 from ridgeline.kernels.scans.transfer import Transfer
-from ridgeline.kernels.scans.turns import Inputs, Pieces, RecurrentOp, Tells, Turns
 from ridgeline.parallel.ring import Ring
 
 SHORT = 8  # tokens of a row, up to which all ranks run it
@@ -51,7 +51,7 @@ TOLD_COPIES = 5  # of them at once: what arrives, lies together, is taken apart,
 
 
 class PieceScan:
-    """A step's rows as pieces on ranks, a `kernels.scans.turns.Divided`.
+    """A step's rows as pieces on ranks, a `kernels.scans.metadata.Divided`.
 
     pieces: those of all ranks, with the pieces of a row in order. A rank may have several pieces of a row, and its
         tokens lie in the order of its pieces.
@@ -72,16 +72,16 @@ class PieceScan:
         self._row_of_t = [row for rank, row, tokens, _ in pieces if rank == ring.rank for _ in range(tokens)]
         self._parts: dict[int, list[_Part]] = {}
 
-    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
-        """Return the op's outputs for this rank's tokens, and replace the states of the rows in `turns`, with the same
-        bits on every rank."""
+    def run(self, metadata: ScanMetadata, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+        """Return the op's outputs for this rank's tokens, and replace the states of the rows in `metadata`, with the
+        same bits on every rank."""
         told = self._long_pieces * piece_bytes(states_N.shape[1:], states_N.itemsize)
         first, *others = self._in_parts(max(1, min(-(-told // self._told), len(self._long))))
         if not others:
-            return first.rows.run(turns, op, tells, states_N, given)
+            return first.rows.run(metadata, op, tells, states_N, given)
         out_T: Tensor | None = None
         for index_t, rows in (first, *others):
-            out_t = rows.run(turns, op, tells, states_N, given.at(index_t))
+            out_t = rows.run(metadata, op, tells, states_N, given.at(index_t))
             out_T = out_t.new_empty(len(self._row_of_t), *out_t.shape[1:]) if out_T is None else out_T
             out_T.index_copy_(0, index_t, out_t)
         assert out_T is not None
@@ -180,10 +180,10 @@ class _LongRows:
             )
             self._levels.append(_Level(*(_index(each, device) for each in numbers)))
 
-    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+    def run(self, metadata: ScanMetadata, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
         told = self._exchanged(tells(self._own, op, states_N, given))
         reads_R, writes_R, fresh_R = (
-            each.index_select(0, self._row_R) for each in (turns.reads_R, turns.writes_R, turns.fresh_R)
+            each.index_select(0, self._row_R) for each in (metadata.reads_R, metadata.writes_R, metadata.fresh_R)
         )
         states_R = told.begun(states_N.index_select(0, reads_R), fresh_R)
         own_N = states_N.new_zeros(1 + len(self._own.lengths), *states_N.shape[1:])
@@ -194,7 +194,7 @@ class _LongRows:
             after = pieces.after(before).to(states_R.dtype)
             states_R.index_copy_(0, level.row, after)
             if len(level.marked):
-                blocks = turns.marked_R.index_select(0, level.mark)
+                blocks = metadata.marked_R.index_select(0, level.mark)
                 states_N.index_copy_(0, blocks, after.index_select(0, level.marked))
         states_N.index_copy_(0, writes_R, states_R)
         return op(given, own_N, self._own.going_on)
@@ -226,21 +226,21 @@ class _ShortRows:
         lengths = [len(of_row[row]) for row in self.rows]
         self._each = lengths[0] if len(set(lengths)) == 1 else 0
         self._start_R1 = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-        self._turns: tuple[Turns, Turns] | None = None
+        self._metadata: tuple[ScanMetadata, ScanMetadata] | None = None
 
-    def run(self, turns: Turns, op: RecurrentOp, _: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+    def run(self, metadata: ScanMetadata, op: RecurrentOp, _: Tells, states_N: Tensor, given: Inputs) -> Tensor:
         all_t = _gathered(self._ring, list(given.by_token.values()), self._counts)
         everything = given.replaced(x_t.index_select(0, self._order_t) for x_t in all_t)
-        return op(everything, states_N, self._of(turns)).index_select(0, self._own_t)
+        return op(everything, states_N, self._of(metadata)).index_select(0, self._own_t)
 
-    def _of(self, turns: Turns) -> Turns:
-        """Return the turns of these rows alone. Layers one after another mostly have the same."""
-        if self._turns is None or self._turns[0] is not turns:
+    def _of(self, metadata: ScanMetadata) -> ScanMetadata:
+        """Return the metadata of these rows alone. Layers one after another mostly have the same."""
+        if self._metadata is None or self._metadata[0] is not metadata:
             names = "reads_R", "writes_R", "fresh_R", "marks_R", "marked_R"
-            own = {name: getattr(turns, name).index_select(0, self._row_R) for name in names}
+            own = {name: getattr(metadata, name).index_select(0, self._row_R) for name in names}
             count = len(self._order_t)
-            self._turns = turns, Turns(self._start_R1, **own, num_tokens=count, tokens_each=self._each)
-        return self._turns[1]
+            self._metadata = metadata, ScanMetadata(self._start_R1, **own, num_tokens=count, tokens_each=self._each)
+        return self._metadata[1]
 
 
 def _gathered(ring: Ring, own: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

@@ -29,7 +29,7 @@ from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.profile.made_plan import layout_for, made_plan
 
 # Bookkeeping of some hundred bytes. An embedding that is no parameter picks the hidden states to score.
-UNPRICED = ("step_inputs", "step_turns", "attention_schedule", "step_advance", "step_verify", "embedding")
+UNPRICED = ("step_inputs", "step_metadata", "attention_schedule", "step_advance", "step_verify", "embedding")
 NAMED_ALIKE = (  # ops that the cost model calls by their own names, and not after their parameters
     *("route", "grouped_gate_up", "grouped_down"),
     *("causal_conv", "gated_delta", "gated_norm", "selective_scan", "ssd"),

@@ -32,11 +32,11 @@ from ridgeline.kernels.scans.gated_delta import op as gated_delta
 from ridgeline.kernels.scans.gated_delta.cases import DeltaCase, channel_case
 from ridgeline.kernels.scans.linear_attention import op as linear_attention
 from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 from ridgeline.kernels.scans.selective_scan import op as selective_scan
 from ridgeline.kernels.scans.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.scans.ssd import op as ssd
 from ridgeline.kernels.scans.ssd.cases import SsdCase
-from ridgeline.kernels.scans.turns import Turns, turns_of
 from ridgeline.kernels.scans.wkv import op as wkv
 from ridgeline.kernels.scans.wkv.cases import WkvCase
 
@@ -70,33 +70,33 @@ SUBJECTS = (
 )
 
 
-def arguments(subject: Subject, tokens: int, slow: bool) -> tuple[Any, Tensor, Turns]:
+def arguments(subject: Subject, tokens: int, slow: bool) -> tuple[Any, Tensor, ScanMetadata]:
     """Return the op's inputs, states and rows."""
-    given, states, turns = subject.case(tokens).inputs(torch.float32, CPU)
+    given, states, metadata = subject.case(tokens).inputs(torch.float32, CPU)
     if slow:
         given = replace(given, **{subject.decays: subject.slower(getattr(given, subject.decays))})
-    return given, states, turns
+    return given, states, metadata
 
 
-def reference(subject: Subject, given: Any, states: Tensor, turns: Turns) -> Tensor:
+def reference(subject: Subject, given: Any, states: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return the outputs of the recurrence in float64."""
     exact = {name: x.double() for name, x in vars(given).items() if isinstance(x, Tensor)}
-    return subject.op.reference(replace(given, **exact), states.double(), turns)
+    return subject.op.reference(replace(given, **exact), states.double(), metadata)
 
 
 def in_steps(
     subject: Subject,
-    arguments: tuple[Any, Tensor, Turns],
+    arguments: tuple[Any, Tensor, ScanMetadata],
     each: int,
     rounded: torch.dtype | None,
     done: Callable[[int], object] = lambda tokens: None,
 ) -> Tensor:
     """Return the outputs of steps of `each` tokens. rounded: the dtype to which states are rounded after every step."""
-    run, (given, before, turns) = subject.op.choose(Platform.of(CPU)), arguments
-    states, outputs, tokens = before.clone(), [], turns.num_tokens
+    run, (given, before, metadata) = subject.op.choose(Platform.of(CPU)), arguments
+    states, outputs, tokens = before.clone(), [], metadata.num_tokens
     for first in range(0, tokens, each):
         end = min(first + each, tokens)
-        step = turns_of((end - first,), CPU, fresh=(0,) if not first else ())
+        step = metadata_of((end - first,), CPU, fresh=(0,) if not first else ())
         outputs.append(run(given.at(slice(first, end)), states, step))
         if rounded is not None:
             states.copy_(states.to(rounded))

@@ -27,7 +27,7 @@ from ridgeline.core.specs.model import MixerSpec, NormSpec
 from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.scans.turns import turns_of
+from ridgeline.kernels.scans.metadata import metadata_of
 from ridgeline.layers.build import Build
 from ridgeline.layers.dense import FreshRows
 from ridgeline.layers.kinds import mixer
@@ -95,7 +95,7 @@ def one_rank(spec: MixerSpec, layer: nn.Module, ring: Counting, tokens: int) -> 
     """Return the seconds that a layer takes one rank, the faster of two runs."""
     bounds = bounds_of(tokens, ring.size)
     count = bounds[ring.rank + 1] - bounds[ring.rank]
-    turns = turns_of([tokens], CPU, fresh=(0,))
+    metadata = metadata_of([tokens], CPU, fresh=(0,))
     [state] = spec.states
     assert isinstance(state, RecurrentSpec)
     shapes = [(part.shape, torch.float32) for part in state.parts]
@@ -106,7 +106,7 @@ def one_rank(spec: MixerSpec, layer: nn.Module, ring: Counting, tokens: int) -> 
         scan = PieceScan(ring, list(pieces_of([tokens], [0], bounds)), CPU) if ring.size > 1 else None
         parts = tuple(torch.zeros(5, *shape, dtype=dtype) for shape, dtype in shapes)
         begin = time.process_time()
-        layer(None, x_TM, None, position_T, FreshRows(parts, replace(turns, divided=scan)))
+        layer(None, x_TM, None, position_T, FreshRows(parts, replace(metadata, divided=scan)))
         seconds.append(time.process_time() - begin)
     return min(seconds)
 

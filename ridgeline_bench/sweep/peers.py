@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
 from ridgeline.kernels.scans.ssd.op import SsdInputs
-from ridgeline.kernels.scans.turns import Turns
 
 VLLM_CHUNK = 256
 FLA = {  # package → where it has flash-linear-attention
@@ -44,34 +44,34 @@ class PeerKernel:
         """Give back what was made of other arguments."""
         self._made.clear()
 
-    def __call__(self, given: Any, states_N: Tensor, turns: Turns) -> Tensor:
+    def __call__(self, given: Any, states_N: Tensor, metadata: ScanMetadata) -> Tensor:
         """Raises AssertionError if the peer has no such function, or it fails."""
         try:
-            if id(turns) not in self._made:
-                self._made[id(turns)] = turns, self.prepare(given, states_N, turns)
-            return self._made[id(turns)][1]()
+            if id(metadata) not in self._made:
+                self._made[id(metadata)] = metadata, self.prepare(given, states_N, metadata)
+            return self._made[id(metadata)][1]()
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise AssertionError(f"{type(error).__name__}: {error}"[:300]) from error
 
 
-def _vllm_ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Callable[[], Tensor]:
+def _vllm_ssd(given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata) -> Callable[[], Tensor]:
     x_THP, dt_TH, rate_H, b_TGS, c_TGS = given.x_THP, given.dt_TH, given.rate_H, given.b_TGS, given.c_TGS
     skip_H, dt_bias_H, limits = given.skip_H, given.dt_bias_H, (given.dt_min, given.dt_max)
-    if turns.tokens_each == 1:
+    if metadata.tokens_each == 1:
         width, size = states_NHPS.shape[2:]
         dt, skip, bias = (v[..., None].expand(*v.shape, width) for v in (dt_TH, skip_H, dt_bias_H))
         rate = rate_H[:, None, None].expand(-1, width, size)
-        return _vllm_step(states_NHPS, x_THP, dt, rate, b_TGS, c_TGS, skip, bias, None, turns)
+        return _vllm_step(states_NHPS, x_THP, dt, rate, b_TGS, c_TGS, skip, bias, None, metadata)
     from vllm.model_executor.layers.mamba.ops.ssd_combined import mamba_chunk_scan_combined_varlen as chunk_scan
     from vllm.v1.attention.backends.mamba2_attn import compute_varlen_chunk_metadata
 
-    ends, last_R, row_C = compute_varlen_chunk_metadata(turns.start_R1, VLLM_CHUNK)
-    before_RHPS = states_NHPS[turns.reads_R]
+    ends, last_R, row_C = compute_varlen_chunk_metadata(metadata.start_R1, VLLM_CHUNK)
+    before_RHPS = states_NHPS[metadata.reads_R]
 
     def call() -> Tensor:
         y_THP = torch.empty(x_THP.shape, dtype=x_THP.dtype, device=x_THP.device)
         chunk_scan(
-            x_THP, dt_TH, rate_H, b_TGS, c_TGS, VLLM_CHUNK, cu_seqlens=turns.start_R1, cu_chunk_seqlens=ends,
+            x_THP, dt_TH, rate_H, b_TGS, c_TGS, VLLM_CHUNK, cu_seqlens=metadata.start_R1, cu_chunk_seqlens=ends,
             last_chunk_indices=last_R, seq_idx=row_C, out=y_THP, D=skip_H, dt_bias=dt_bias_H,
             initial_states=before_RHPS, dt_softplus=True, dt_limit=limits, state_dtype=torch.float32,
         )  # fmt: skip
@@ -80,12 +80,12 @@ def _vllm_ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Callable[[
     return call
 
 
-def _vllm_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Callable[[], Tensor]:
+def _vllm_scan(given: ScanInputs, states_NXS: Tensor, metadata: ScanMetadata) -> Callable[[], Tensor]:
     """Its inputs are channels first, and it replaces states where it reads them, so that it gets some of its own."""
     x_TX, dt_TX, rate_XS, b_TS, c_TS = given.x_TX, given.dt_TX, given.rate_XS, given.b_TS, given.c_TS
     skip_X, dt_bias_X, z_TX = given.skip_X, given.dt_bias_X, given.z_TX
-    if turns.tokens_each == 1:
-        return _vllm_step(states_NXS, x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, turns)
+    if metadata.tokens_each == 1:
+        return _vllm_step(states_NXS, x_TX, dt_TX, rate_XS, b_TS, c_TS, skip_X, dt_bias_X, z_TX, metadata)
     from vllm.model_executor.layers.mamba.ops.mamba_ssm import selective_scan_fn
 
     inputs = [v.T.contiguous() for v in (x_TX, dt_TX, b_TS, c_TS, z_TX) if v is not None]
@@ -95,7 +95,8 @@ def _vllm_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Callable[
         x_XT, dt_XT, b_ST, c_ST, z_XT = inputs
         y_XT: Tensor = selective_scan_fn(
             x_XT, states_NXS, dt_XT, rate_XS, b_ST[None], c_ST[None], skip_X, z_XT, dt_bias_X, True,
-            query_start_loc=turns.start_R1, cache_indices=turns.reads_R.int(), has_initial_state=~turns.fresh_R,
+            query_start_loc=metadata.start_R1, cache_indices=metadata.reads_R.int(),
+            has_initial_state=~metadata.fresh_R,
         )  # fmt: skip
         return y_XT.T
 
@@ -105,8 +106,8 @@ def _vllm_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Callable[
 def _vllm_step(states: Tensor, x: Tensor, *inputs: Any) -> Callable[[], Tensor]:
     from vllm.model_executor.layers.mamba.ops.mamba_ssm import selective_state_update
 
-    dt, rate, b, c, skip, bias, z, turns = inputs
-    reads, writes = turns.reads_R.int(), turns.writes_R.int()
+    dt, rate, b, c, skip, bias, z, metadata = inputs
+    reads, writes = metadata.reads_R.int(), metadata.writes_R.int()
 
     def call() -> Tensor:
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -120,23 +121,23 @@ def _vllm_step(states: Tensor, x: Tensor, *inputs: Any) -> Callable[[], Tensor]:
 
 
 def _fla_gated_delta(
-    sources: Sequence[str], turned: bool, given: DeltaInputs, states_NGKV: Tensor, turns: Turns
+    sources: Sequence[str], turned: bool, given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata
 ) -> Callable[[], Tensor]:
     """turned: states lie as [V, K]. What is made anew of the rows' starts while a graph is captured would lie in memory
     that is given back, so all calls share one tensor of them, by whose identity the peer keeps what it makes."""
-    steps = turns.tokens_each == 1
+    steps = metadata.tokens_each == 1
     name = "fused_recurrent_gated_delta_rule" if steps else "chunk_gated_delta_rule"
     peer = _first(sources, name)
     known = inspect.signature(peer).parameters
     in_place = "ssm_state_indices" in known
-    states = states_NGKV if steps and in_place else states_NGKV[turns.reads_R]
+    states = states_NGKV if steps and in_place else states_NGKV[metadata.reads_R]
     states = states.transpose(-1, -2).contiguous() if turned else states.clone()
     beta_TG = given.b_TG.float().sigmoid() if steps else given.b_TG.sigmoid()
     wanted = {
         "q": given.q_THK.contiguous()[None], "k": given.k_THK.contiguous()[None], "v": given.v_TGV.contiguous()[None],
         "g": given.log_decay_TGJ(torch.float32)[..., 0][None], "beta": beta_TG[None], "scale": given.scale,
-        "initial_state": states, "output_final_state": True, "cu_seqlens": turns.start_R1.long(),
-        "ssm_state_indices": turns.reads_R.int(), "inplace_final_state": not steps, "use_qk_l2norm_in_kernel": True,
+        "initial_state": states, "output_final_state": True, "cu_seqlens": metadata.start_R1.long(),
+        "ssm_state_indices": metadata.reads_R.int(), "inplace_final_state": not steps, "use_qk_l2norm_in_kernel": True,
     }  # fmt: skip
     call = partial(peer, **{key: value for key, value in wanted.items() if key in known})
     return lambda: call()[0].reshape(given.v_TGV.shape)

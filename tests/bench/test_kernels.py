@@ -83,7 +83,7 @@ def test_every_op_is_timed_and_every_implementation_correct(
     assert missing - elsewhere == {
         "activation",
         "step_inputs",
-        "step_turns",
+        "step_metadata",
         "step_advance",
         "step_verify",
         "step_keep",

@@ -22,7 +22,7 @@ from ridgeline.core.specs.linear import DeltaAttentionSpec
 from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.scans.turns import Turns, rows_of, turns_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of, rows_of
 from ridgeline.kernels.step.op import StepTurns
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseStates, FreshRows
@@ -217,13 +217,13 @@ def test_delta_attention_is_the_papers_whole_and_in_pieces(kimi: Decoder) -> Non
         ]
         found, first = [], 0
         for length in (1, 30, 1, 1, 50):
-            turns = turns_of([length], CPU, fresh=(0,) if first == 0 else ())
-            turns = replace(turns, writes_R=turns.reads_R)
+            metadata = metadata_of([length], CPU, fresh=(0,) if first == 0 else ())
+            metadata = replace(metadata, writes_R=metadata.reads_R)
 
             class States(list[FreshRows]):
                 live_T = None
 
-            states = States(FreshRows(tuple(each), turns) for each in parts)
+            states = States(FreshRows(tuple(each), metadata) for each in parts)
             hidden = kimi(tokens[first : first + length], torch.arange(first, first + length), states)
             found.append(kimi.logits(hidden))
             first += length
@@ -235,11 +235,11 @@ def test_delta_attention_leaves_the_state_behind_every_draft(kimi: Decoder) -> N
     tokens = torch.randint(64, (24,), generator=torch.Generator().manual_seed(2))
     prompt, rest = tokens[:20], tokens[20:]
 
-    def run(each: list[list[Tensor]], ids_T: Tensor, first: int, turns: Turns) -> Tensor:
+    def run(each: list[list[Tensor]], ids_T: Tensor, first: int, metadata: ScanMetadata) -> Tensor:
         class States(list[FreshRows]):
             live_T = None
 
-        states = States(FreshRows(tuple(parts), turns) for parts in each)
+        states = States(FreshRows(tuple(parts), metadata) for parts in each)
         return kimi.logits(kimi(ids_T, torch.arange(first, first + len(ids_T)), states))
 
     def found(start_R1: Tensor, *_: object) -> StepTurns:
@@ -248,7 +248,7 @@ def test_delta_attention_leaves_the_state_behind_every_draft(kimi: Decoder) -> N
 
     with torch.inference_mode():
         plain = [[torch.zeros(5, *part.shape) for part in layer.mixer.states[0].parts] for layer in kimi.spec.layers]
-        run(plain, prompt, 0, replace(turns_of([20], CPU, fresh=(0,)), writes_R=torch.ones(1, dtype=torch.int64)))
+        run(plain, prompt, 0, replace(metadata_of([20], CPU, fresh=(0,)), writes_R=torch.ones(1, dtype=torch.int64)))
         verified = [[part.clone() for part in parts] for parts in plain]
         rows = DeviceRows(
             slots_R=torch.zeros(1, dtype=torch.int32), start_R1=torch.tensor([0, 4], dtype=torch.int32),

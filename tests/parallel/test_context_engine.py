@@ -21,7 +21,7 @@ from ridgeline.assembly.wiring import Wiring, _engine
 from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.parallel.mesh import Mesh
 from ridgeline.parallel.scan import PieceScan
 from ridgeline.worker.local import LocalWorker
@@ -149,9 +149,9 @@ def test_ranks_divide_the_tokens_of_recurrent_layers(
     """Later requests begin at states that divided prompts have left at marks and at their ends."""
     folder, scanned, run = tiny_model(family), Counter[int](), PieceScan.run
 
-    def counted(scan: PieceScan, turns: Turns, *arguments: Any) -> Tensor:
-        outputs_T = run(scan, turns, *arguments)
-        scanned[turns.num_tokens] += len(outputs_T)
+    def counted(scan: PieceScan, metadata: ScanMetadata, *arguments: Any) -> Tensor:
+        outputs_T = run(scan, metadata, *arguments)
+        scanned[metadata.num_tokens] += len(outputs_T)
         return outputs_T
 
     monkeypatch.setattr(PieceScan, "run", counted)

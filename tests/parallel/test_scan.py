@@ -25,13 +25,13 @@ from ridgeline.kernels.scans.gated_delta.transfer import transfer as moved_by
 from ridgeline.kernels.scans.linear_attention import op as linear
 from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.scans.linear_attention.transfer import transfer as faded_by
+from ridgeline.kernels.scans.metadata import RecurrentOp, ScanMetadata, Tells
 from ridgeline.kernels.scans.selective_scan import op as selective
 from ridgeline.kernels.scans.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.scans.selective_scan.transfer import transfer as selected_by
 from ridgeline.kernels.scans.ssd import op as ssd
 from ridgeline.kernels.scans.ssd.cases import SsdCase
 from ridgeline.kernels.scans.ssd.transfer import transfer as stepped_by
-from ridgeline.kernels.scans.turns import RecurrentOp, Tells, Turns
 from ridgeline.kernels.scans.wkv import op as wkv
 from ridgeline.kernels.scans.wkv.cases import WkvCase
 from ridgeline.kernels.scans.wkv.transfer import transfer as weighed_by
@@ -49,7 +49,7 @@ class Bound(NamedTuple):
     tells: Tells
     states_N: Tensor
     given: Any
-    turns: Turns
+    metadata: ScanMetadata
 
 
 class Subject(NamedTuple):
@@ -64,9 +64,9 @@ class Subject(NamedTuple):
         """Bind the reference to small inputs, or `run` to inputs in float32."""
         wide = torch.float32 if run else torch.float64
         case = self.case(tuple(rows), **fields, **({} if run else self.small))
-        given, states_N, turns = case.inputs(wide, CPU)
+        given, states_N, metadata = case.inputs(wide, CPU)
         own = {name: x.to(wide) for name, x in vars(given).items() if isinstance(x, Tensor)}
-        return Bound(run or self.op.reference, self.tells, states_N.to(wide), replace(given, **own), turns)
+        return Bound(run or self.op.reference, self.tells, states_N.to(wide), replace(given, **own), metadata)
 
 
 WIDTHS = {"key_width": 4, "value_width": 3}
@@ -100,7 +100,7 @@ def divided(
     def work(ring: Ring) -> tuple[Tensor, Tensor]:
         own_T, states_N = (owner_T == ring.rank).nonzero()[:, 0], bound.states_N.clone()
         scan = PieceScan(ring, pieces, CPU, short, told)
-        return scan.run(bound.turns, bound.op, bound.tells, states_N, bound.given.at(own_T)), states_N
+        return scan.run(bound.metadata, bound.op, bound.tells, states_N, bound.given.at(own_T)), states_N
 
     found = on_ranks(ranks, work)
     outputs_T = found[0][0].new_zeros(len(owner_T), *found[0][0].shape[1:])
@@ -111,7 +111,7 @@ def divided(
 
 def check(bound: Bound, ranks: int, pieces: list[Piece], short: int = 0, told: int = TOLD_BYTES) -> None:
     want_N = bound.states_N.clone()
-    want_T = bound.op(bound.given, want_N, bound.turns)
+    want_T = bound.op(bound.given, want_N, bound.metadata)
     got_T, states = divided(bound, ranks, pieces, short, told)
     torch.testing.assert_close(got_T, want_T[: len(got_T)], rtol=1e-10, atol=1e-10)
     for states_N in states:
@@ -155,7 +155,7 @@ def test_what_ranks_tell_at_once_is_bounded(name: str) -> None:
         ring = Noting(axis.rank, axis.size, axis._barrier, axis._held)
         own = bound.given.at(slice(*bounds_of(sum(rows), ranks)[axis.rank : axis.rank + 2]))
         PieceScan(ring, pieces, CPU, told=10 * each).run(
-            bound.turns, bound.op, bound.tells, bound.states_N.clone(), own
+            bound.metadata, bound.op, bound.tells, bound.states_N.clone(), own
         )
         return ring.received
 
@@ -217,7 +217,7 @@ def test_kernels_run_pieces_as_they_run_rows(name: str, kernel: str) -> None:
     bound = OPS[name]([75, 1], run=run, marks=(70, 0), fresh=(1,), **narrow)
     pieces = [Piece(0, 0, 1), Piece(0, 0, 69, marked=True), Piece(0, 0, 5), Piece(0, 1, 1)]
     want_N, got_N = bound.states_N.clone(), bound.states_N.clone()
-    want_T = bound.op(bound.given, want_N, bound.turns)
-    got_T = PieceScan(SOLO, pieces, CPU).run(bound.turns, bound.op, bound.tells, got_N, bound.given)
+    want_T = bound.op(bound.given, want_N, bound.metadata)
+    got_T = PieceScan(SOLO, pieces, CPU).run(bound.metadata, bound.op, bound.tells, got_N, bound.given)
     torch.testing.assert_close(got_T, want_T, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got_N[1:], want_N[1:], rtol=1e-4, atol=1e-4, equal_nan=True)

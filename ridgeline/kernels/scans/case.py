@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 
 C = TypeVar("C", bound="RecurrentCase")
 
@@ -54,7 +54,7 @@ class RecurrentCase(OpCase):
     def lasting(self, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
         """Return the inputs, with rows that write to the free blocks behind those that they read."""
         given = self.inputs(dtype, device)
-        return tuple(replace(x, writes_R=x.reads_R + 1) if isinstance(x, Turns) else x for x in given)
+        return tuple(replace(x, writes_R=x.reads_R + 1) if isinstance(x, ScanMetadata) else x for x in given)
 
     def reduced(self) -> RecurrentCase:
         """Return a few shorter rows in place of many tokens."""
@@ -63,11 +63,11 @@ class RecurrentCase(OpCase):
         return replace(self, rows=tuple(min(length, SMALL) for length in self.rows[:3]))  # type: ignore[type-var]
 
     def written(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Return the states of the rows, and behind them those at marks. States stand before the turns."""
-        place = next(place for place, x in enumerate(arguments) if isinstance(x, Turns))
-        states, turns = arguments[place - 1], arguments[place]
-        marked_R = turns.marked_R[turns.marks_R > 0]
-        return (states[torch.cat((turns.writes_R[turns.writes_R > 0], marked_R))],)
+        """Return the states of the rows, and behind them those at marks. States stand before the metadata."""
+        place = next(place for place, x in enumerate(arguments) if isinstance(x, ScanMetadata))
+        states, metadata = arguments[place - 1], arguments[place]
+        marked_R = metadata.marked_R[metadata.marks_R > 0]
+        return (states[torch.cat((metadata.writes_R[metadata.writes_R > 0], marked_R))],)
 
 
 def cases_of_layers(small: Iterable[C], *layers: C) -> Cases:

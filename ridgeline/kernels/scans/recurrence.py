@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 
 # Takes (a token's number, the state before it), and returns (the token's output, the state after it)
 Rule = Callable[[int, Tensor], tuple[Tensor, Tensor]]
@@ -33,7 +33,11 @@ def begun(state: Tensor, fresh: bool) -> Tensor:
 
 
 def recurrence(
-    rule: Rule, states_N: Tensor, turns: Turns, like_T: Tensor, begun: Callable[[Tensor, bool], Tensor] = begun
+    rule: Rule,
+    states_N: Tensor,
+    metadata: ScanMetadata,
+    like_T: Tensor,
+    begun: Callable[[Tensor, bool], Tensor] = begun,
 ) -> Tensor:
     """Return the outputs of the rows' tokens, dense and of the shape and dtype of `like_T`, and replace the rows'
     states. Outputs of tokens behind the last row's are zeros.
@@ -41,7 +45,7 @@ def recurrence(
     begun: returns a row's state before its first token, given (what its block holds, whether the row is fresh).
     """
     out_T = torch.zeros_like(like_T, memory_format=torch.contiguous_format)
-    for row in turns.rows():
+    for row in metadata.rows():
         state = begun(states_N[row.reads], row.fresh)
         for token in range(row.start, row.end):
             out, state = rule(token, state)
@@ -76,22 +80,22 @@ def decaying(
 class Singles(NamedTuple):
     """The rows of one token, and these tokens."""
 
-    turns: Turns
+    metadata: ScanMetadata
     row_D: Tensor
     token_D: Tensor
 
     @staticmethod
-    def of(turns: Turns) -> Singles:
-        row_D = (turns.start_R1.diff() == 1).nonzero()[:, 0]
-        return Singles(turns, row_D, turns.start_R1[row_D].long())
+    def of(metadata: ScanMetadata) -> Singles:
+        row_D = (metadata.start_R1.diff() == 1).nonzero()[:, 0]
+        return Singles(metadata, row_D, metadata.start_R1[row_D].long())
 
     def begun(self, states_N: Tensor) -> Tensor:
         """Return the states before the tokens, as copies."""
-        states_D = states_N.index_select(0, self.turns.reads_R[self.row_D])
-        fresh_D = self.turns.fresh_R[self.row_D]
+        states_D = states_N.index_select(0, self.metadata.reads_R[self.row_D])
+        fresh_D = self.metadata.fresh_R[self.row_D]
         return states_D.masked_fill_(fresh_D.view(-1, *[1] * (states_D.dim() - 1)), 0)
 
     def keep(self, states_N: Tensor, states_D: Tensor) -> None:
         """Store the states after the tokens, which are those at marks too."""
-        for blocks_R in (self.turns.writes_R, self.turns.marked_R):
+        for blocks_R in (self.metadata.writes_R, self.metadata.marked_R):
             states_N.index_copy_(0, blocks_R[self.row_D], states_D.to(states_N.dtype))

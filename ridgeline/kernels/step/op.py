@@ -118,7 +118,8 @@ def step_inputs(
 
 
 class StepTurns(NamedTuple):
-    """Fields of `kernels.scans.turns.Turns` by the same names: marks_R is int32, fresh_R bool, the others int64."""
+    """Fields of `kernels.scans.metadata.ScanMetadata` by the same names: marks_R is int32, fresh_R bool, the others
+    int64."""
 
     reads_R: Tensor
     writes_R: Tensor
@@ -127,7 +128,7 @@ class StepTurns(NamedTuple):
     marked_R: Tensor
 
 
-def step_turns(
+def step_metadata(
     slots_R: Tensor,
     start_R1: Tensor,
     kv_len_R: Tensor,
@@ -220,12 +221,12 @@ STEP_INPUTS = Op(
         Implementation("torch", "ridgeline.kernels.step.op:step_inputs"),
     ),
 )
-STEP_TURNS = Op(
-    "step_turns",
-    step_turns,
+STEP_METADATA = Op(
+    "step_metadata",
+    step_metadata,
     (
-        Implementation("triton", "ridgeline.kernels.step.triton:step_turns", on_gpu),
-        Implementation("torch", "ridgeline.kernels.step.op:step_turns"),
+        Implementation("triton", "ridgeline.kernels.step.triton:step_metadata", on_gpu),
+        Implementation("torch", "ridgeline.kernels.step.op:step_metadata"),
     ),
 )
 STEP_ADVANCE = Op(

@@ -15,7 +15,7 @@ from ridgeline.kernels.base.triton_math import popcount
 from ridgeline.kernels.step.op import HEADER, StepInputs, StepTurns
 
 TOGETHER = 4  # rows that a program advances
-TURNS = 32  # rows whose states a program looks up
+METADATA_ROWS = 32  # rows whose states a program looks up
 
 
 # Arguments that are packed into one buffer begin at any multiple of 4 bytes: one compilation serves all alignments.
@@ -136,12 +136,12 @@ def step_inputs(
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_TURNS)
-def _step_turns(
+def _step_metadata(
     slots_ptr, start_ptr, kv_len_ptr, last_ptr, place_ptr, marks_ptr, table_ptr,
     reads_ptr, writes_ptr, fresh_ptr, kept_ptr, marked_ptr, num_rows, stride_slot,
     P: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute `step_turns`, ROWS rows per program."""
+    """Compute `step_metadata`, ROWS rows per program."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -166,7 +166,7 @@ def _step_turns(
     tl.store(marked_ptr + row, marked.to(tl.int64), mask=mask)
 
 
-def step_turns(
+def step_metadata(
     slots_R: Tensor,
     start_R1: Tensor,
     kv_len_R: Tensor,
@@ -176,15 +176,15 @@ def step_turns(
     block_table_SC: Tensor,
     block_size: int,
 ) -> StepTurns:
-    """Compute `op.step_turns`; the null block is block 0."""
+    """Compute `op.step_metadata`; the null block is block 0."""
     rows, device = len(slots_R), slots_R.device
     reads_R, writes_R, marked_R = torch.empty(3, rows, dtype=torch.int64, device=device)
     fresh_R = torch.empty(rows, dtype=torch.bool, device=device)
     kept_R = torch.empty(rows, dtype=torch.int32, device=device)
-    _step_turns[(triton.cdiv(rows, TURNS),)](
+    _step_metadata[(triton.cdiv(rows, METADATA_ROWS),)](
         slots_R, start_R1, kv_len_R, last_R, place_T, marks_R, block_table_SC,
         reads_R, writes_R, fresh_R, kept_R, marked_R, rows, block_table_SC.stride(0),
-        P=block_size, ROWS=TURNS, num_warps=1, **launch_options(device),
+        P=block_size, ROWS=METADATA_ROWS, num_warps=1, **launch_options(device),
     )  # fmt: skip
     return StepTurns(reads_R, writes_R, fresh_R, kept_R, marked_R)
 
@@ -304,8 +304,8 @@ def _aot_turns() -> AotKernel:
     kinds = {"slots_ptr": "*i32", "start_ptr": "*i32", "kv_len_ptr": "*i64", "last_ptr": "*i64", "place_ptr": "*i64"}
     kinds |= {"table_ptr": "*i32", "reads_ptr": "*i64", "writes_ptr": "*i64", "fresh_ptr": "*i1", "kept_ptr": "*i32"}
     kinds |= {"marked_ptr": "*i64", "num_rows": "i32", "stride_slot": "i32:16"}
-    constants = {"marks_ptr": None, "P": 64, "ROWS": TURNS}
-    return AotKernel(_step_turns, kinds, constants, num_warps=1, hot=True, archs=ONE_OF_EACH)
+    constants = {"marks_ptr": None, "P": 64, "ROWS": METADATA_ROWS}
+    return AotKernel(_step_metadata, kinds, constants, num_warps=1, hot=True, archs=ONE_OF_EACH)
 
 
 def _aot_advance(*, count: bool) -> AotKernel:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.scans.turns import Pass, Passes, Turns
+from ridgeline.kernels.scans.metadata import Pass, Passes, ScanMetadata
 from ridgeline.kernels.step.op import StepTurns
 from ridgeline.worker.state.states import DeviceRows
 
@@ -32,14 +32,14 @@ def scratch_of(scratch_N: Tensor, drafts: int, rows: int) -> Tensor:
     return scratch_N[: drafts * rows].view(drafts, rows)
 
 
-def pass_by_pass(rows: DeviceRows, find: Callable[..., StepTurns], scratch_N: Tensor) -> Turns:
-    """Return the turns of a step whose rows verify drafts. find: `step_turns` of the step's rows, which lacks start_R1,
-    kv_len_R, last_R and marks_R."""
+def pass_by_pass(rows: DeviceRows, find: Callable[..., StepTurns], scratch_N: Tensor) -> ScanMetadata:
+    """Return the metadata of a step whose rows verify drafts. find: `step_metadata` of the step's rows, which lacks
+    start_R1, kv_len_R, last_R and marks_R."""
     num_rows, device = len(rows.slots_R), rows.slots_R.device
     one_R1 = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
     behind_R = rows.start_R1.diff() - 1  # tokens behind a row's first one
     begun = find(one_R1, rows.kv_len_R - behind_R, rows.start_R1[:-1].long(), None)
-    first = Turns(one_R1, *begun, num_tokens=num_rows, tokens_each=1)
+    first = ScanMetadata(one_R1, *begun, num_tokens=num_rows, tokens_each=1)
     if rows.verify_R is None:
         each = rows.tokens_each
         picked: list[tuple[Index, Index]] = [(slice(None), slice(column, None, each)) for column in range(each)]
@@ -60,7 +60,7 @@ def pass_by_pass(rows: DeviceRows, find: Callable[..., StepTurns], scratch_N: Te
     return replace(first, passes=Passes(tuple(parts), _on(place_T, device)))
 
 
-def _columns(first: Turns, picked: list[tuple[Index, Index]], scratch_DR: Tensor) -> list[Pass]:
+def _columns(first: ScanMetadata, picked: list[tuple[Index, Index]], scratch_DR: Tensor) -> list[Pass]:
     """Return the passes of rows that verify. picked: the rows of each, and their tokens. first: where the first tokens
     of all rows read and write."""
     blocks = [first.reads_R, first.writes_R, *scratch_DR]  # in front of the first token, and behind each
@@ -71,8 +71,8 @@ def _columns(first: Turns, picked: list[tuple[Index, Index]], scratch_DR: Tensor
         by_row = (blocks[column], blocks[column + 1], fresh_R, first.marks_R, first.marked_R)
         reads_r, writes_r, fresh_r, marks_r, marked_r = (part_R[row] for part_R in by_row)
         count = len(reads_r)
-        turns = Turns(first.start_R1[: count + 1], reads_r, writes_r, fresh_r, marks_r, marked_r, count, 1)
-        found.append(Pass(token, turns))
+        metadata = ScanMetadata(first.start_R1[: count + 1], reads_r, writes_r, fresh_r, marks_r, marked_r, count, 1)
+        found.append(Pass(token, metadata))
     return found
 
 
@@ -85,8 +85,8 @@ def _others(found: StepTurns, rows: DeviceRows, token_r: np.ndarray) -> Pass:
     start_r1, index_r = _on(np.concatenate(([0], counts_r.cumsum())), device).int(), _on(row_r, device)
     reads_r, writes_r, fresh_r, marks_r, marked_r = (part_R[index_r] for part_R in found)
     each = int((counts_r == 1).all())
-    turns = Turns(start_r1, reads_r, writes_r, fresh_r, marks_r, marked_r, len(token_r), each)
-    return Pass(_on(token_r, device), turns)
+    metadata = ScanMetadata(start_r1, reads_r, writes_r, fresh_r, marks_r, marked_r, len(token_r), each)
+    return Pass(_on(token_r, device), metadata)
 
 
 def _on(values: np.ndarray, device: torch.device) -> Tensor:

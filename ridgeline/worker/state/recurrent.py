@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.step.op import StepTurns
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Stretches
@@ -31,7 +31,7 @@ from ridgeline.worker.state.states import DeviceRows, Verified
 class Recurrent:
     """A `GroupState` for recurrent states. Every rank of `ring` has those of all rows."""
 
-    turns: Turns
+    metadata: ScanMetadata
 
     def __init__(
         self, memory: StateMemory, group: int, model: ModelSpec, dtype: torch.dtype, ops: Ops, ring: Ring = SOLO
@@ -56,16 +56,16 @@ class Recurrent:
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
         def find(start_R1: Tensor, kv_len_R: Tensor, last_R: Tensor, marks_R: Tensor | None) -> StepTurns:
             size = self._block_size
-            return self._ops.step_turns(
+            return self._ops.step_metadata(
                 rows.slots_R, start_R1, kv_len_R, last_R, place_T, marks_R, block_table_SC, size
             )  # fmt: skip
 
         if rows.verifies:
-            self.turns = pass_by_pass(rows, find, self._scratch_N)
+            self.metadata = pass_by_pass(rows, find, self._scratch_N)
             return
         found = find(rows.start_R1, rows.kv_len_R, rows.last_R, rows.marks_R)
         scan = rows.share.scan if isinstance(rows.share, Stretches) else None
-        self.turns = Turns(
+        self.metadata = ScanMetadata(
             rows.start_R1, *found, num_tokens=rows.num_tokens, tokens_each=rows.tokens_each, divided=scan
         )  # fmt: skip
 
@@ -81,25 +81,25 @@ class Recurrent:
 
 
 class RecurrentLayer:
-    """The states of one layer. `parts` are its tensors, each [N, …] by block id; `turns` says which of them a kernel
+    """The states of one layer. `parts` are its tensors, each [N, …] by block id; `metadata` says which of them a kernel
     reads and writes."""
 
     def __init__(self, group: Recurrent, parts: tuple[Tensor, ...]) -> None:
         self._group, self.parts = group, parts
 
     @property
-    def turns(self) -> Turns:
-        return self._group.turns
+    def metadata(self) -> ScanMetadata:
+        return self._group.metadata
 
     def load(self, part: int = 0) -> Tensor:
         """Return the rows' states before the step, [R, …]."""
-        turns, states_N = self.turns, self.parts[part]
-        fresh_R = turns.fresh_R.view(-1, *[1] * (states_N.dim() - 1))
-        return states_N.index_select(0, turns.reads_R).masked_fill(fresh_R, 0)
+        metadata, states_N = self.metadata, self.parts[part]
+        fresh_R = metadata.fresh_R.view(-1, *[1] * (states_N.dim() - 1))
+        return states_N.index_select(0, metadata.reads_R).masked_fill(fresh_R, 0)
 
     def store(self, states_R: Tensor, part: int = 0) -> None:
         """Store the rows' states after the step, [R, …]."""
-        self.keep(self.turns.writes_R, states_R, part)
+        self.keep(self.metadata.writes_R, states_R, part)
 
     def keep(self, blocks_R: Tensor, states_R: Tensor, part: int = 0) -> None:
         """Store states in these blocks."""

@@ -107,10 +107,10 @@ def test_references_are_the_models_own_arithmetic() -> None:
     x, z = torch.randn(2, 5, 3, 64)
     torch.testing.assert_close(norm.gated_norm(x, z, module.weight, 1e-6, 64, True), module(x, z))
 
-    short, tails, turns = ConvCase((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
+    short, tails, metadata = ConvCase((9,), 8, bias=True, fresh=(0,)).inputs(torch.float32, x.device)
     x, weight = short.x_TX, short.weight_XW[:, None]
     padded = torch.nn.functional.conv1d(x.T[None], weight, short.bias_X, padding=3, groups=8)[0, :, :9].T
-    got = conv.causal_conv(short, tails, turns)
+    got = conv.causal_conv(short, tails, metadata)
     torch.testing.assert_close(got, torch.nn.functional.silu(padded))
     torch.testing.assert_close(tails[1], x[-3:])
 
@@ -135,15 +135,15 @@ def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], name: str, c
 @pytest.mark.parametrize("name", ["torch", "triton"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(name: str) -> None:
     """NaN in one request stays there."""
-    given, states, turns = DeltaCase((70, 1, 70), key_width=16, value_width=16).inputs(
+    given, states, metadata = DeltaCase((70, 1, 70), key_width=16, value_width=16).inputs(
         torch.float32, torch.device("cpu")
     )
     run = chosen(delta.GATED_DELTA, name, "cpu")
-    clean, other = ran(run, (given, states, turns)), ran(run, (spoiled(given, slice(70)), states, turns))
+    clean, other = ran(run, (given, states, metadata)), ran(run, (spoiled(given, slice(70)), states, metadata))
     assert other.out[:70].isnan().all()
     assert torch.equal(other.out[70:], clean.out[70:])
     for row in (1, 2):
-        block = int(turns.writes_R[row]) - 1
+        block = int(metadata.writes_R[row]) - 1
         assert torch.equal(other.states[block], clean.states[block])
 
 

@@ -105,10 +105,10 @@ def test_nan_of_another_row_stays_there(monkeypatch: pytest.MonkeyPatch) -> None
     """The engine copies whole boxes, and the first row ends within one that the second begins in."""
     monkeypatch.setattr(hopper_chunks, "gated_delta_hopper_chunks", Blind(hopper_chunks.gated_delta_hopper_chunks))
     case = DeltaCase((70, 70), heads=1, value_heads=1, key_width=64, value_width=64)
-    given, states, turns = case.inputs(torch.float16, CPU)
+    given, states, metadata = case.inputs(torch.float16, CPU)
     run = partial(triton.gated_delta, plan=Plan(64, 4, 3, hopper=True))
-    clean, other = ran(run, (given, states, turns)), ran(run, (spoiled(given, slice(70, None)), states, turns))
-    block = int(turns.writes_R[0]) - 1
+    clean, other = ran(run, (given, states, metadata)), ran(run, (spoiled(given, slice(70, None)), states, metadata))
+    block = int(metadata.writes_R[0]) - 1
     assert torch.equal(other.out[:70], clean.out[:70])
     assert torch.equal(other.states[block], clean.states[block])
 

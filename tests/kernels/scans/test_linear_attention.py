@@ -21,7 +21,7 @@ from ridgeline.kernels.scans.linear_attention import cases as linear_cases
 from ridgeline.kernels.scans.linear_attention import op as linear
 from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.scans.linear_attention.torch_ops import met
-from ridgeline.kernels.scans.turns import turns_of
+from ridgeline.kernels.scans.metadata import metadata_of
 from ridgeline.kernels.scans.wkv import cases as wkv_cases
 from ridgeline.kernels.scans.wkv import op as wkv
 from ridgeline.kernels.scans.wkv.cases import WkvCase
@@ -83,14 +83,14 @@ def told(keys_TK: Tensor, values_TV: Tensor, asked_K: Tensor, rule: str) -> Tens
     k_THK, v_THV = (torch.cat((x, torch.zeros_like(x[:1])))[:, None] for x in (keys_TK, values_TV))
     q_THK = asked_K.expand_as(k_THK)
     tokens, width = len(k_THK), keys_TK.shape[1]
-    states, turns = torch.zeros(5, 1, width, values_TV.shape[1]), turns_of([tokens], CPU, fresh=(0,))
+    states, metadata = torch.zeros(5, 1, width, values_TV.shape[1]), metadata_of([tokens], CPU, fresh=(0,))
     if rule == "adds":
         added = linear.LinearInputs(q_THK, k_THK, v_THV, torch.zeros(1), 1.0)
-        return linear.linear_attention(added, states, turns)[-1, 0]
+        return linear.linear_attention(added, states, metadata)[-1, 0]
     never, always = torch.full_like(k_THK, -60.0), torch.full((tokens, 1), 60.0)
     none = torch.zeros(1), torch.zeros(1, width)
     replaced = delta.DeltaInputs(q_THK, k_THK, v_THV, never, always, *none, 1.0)
-    return delta.delta_rule(replaced, states, turns)[-1, 0]
+    return delta.delta_rule(replaced, states, metadata)[-1, 0]
 
 
 @pytest.mark.parametrize("rule", ["adds", "replaces"])
@@ -150,13 +150,13 @@ def test_decays_that_leave_nothing_do_not_overflow() -> None:
 ], ids=["channel", "token", "delta", "wkv"])  # fmt: skip
 def test_gradients_are_those_of_the_recurrence(op: Op[Any], case: Any) -> None:
     """Of all inputs but the states, through float64 in the recurrence and float32 in the chunks."""
-    given, states, turns = case.inputs(torch.float32, CPU)
+    given, states, metadata = case.inputs(torch.float32, CPU)
     found = []
     for name in ("reference", "torch"):
         mine = {name: x.detach().clone() for name, x in vars(given).items() if isinstance(x, Tensor)}
         for x in mine.values():
             x.requires_grad_(True)
-        y = op.choose(Platform.of(CPU), name)(replace(given, **mine), states.clone(), turns)
+        y = op.choose(Platform.of(CPU), name)(replace(given, **mine), states.clone(), metadata)
         weights = torch.linspace(-1, 1, y.numel()).view(y.shape)
         found.append(torch.autograd.grad((y * weights).sum(), list(mine.values())))
     for ours, theirs in zip(found[1], found[0], strict=True):
@@ -188,11 +188,11 @@ def test_no_bit_depends_on_how_a_row_is_cut_into_steps(op: Op[Any], case: Any, s
 ], ids=["linear", "delta", "wkv"])  # fmt: skip
 def test_a_row_does_not_depend_on_the_rows_beside_it(op: Op[Any], make: Any, name: str) -> None:
     """NaN in one request stays there."""
-    given, states, turns = make((20, 1, 70)).inputs(torch.float32, CPU)
+    given, states, metadata = make((20, 1, 70)).inputs(torch.float32, CPU)
     run = chosen(op, name)
-    clean, other = ran(run, (given, states, turns)), ran(run, (spoiled(given, slice(20)), states, turns))
+    clean, other = ran(run, (given, states, metadata)), ran(run, (spoiled(given, slice(20)), states, metadata))
     assert other.out[:20].isnan().all()
     assert torch.equal(other.out[20:], clean.out[20:])
     for row in (1, 2):
-        block = int(turns.writes_R[row]) - 1
+        block = int(metadata.writes_R[row]) - 1
         assert torch.equal(other.states[block], clean.states[block])

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ridgeline.kernels.scans.linear_attention.cases import LinearAttentionCase
 from ridgeline.kernels.scans.linear_attention.op import LinearInputs, by_channel
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 
 pytest.importorskip("triton")
 from ridgeline.kernels.scans.linear_attention import triton_training
@@ -32,40 +32,40 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NAMES = ("o", "final", "dq", "dk", "dv", "d_decay", "d_initial")
 
 
-def inputs_of(case: LinearAttentionCase, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Turns, float]:
+def inputs_of(case: LinearAttentionCase, dtype: torch.dtype, device: str) -> tuple[list[Tensor], ScanMetadata, float]:
     """Queries, keys, values, decays and initial states, and rows that read and write their own states."""
-    given, states, turns = case.inputs(dtype, torch.device(device))
+    given, states, metadata = case.inputs(dtype, torch.device(device))
     initial_RHKV = states.nan_to_num(1.0)[: len(case.rows)].clone()
     own = torch.arange(len(case.rows), device=device)
-    none = torch.zeros_like(turns.fresh_R)
-    own_turns = replace(turns, reads_R=own, writes_R=own, fresh_R=none)
-    return [given.q_THK, given.k_THK, given.v_THV, given.decay, initial_RHKV], own_turns, given.scale
+    none = torch.zeros_like(metadata.fresh_R)
+    own_metadata = replace(metadata, reads_R=own, writes_R=own, fresh_R=none)
+    return [given.q_THK, given.k_THK, given.v_THV, given.decay, initial_RHKV], own_metadata, given.scale
 
 
-def recurrence(given: list[Tensor], turns: Turns, scale: float) -> tuple[Tensor, Tensor]:
+def recurrence(given: list[Tensor], metadata: ScanMetadata, scale: float) -> tuple[Tensor, Tensor]:
     """The outputs and the final states, token by token, without an operation in place."""
     q_THK, k_THK, v_THV, decay, initial_RHKV = given
     left_THK = by_channel(decay, k_THK).exp()
     outputs, finals = [], list(initial_RHKV)
-    for place, row in zip(turns.start_R1.diff().nonzero().flatten().tolist(), turns.rows(), strict=True):
+    for place, row in zip(metadata.start_R1.diff().nonzero().flatten().tolist(), metadata.rows(), strict=True):
         for t in range(row.start, row.end):
             finals[place] = left_THK[t, :, :, None] * finals[place] + k_THK[t, :, :, None] * v_THV[t, :, None]
             outputs.append(torch.einsum("hkv,hk->hv", finals[place], q_THK[t]) * scale)
     return torch.stack(outputs), torch.stack(finals)
 
 
-def chunked(given: list[Tensor], turns: Turns, scale: float) -> tuple[Tensor, Tensor]:
+def chunked(given: list[Tensor], metadata: ScanMetadata, scale: float) -> tuple[Tensor, Tensor]:
     *of_tokens, initial_RHKV = given
-    return triton_training.linear_attention_from(LinearInputs(*of_tokens, scale), initial_RHKV, turns)
+    return triton_training.linear_attention_from(LinearInputs(*of_tokens, scale), initial_RHKV, metadata)
 
 
-def found(run: Any, given: list[Tensor], turns: Turns, scale: float) -> dict[str, Tensor]:
+def found(run: Any, given: list[Tensor], metadata: ScanMetadata, scale: float) -> dict[str, Tensor]:
     """The results and the gradients of a weighted sum of all outputs and final states."""
     mine = [x.detach().clone().requires_grad_(True) for x in given]
-    o_THV, final_RHKV = run(mine, turns, scale)
+    o_THV, final_RHKV = run(mine, metadata, scale)
     generator = torch.Generator().manual_seed(1)
     total = torch.zeros((), dtype=torch.float64, device=o_THV.device)
-    for x in (o_THV[: int(turns.start_R1[-1])], final_RHKV):
+    for x in (o_THV[: int(metadata.start_R1[-1])], final_RHKV):
         weights = torch.randn(x.shape, generator=generator).to(x.dtype).to(x.device)
         total = total + (x * weights).double().sum()
     results = o_THV.detach(), final_RHKV.detach(), *torch.autograd.grad(total, mine)
@@ -78,11 +78,11 @@ def largest_error(ours: Tensor, theirs: Tensor) -> float:
 
 
 def check(case: LinearAttentionCase, dtype: torch.dtype, tolerance: float, device: str = "cpu") -> None:
-    given, turns, scale = inputs_of(case, dtype, device)
-    given = [x[: int(turns.start_R1[-1])] if x.dim() and len(x) == turns.num_tokens else x for x in given]
-    turns = replace(turns, num_tokens=int(turns.start_R1[-1]))
-    theirs = found(recurrence, [x.double() for x in given], turns, scale)
-    ours = found(chunked, given, turns, scale)
+    given, metadata, scale = inputs_of(case, dtype, device)
+    given = [x[: int(metadata.start_R1[-1])] if x.dim() and len(x) == metadata.num_tokens else x for x in given]
+    metadata = replace(metadata, num_tokens=int(metadata.start_R1[-1]))
+    theirs = found(recurrence, [x.double() for x in given], metadata, scale)
+    ours = found(chunked, given, metadata, scale)
     errors = {name: largest_error(ours[name], theirs[name]) for name in NAMES}
     sums = functional.pad(by_channel(given[3], given[1]).double().cumsum(0), (0, 0, 0, 0, PART, 0))
     tolerance += PART * 2.0**-24 * float((sums[PART:] - sums[:-PART]).abs().max())
@@ -133,9 +133,9 @@ def test_gradients_hold_for_any_rows_widths_and_decays(
 
 def test_tokens_behind_the_rows_get_no_gradient() -> None:
     """A loss that reads the outputs of padding must not poison weights by what lies in memory."""
-    given, states, turns = LinearAttentionCase((20, 3), fresh=(0, 1), padding=5).inputs(torch.float32, CPU)
+    given, states, metadata = LinearAttentionCase((20, 3), fresh=(0, 1), padding=5).inputs(torch.float32, CPU)
     mine = [x_T.detach().nan_to_num(0.0).requires_grad_(True) for x_T in given.by_token.values()]
-    o_THV = triton_training.linear_attention(given.replaced(mine), states, turns)
+    o_THV = triton_training.linear_attention(given.replaced(mine), states, metadata)
     assert torch.equal(o_THV[23:], torch.zeros_like(o_THV[23:]))
     for gradient in torch.autograd.grad(o_THV.sum(), mine):
         assert torch.equal(gradient[23:], torch.zeros_like(gradient[23:]))
@@ -143,18 +143,18 @@ def test_tokens_behind_the_rows_get_no_gradient() -> None:
 
 def test_constant_decays_cost_no_gradient() -> None:
     """Retention: the decays are no parameters, and the kernel leaves their gradients out."""
-    given, states, turns = LinearAttentionCase((70,), fresh=(0,), decay="head").inputs(torch.float32, CPU)
+    given, states, metadata = LinearAttentionCase((70,), fresh=(0,), decay="head").inputs(torch.float32, CPU)
     mine = [x_T.detach().requires_grad_(True) for x_T in given.by_token.values()]
-    triton_training.linear_attention(given.replaced(mine), states, turns).sum().backward()
+    triton_training.linear_attention(given.replaced(mine), states, metadata).sum().backward()
     assert given.decay.grad is None
     assert all(x.grad is not None for x in mine)
 
 
 def test_compiled_functions_break_around_the_kernels() -> None:
-    given, states, turns = LinearAttentionCase((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
+    given, states, metadata = LinearAttentionCase((20, 3), fresh=(0, 1)).inputs(torch.float32, CPU)
 
     def loss(*x: Tensor) -> Tensor:
-        return (triton_training.linear_attention(LinearInputs(*x, given.scale), states, turns) * 2).sin().sum()
+        return (triton_training.linear_attention(LinearInputs(*x, given.scale), states, metadata) * 2).sin().sum()
 
     found = []
     for run in (loss, torch.compile(loss, backend="aot_eager")):

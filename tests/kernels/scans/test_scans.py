@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Op, Platform
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 from ridgeline.kernels.scans.selective_scan import cases as mamba_cases
 from ridgeline.kernels.scans.selective_scan import op as mamba
 from ridgeline.kernels.scans.selective_scan.cases import SelectiveScanCase
 from ridgeline.kernels.scans.ssd import cases as mamba2_cases
 from ridgeline.kernels.scans.ssd import op as mamba2
 from ridgeline.kernels.scans.ssd.cases import SsdCase
-from ridgeline.kernels.scans.turns import Turns, turns_of
 from tests.covering import by_pairs
 from tests.kernels.scans.recurrent import Case, spoiled
 
@@ -59,10 +59,10 @@ def small(case: Any, implementation: str, device: str) -> Any:
 
 def copied(inputs: Case) -> Case:
     """Return the arguments with the states in a tensor of their own, strided by block id as a pool's are."""
-    given, states, turns = inputs
+    given, states, metadata = inputs
     pool = torch.full((len(states), 3, *states.shape[1:]), 7.0, device=states.device)
     pool[:, 1] = states
-    return given, pool[:, 1], turns
+    return given, pool[:, 1], metadata
 
 
 def assert_same(got: Tensor, want: Tensor, tolerance: float) -> None:
@@ -75,9 +75,9 @@ def test_outputs_and_states_are_those_of_the_recurrence(
     name: str, case: Any, implementation: str, dtype: torch.dtype, device: str
 ) -> None:
     """Fresh rows begin over NaN, inputs behind the last row are NaN, and blocks that no row writes keep their bits."""
-    given, states, turns = small(case, implementation, device).inputs(dtype, torch.device(device))
-    live = int(turns.start_R1[-1])
-    inputs = spoiled(given, slice(live, None)), states, turns
+    given, states, metadata = small(case, implementation, device).inputs(dtype, torch.device(device))
+    live = int(metadata.start_R1[-1])
+    inputs = spoiled(given, slice(live, None)), states, metadata
     ours, theirs = copied(inputs), copied(inputs)
     y, wanted = chosen(name, implementation)(*ours), OPS[name][0].reference(*theirs)
     assert y.dtype == dtype
@@ -123,10 +123,10 @@ def test_no_cut_of_the_selective_scan_changes_anything(
     run: Callable[..., Tensor] = selective_scan
     channels, width = (32 // max(1, lanes), 16) if whole else (3, 12)
     case = SelectiveScanCase((26, 1, 9, 0, 2), channels, width, marks=(17, 1, 8, 0, 2), fresh=(0, 2), padding=2)
-    given, states, turns = case.inputs(dtype, torch.device(device))
+    given, states, metadata = case.inputs(dtype, torch.device(device))
     if not whole and given.z_TX is not None:  # steps and gates far from 0, too
         given = replace(given, dt_TX=10 * given.dt_TX, z_TX=10 * given.z_TX)
-    inputs = spoiled(given, slice(-2, None)), states, turns
+    inputs = spoiled(given, slice(-2, None)), states, metadata
     ours, theirs = copied(inputs), copied(inputs)
     y, wanted = run(*ours, cut=cut), mamba.selective_scan(*theirs)
     assert_same(y[:-2], wanted[:-2], 2.0**-7 if dtype == torch.bfloat16 else TOLERANCE[dtype])
@@ -138,17 +138,17 @@ def test_numbers_of_unaligned_rows_are_copied() -> None:
     from ridgeline.kernels.scans.selective_scan.triton import selective_scan
 
     case = SelectiveScanCase((11,), 3, 8)
-    given, states, turns = case.inputs(torch.float16, torch.device("cpu"))
+    given, states, metadata = case.inputs(torch.float16, torch.device("cpu"))
     moved = torch.cat((given.b_TS[:, :1], given.b_TS, given.c_TS), 1)[:, 1:]
     shifted = replace(given, b_TS=moved[:, :8], c_TS=moved[:, 8:])
-    assert_same(selective_scan(shifted, states.clone(), turns), selective_scan(given, states, turns), 0)
+    assert_same(selective_scan(shifted, states.clone(), metadata), selective_scan(given, states, metadata), 0)
 
 
-def steps_of(turns: Turns, sizes: list[int]) -> list[tuple[slice, Turns]]:
+def steps_of(metadata: ScanMetadata, sizes: list[int]) -> list[tuple[slice, ScanMetadata]]:
     """Return the steps in which one row runs so many tokens each, all of which read and write its block."""
     steps, begin = [], 0
     for size in sizes:
-        step = turns_of((size,), turns.reads_R.device, fresh=(0,) if begin == 0 else ())
+        step = metadata_of((size,), metadata.reads_R.device, fresh=(0,) if begin == 0 else ())
         steps.append((slice(begin, begin + size), step))
         begin += size
     return steps
@@ -161,13 +161,13 @@ def test_no_bit_of_a_batch_invariant_row_depends_on_its_steps_or_its_company(nam
     make = SelectiveScanCase if name == "selective_scan" else SsdCase
     case = small(make((3, 37, 1), fresh=(1,), marks=(0, 20, 0)), "batch_invariant", device)
     given = case.inputs(torch.float16, torch.device(device))
-    inputs, states, turns = copied(given)
-    together = run(inputs, states, turns)[3:40]
-    at_mark, at_end = states[turns.marked_R[1]].clone(), states[turns.writes_R[1]].clone()
+    inputs, states, metadata = copied(given)
+    together = run(inputs, states, metadata)[3:40]
+    at_mark, at_end = states[metadata.marked_R[1]].clone(), states[metadata.writes_R[1]].clone()
     row = inputs.at(slice(3, 40))
     for sizes in ([37], [1] * 37, [20, 17], [19, 1, 16, 1]):
         states.fill_(torch.nan)
-        for tokens, step in steps_of(turns, sizes):
+        for tokens, step in steps_of(metadata, sizes):
             assert torch.equal(run(row.at(tokens), states, step), together[tokens])
             if tokens.stop == 20:
                 assert torch.equal(states[1], at_mark)
@@ -182,13 +182,13 @@ def test_a_row_does_not_depend_on_its_company(name: str, implementation: str, de
     run = chosen(name, implementation)
     make = SelectiveScanCase if name == "selective_scan" else SsdCase
     case = small(make((9, 70, 1), marks=(0, 9, 0)), implementation, device)
-    inputs, states, turns = copied(case.inputs(torch.float32, torch.device(device)))
+    inputs, states, metadata = copied(case.inputs(torch.float32, torch.device(device)))
     beside = spoiled(spoiled(inputs, slice(9)), slice(79, None))
-    before = states[turns.reads_R[1]].clone()
-    y = run(beside, states, turns)[9:79]
-    at_mark, at_end = states[turns.marked_R[1]].clone(), states[turns.writes_R[1]].clone()
+    before = states[metadata.reads_R[1]].clone()
+    y = run(beside, states, metadata)[9:79]
+    at_mark, at_end = states[metadata.marked_R[1]].clone(), states[metadata.writes_R[1]].clone()
     states[1] = before
-    step = turns_of((70,), torch.device(device), marks=(9,))
+    step = metadata_of((70,), torch.device(device), marks=(9,))
     assert_same(run(inputs.at(slice(9, 79)), states, step), y, 1e-6)
     assert y.isfinite().all()
     assert_same(states[1], at_end, 1e-6)
@@ -197,7 +197,7 @@ def test_a_row_does_not_depend_on_its_company(name: str, implementation: str, de
 
 def test_the_recurrence_is_a_product_with_a_lower_triangle() -> None:
     """y[i] = Σ_{j ≤ i} (c_i · b_j) exp(Σ_{j < k ≤ i} Δ_k rate) Δ_j x_j + skip · x_i, written out."""
-    given, states, turns = SsdCase((12,), fresh=(0,)).inputs(torch.float64, torch.device("cpu"))
+    given, states, metadata = SsdCase((12,), fresh=(0,)).inputs(torch.float64, torch.device("cpu"))
     x, b, c = given.x_THP, given.b_TGS, given.c_TGS
     step_TH = torch.log1p(torch.exp(given.dt_TH + given.dt_bias_H))
     wanted = given.skip_H.double()[:, None] * x
@@ -205,21 +205,21 @@ def test_the_recurrence_is_a_product_with_a_lower_triangle() -> None:
         for j in range(i + 1):
             left_H = torch.exp(step_TH[j + 1 : i + 1].sum(0) * given.rate_H) * step_TH[j]
             wanted[i] += (c[i, 0] @ b[j, 0]) * left_H[:, None] * x[j]
-    got = mamba2.ssd(given, states, turns)
+    got = mamba2.ssd(given, states, metadata)
     torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_mamba_with_one_rate_for_all_numbers_of_a_channel_is_mamba2_with_heads_of_one_channel() -> None:
     case = SelectiveScanCase((17, 2), channels=6, gated=False)
-    given, states, turns = case.inputs(torch.float64, torch.device("cpu"))
+    given, states, metadata = case.inputs(torch.float64, torch.device("cpu"))
     rate_XS = given.rate_XS[:, :1].expand_as(given.rate_XS)
     assert given.dt_bias_X is not None
     ours, theirs = states.clone(), states.clone()
-    got = mamba.selective_scan(replace(given, rate_XS=rate_XS), ours, turns)
+    got = mamba.selective_scan(replace(given, rate_XS=rate_XS), ours, metadata)
     of_heads = mamba2.SsdInputs(
         given.x_TX[:, :, None], given.dt_TX, rate_XS[:, 0], given.b_TS[:, None], given.c_TS[:, None], given.skip_X,
         given.dt_bias_X, 0.0, float("inf"),
     )  # fmt: skip
-    wanted = mamba2.ssd(of_heads, theirs[:, :, None], turns)
+    wanted = mamba2.ssd(of_heads, theirs[:, :, None], metadata)
     torch.testing.assert_close(got, wanted[..., 0])
     torch.testing.assert_close(ours, theirs)

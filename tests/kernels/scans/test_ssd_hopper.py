@@ -46,12 +46,12 @@ class Blind:
 
 def assert_is_the_recurrence(case: SsdCase, cut: Cut) -> None:
     """In float16 what products take in is rounded to 11 bits: c, the states, and twice what weighs a chunk's tokens."""
-    given, states, turns = case.inputs(torch.float16, CPU)
-    inputs = spoiled(given, slice(int(turns.start_R1[-1]), None)), states, turns
+    given, states, metadata = case.inputs(torch.float16, CPU)
+    inputs = spoiled(given, slice(int(metadata.start_R1[-1]), None)), states, metadata
     ours, exact = ran(partial(ssd, cut=cut), inputs), ran(op.ssd, inputs)
     for got, want in zip(ours, exact, strict=True):
         torch.testing.assert_close(got.double(), want.double(), rtol=4 * EPSILON, atol=4 * EPSILON, equal_nan=True)
-    assert_other_blocks_are_left_alone(states, ours, turns)
+    assert_other_blocks_are_left_alone(states, ours, metadata)
 
 
 @pytest.mark.parametrize("segment", [2048, 128])

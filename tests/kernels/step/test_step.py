@@ -14,7 +14,7 @@ from ridgeline.core.plan.step import Finish
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.step.cases import CASES, KEEP_CASES, KeepCase, StepCase
 from ridgeline.kernels.step.keep import STEP_KEEP
-from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_POST, STEP_TURNS, StepInputs
+from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_METADATA, STEP_POST, StepInputs
 from ridgeline.kernels.step.verify import STEP_VERIFY
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -162,7 +162,7 @@ def test_slots_advance_row_by_row(name: str, case: StepCase, penalties: bool, de
 
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize(("case", "device"), CASES_AND_DEVICES, ids=str)
-@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_TURNS.implementations)])
+@pytest.mark.parametrize("name", ["reference", *(one.name for one in STEP_METADATA.implementations)])
 def test_rows_find_the_blocks_of_their_states(name: str, case: StepCase, device: str, marked: bool) -> None:
     _, arguments = case.inputs(torch.device(device))
     slots_R, start_R1, tables_ASC, size = arguments[0], arguments[1], arguments[6], arguments[7]
@@ -172,7 +172,7 @@ def test_rows_find_the_blocks_of_their_states(name: str, case: StepCase, device:
     marks_R = torch.tensor(marks, dtype=torch.int32, device=device) if marked else None
     for group, table_SC in enumerate(tables_ASC):
         given = (slots_R, start_R1, inputs.kv_len_R, inputs.last_R, inputs.places_AT[group], marks_R, table_SC, size)
-        found = [x.tolist() for x in chosen(STEP_TURNS, name, device)(*given)]
+        found = [x.tolist() for x in chosen(STEP_METADATA, name, device)(*given)]
         table = table_SC.tolist()
         for row, (slot, count, length, active) in enumerate(
             zip(slots_R.tolist(), counts, inputs.kv_len_R.tolist(), inputs.active_R.tolist(), strict=True)

@@ -11,7 +11,7 @@ from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.scans.case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.scans.causal_conv.cost import causal_conv_cost
 from ridgeline.kernels.scans.causal_conv.op import ConvInputs
-from ridgeline.kernels.scans.turns import Turns, turns_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,22 @@ class ConvCase(RecurrentCase):
     fresh: tuple[int, ...] = ()
     padding: int = 0
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[ConvInputs, Tensor, Turns]:
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[ConvInputs, Tensor, ScanMetadata]:
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
+        metadata = metadata_of(self.rows, device, self.marks, self.fresh, self.padding)
         bias_X = normal(self.channels) if self.bias else None
         tails_NwX = normal(3 * len(self.rows) + 2, self.width - 1, self.channels)
-        tails_NwX[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        x_TX = normal(turns.num_tokens, self.channels)
+        tails_NwX[torch.cat((metadata.reads_R[metadata.fresh_R], metadata.reads_R.new_zeros(1)))] = torch.nan
+        x_TX = normal(metadata.num_tokens, self.channels)
         x_TX[sum(self.rows) :] = torch.nan
         given = ConvInputs(x_TX, normal(self.channels, self.width), bias_X, self.activation)
-        return given, tails_NwX, turns
+        return given, tails_NwX, metadata
 
     @property
     def shape(self) -> str:

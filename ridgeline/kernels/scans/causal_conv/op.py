@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.scans.metadata import Inputs, ScanMetadata
 from ridgeline.kernels.scans.recurrence import begun, recurrence
-from ridgeline.kernels.scans.turns import Inputs, Turns
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ConvInputs(Inputs):
     of_tokens = ("x_TX",)
 
 
-def causal_conv(given: ConvInputs, tails_NwX: Tensor, turns: Turns) -> Tensor:
+def causal_conv(given: ConvInputs, tails_NwX: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return y_TX, dense and of x's dtype: y[t] = act(bias + Σ_i weight[:, i] · x[t - w + i]). What comes before a
     row's first token is its tail, or zeros if the row is fresh. The new tails, oldest input first, replace the old."""
     act, x_TX, weight_WX, bias_X = activation_of(given.activation), given.x_TX, given.weight_XW.double().T, given.bias_X
@@ -48,7 +48,7 @@ def causal_conv(given: ConvInputs, tails_NwX: Tensor, turns: Turns) -> Tensor:
         sum_X = (inputs_WX.double() * weight_WX).sum(0)
         return act(sum_X if bias_X is None else sum_X + bias_X.double()), inputs_WX[1:]
 
-    return recurrence(rule, tails_NwX, turns, x_TX, lambda tail_wX, fresh: begun(tail_wX, fresh).to(x_TX.dtype))
+    return recurrence(rule, tails_NwX, metadata, x_TX, lambda tail_wX, fresh: begun(tail_wX, fresh).to(x_TX.dtype))
 
 
 def activation_of(name: str | None) -> Callable[[Tensor], Tensor]:

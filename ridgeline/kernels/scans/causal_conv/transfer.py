@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.scans.causal_conv.op import ConvInputs
+from ridgeline.kernels.scans.metadata import Pieces, RecurrentOp
 from ridgeline.kernels.scans.transfer import Shifted
-from ridgeline.kernels.scans.turns import Pieces, RecurrentOp
 
 
 def transfer(pieces: Pieces, op: RecurrentOp, tails_NwX: Tensor, given: ConvInputs) -> Shifted:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.scans.causal_conv.op import ConvInputs, activation_of
-from ridgeline.kernels.scans.turns import CHUNK_TYPES, ROW_TYPES, Turns
+from ridgeline.kernels.scans.metadata import CHUNK_TYPES, ROW_TYPES, ScanMetadata
 
 CHUNK = 32  # tokens; a chunk reads up to W - 1 more
 
@@ -124,17 +124,19 @@ def choose(channels: int, single: bool) -> Cut:
     return Cut(block, 4) if single else Cut(block, 4, CHUNK, 8)
 
 
-def causal_conv(given: ConvInputs, tails_NwX: Tensor, turns: Turns, cut: Cut | None = None) -> Tensor:
+def causal_conv(given: ConvInputs, tails_NwX: Tensor, metadata: ScanMetadata, cut: Cut | None = None) -> Tensor:
     activation_of(given.activation)
     x_TX, (channels, width) = given.x_TX, given.weight_XW.shape
-    single = turns.tokens_each == 1
+    single = metadata.tokens_each == 1
     cut = cut or choose(channels, single)
-    chunks = None if single else turns.chunks(cut.tokens, at_marks=False)  # no state within a row is one of a chunk's
+    chunks = (
+        None if single else metadata.chunks(cut.tokens, at_marks=False)
+    )  # no state within a row is one of a chunk's
     table = (None, None, None) if chunks is None else chunks.of_chunks
-    number = turns.num_rows if chunks is None else len(chunks.first_C)
+    number = metadata.num_rows if chunks is None else len(chunks.first_C)
     y_TX = torch.empty(x_TX.shape, dtype=x_TX.dtype, device=x_TX.device)
     _causal_conv[(number, triton.cdiv(channels, cut.block))](
-        x_TX, given.weight_XW, given.bias_X, tails_NwX, y_TX, *turns.of_rows, *table,
+        x_TX, given.weight_XW, given.bias_X, tails_NwX, y_TX, *metadata.of_rows, *table,
         x_TX.stride(0), tails_NwX.stride(0),
         X=channels, W=width, BLOCK=cut.block, AHEAD=cut.ahead, WIDTH=triton.next_power_of_2(width),
         TAIL=triton.next_power_of_2(width - 1),

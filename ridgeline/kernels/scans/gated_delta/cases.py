@@ -13,7 +13,7 @@ from ridgeline.kernels.scans.case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.scans.gated_delta.cost import gated_delta_cost
 from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
 from ridgeline.kernels.scans.linear_attention.cost import linear_attention_cost
-from ridgeline.kernels.scans.turns import Turns, turns_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,34 @@ class DeltaCase(RecurrentCase):
     slow: float = -1.0
     channels: bool = False
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[DeltaInputs, Tensor, Turns]:
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[DeltaInputs, Tensor, ScanMetadata]:
         """Queries, keys and values are views of one tensor, as a convolution leaves them."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
+        metadata = metadata_of(self.rows, device, self.marks, self.fresh, self.padding)
         keys, values = self.heads * self.key_width, self.value_heads * self.value_width
-        x_TX = normal(turns.num_tokens, 2 * keys + values)
+        x_TX = normal(metadata.num_tokens, 2 * keys + values)
         x_TX[:, keys : 2 * keys].mul_((1 - self.alike**2) ** 0.5).add_(self.alike * normal(keys))
         x_TX[sum(self.rows) :] = torch.nan
         q_TX, k_TX, v_TX = x_TX.to(dtype).split((keys, keys, values), dim=1)
         decays = (self.value_heads, self.key_width) if self.channels else (self.value_heads,)
-        a, b_TG = normal(turns.num_tokens, *decays).to(dtype), normal(turns.num_tokens, self.value_heads).to(dtype)
+        a, b_TG = (
+            normal(metadata.num_tokens, *decays).to(dtype),
+            normal(metadata.num_tokens, self.value_heads).to(dtype),
+        )
         log_rate_G, dt_bias = normal(self.value_heads) + self.slow, normal(*decays)
         states_NGKV = normal(3 * len(self.rows) + 2, self.value_heads, self.key_width, self.value_width)
-        states_NGKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
+        states_NGKV[torch.cat((metadata.reads_R[metadata.fresh_R], metadata.reads_R.new_zeros(1)))] = torch.nan
         given = DeltaInputs(
             q_TX.unflatten(1, (self.heads, -1)), k_TX.unflatten(1, (self.heads, -1)),
             v_TX.unflatten(1, (self.value_heads, -1)), a, b_TG, log_rate_G, dt_bias, self.key_width**-0.5,
         )  # fmt: skip
-        return given, states_NGKV, turns
+        return given, states_NGKV, metadata
 
     @property
     def shape(self) -> str:

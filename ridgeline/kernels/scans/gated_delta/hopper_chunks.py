@@ -45,7 +45,7 @@ from ridgeline.kernels.scans.gated_delta.hopper_states import (
     state_before,
 )
 from ridgeline.kernels.scans.gated_delta.triton_prepare import CHUNK
-from ridgeline.kernels.scans.turns import CHUNK_TYPES, ROW_TYPES
+from ridgeline.kernels.scans.metadata import CHUNK_TYPES, ROW_TYPES
 
 COLUMNS = 64  # of a state, that a warpgroup has
 REGISTERS = 160  # of a thread on average, with one warpgroup: so there is room for a program that prepares chunks

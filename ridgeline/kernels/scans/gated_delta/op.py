@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.scans.metadata import Inputs, ScanMetadata
 from ridgeline.kernels.scans.recurrence import decaying, recurrence
-from ridgeline.kernels.scans.turns import Inputs, Turns
 
 NORM_EPS = 1e-6  # is added to the sum of a query's or key's squares
 
@@ -59,7 +59,7 @@ class DeltaInputs(Inputs):
         return (-log_rate_G.exp() * F.softplus(a + dt_bias))[..., None]
 
 
-def delta_rule(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+def delta_rule(given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return o_TGV, dense and of v's dtype, and replace the rows' states.
 
     With q and k of length one, decay = exp(-exp(log_rate) · softplus(a + dt_bias)) and β = sigmoid(b), each token does
@@ -72,7 +72,7 @@ def delta_rule(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
     q_TGK, k_TGK = (unit(x.double()).repeat_interleave(share, dim=1) for x in (given.q_THK, given.k_THK))
     left_TGJ, beta_TG = given.log_decay_TGJ(torch.float64).exp(), given.b_TG.double().sigmoid()
     rule = decaying(q_TGK, k_TGK, given.v_TGV.double(), left_TGJ, given.scale, beta_TG)
-    return recurrence(rule, states_NGKV, turns, given.v_TGV)
+    return recurrence(rule, states_NGKV, metadata, given.v_TGV)
 
 
 def unit(x: Tensor) -> Tensor:

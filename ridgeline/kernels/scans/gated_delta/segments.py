@@ -5,7 +5,7 @@ its keys alone from the identity, which leaves M, both without outputs. The kern
 segments, and leaves the state in front of each one in B's place. A second launch runs every segment from there, with
 outputs. So more than twice the products are computed, by as many more programs as there are segments.
 
-A segment ends where a row or its mark does, since `Turns.chunks` cuts them.
+A segment ends where a row or its mark does, since `ScanMetadata.chunks` cuts them.
 
 Legend: that of triton_prepare.py, and
     D  segments

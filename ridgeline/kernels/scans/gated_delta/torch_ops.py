@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ridgeline.kernels.scans.gated_delta.op import DeltaInputs, unit
 from ridgeline.kernels.scans.linear_attention.torch_ops import Tokens, in_chunks
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.recurrence import Singles
-from ridgeline.kernels.scans.turns import Turns
 
 CHUNK = 64
 
@@ -46,21 +46,21 @@ class _Tokens(NamedTuple):
         return _Tokens(*(x[index] for x in self))
 
 
-def delta_attention(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+def delta_attention(given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Linear attention's chunks, with the delta rule."""
     q_THK, k_THK, v_THV, g_THK, beta_TH = _Tokens.of(given)
     each = q_THK, k_THK, v_THV, g_THK, beta_TH[..., None]
-    return in_chunks(Tokens(*(x.transpose(0, 1) for x in each)), states_NGKV, turns).to(given.v_TGV.dtype)
+    return in_chunks(Tokens(*(x.transpose(0, 1) for x in each)), states_NGKV, metadata).to(given.v_TGV.dtype)
 
 
-def gated_delta(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+def gated_delta(given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata) -> Tensor:
     tokens, v_TGV = _Tokens.of(given), given.v_TGV
     o_TGV = torch.zeros_like(v_TGV, memory_format=torch.contiguous_format)
-    singles = Singles.of(turns)
+    singles = Singles.of(metadata)
     if len(singles.row_D):
         o_TGV[singles.token_D] = _step(tokens.taken(singles.token_D), states_NGKV, singles).to(o_TGV.dtype)
-    if len(singles.row_D) < int((turns.start_R1.diff() > 0).sum()):
-        _chunked(tokens, states_NGKV, turns, o_TGV)
+    if len(singles.row_D) < int((metadata.start_R1.diff() > 0).sum()):
+        _chunked(tokens, states_NGKV, metadata, o_TGV)
     return o_TGV
 
 
@@ -78,11 +78,11 @@ def _step(tokens: _Tokens, states_NGKV: Tensor, singles: Singles) -> Tensor:
     return read_DGV + both_DG2K.prod(2).sum(-1, keepdim=True) * moved_DGV
 
 
-def _chunked(tokens: _Tokens, states_NGKV: Tensor, turns: Turns, o_TGV: Tensor) -> None:
+def _chunked(tokens: _Tokens, states_NGKV: Tensor, metadata: ScanMetadata, o_TGV: Tensor) -> None:
     """Run the rows that have more tokens than one."""
-    longest = int(turns.start_R1.diff().max())
+    longest = int(metadata.start_R1.diff().max())
     size = min(CHUNK, 1 << (longest - 1).bit_length())
-    chunks, long_R = turns.chunks(size), turns.start_R1.diff() > 1
+    chunks, long_R = metadata.chunks(size), metadata.start_R1.diff() > 1
     wanted_C = torch.cat((long_R, long_R.new_zeros(1)))[chunks.row_C]
     length_C, place_L = chunks.length_C[wanted_C], torch.arange(size, device=wanted_C.device)
     token_CL = chunks.first_C[wanted_C, None] + place_L
@@ -108,7 +108,7 @@ def _chunked(tokens: _Tokens, states_NGKV: Tensor, turns: Turns, o_TGV: Tensor) 
     left = total[..., -1].exp().flatten(1, 2)[..., None, None]
     out = torch.empty_like(values)
     chunk = 0
-    for row in turns.rows():
+    for row in metadata.rows():
         if row.end - row.start == 1:
             continue
         state = states_NGKV[row.reads].clone() if not row.fresh else torch.zeros_like(states_NGKV[0])

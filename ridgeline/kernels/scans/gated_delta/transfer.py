@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
+from ridgeline.kernels.scans.metadata import Pieces, RecurrentOp
 from ridgeline.kernels.scans.transfer import Affine
-from ridgeline.kernels.scans.turns import Pieces, RecurrentOp
 
 
 def transfer(pieces: Pieces, op: RecurrentOp, states_NGKV: Tensor, given: DeltaInputs) -> Affine:

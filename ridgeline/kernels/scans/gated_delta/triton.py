@@ -21,7 +21,7 @@ from ridgeline.kernels.scans.gated_delta.triton_prepare import CHUNK, _gated_del
 from ridgeline.kernels.scans.gated_delta.work import Work, run_on_hopper
 from ridgeline.kernels.scans.linear_attention import triton as linear
 from ridgeline.kernels.scans.linear_attention.triton_step import Rule
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 
 SHORT = 1  # rows of so many tokens go token by token, whatever else is in the step
 
@@ -29,33 +29,33 @@ SHORT = 1  # rows of so many tokens go token by token, whatever else is in the s
 def gated_delta(
     given: DeltaInputs,
     states_NGKV: Tensor,
-    turns: Turns,
+    metadata: ScanMetadata,
     step_cut: triton_step.Cut = triton_step.CUT,
     plan: Plan | None = None,
 ) -> Tensor:
     o_TGV = _room(given)
-    if turns.tokens_each <= 1:
-        triton_step.step(given, states_NGKV, turns, o_TGV, SHORT, step_cut, turns.tokens_each == 1)
-    if turns.tokens_each != 1:
-        _in_chunks(given, states_NGKV, turns, o_TGV, plan)
+    if metadata.tokens_each <= 1:
+        triton_step.step(given, states_NGKV, metadata, o_TGV, SHORT, step_cut, metadata.tokens_each == 1)
+    if metadata.tokens_each != 1:
+        _in_chunks(given, states_NGKV, metadata, o_TGV, plan)
     return o_TGV
 
 
-def gated_delta_in_order(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+def gated_delta_in_order(given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Run all rows token by token, always in the same kernel: a row's bits do not depend on its chunks."""
     o_TGV = _room(given)
-    triton_step.step(given, states_NGKV, turns, o_TGV)
+    triton_step.step(given, states_NGKV, metadata, o_TGV)
     return o_TGV
 
 
-def delta_attention(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+def delta_attention(given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Run linear attention's kernels, with the delta rule."""
-    return linear.run(rule_of(given), states_NGKV, turns)
+    return linear.run(rule_of(given), states_NGKV, metadata)
 
 
-def delta_attention_in_order(given: DeltaInputs, states_NGKV: Tensor, turns: Turns) -> Tensor:
+def delta_attention_in_order(given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Run all rows token by token, always in the same kernel: a row's bits do not depend on its chunks."""
-    return linear.run_in_order(rule_of(given), states_NGKV, turns)
+    return linear.run_in_order(rule_of(given), states_NGKV, metadata)
 
 
 def rule_of(given: DeltaInputs) -> Rule:
@@ -67,18 +67,20 @@ def _room(given: DeltaInputs) -> Tensor:
     return torch.empty(given.v_TGV.shape, dtype=given.v_TGV.dtype, device=given.v_TGV.device)
 
 
-def _in_chunks(given: DeltaInputs, states_NGKV: Tensor, turns: Turns, o_TGV: Tensor, plan: Plan | None) -> None:
+def _in_chunks(
+    given: DeltaInputs, states_NGKV: Tensor, metadata: ScanMetadata, o_TGV: Tensor, plan: Plan | None
+) -> None:
     (value_heads, values), keys, device = o_TGV.shape[1:], given.k_THK.shape[2], o_TGV.device
     if given.q_THK.stride(0) != given.k_THK.stride(0):
         given = replace(given, q_THK=given.q_THK.contiguous(), k_THK=given.k_THK.contiguous())
-    tokens, dtype = turns.num_tokens, given.k_THK.dtype
+    tokens, dtype = metadata.num_tokens, given.k_THK.dtype
     if plan is None:
         gpu = Gpu(compute_capability(device), num_multiprocessors(device), shared_memory(device))
-        plan = choose(turns.num_rows, tokens, value_heads, keys, values, dtype, gpu)
+        plan = choose(metadata.num_rows, tokens, value_heads, keys, values, dtype, gpu)
     solve_GTL, within_GTL = (torch.empty((value_heads, tokens, CHUNK), dtype=dtype, device=device) for _ in range(2))
     factors_GFT = torch.empty((value_heads, 4, tokens), dtype=torch.float32, device=device)
-    work = Work(given, states_NGKV, turns, o_TGV, solve_GTL, within_GTL, factors_GFT, SHORT)
-    chunks = len(turns.chunks(CHUNK).first_C)
+    work = Work(given, states_NGKV, metadata, o_TGV, solve_GTL, within_GTL, factors_GFT, SHORT)
+    chunks = len(metadata.chunks(CHUNK).first_C)
     each = -(-chunks // plan.parts(tokens))
     for begin in range(0, chunks, each):
         _prepare(work, plan, begin, min(each, chunks - begin))
@@ -91,25 +93,25 @@ def _in_chunks(given: DeltaInputs, states_NGKV: Tensor, turns: Turns, o_TGV: Ten
 def _prepare(work: Work, plan: Plan, begin: int, number: int) -> None:
     """Compute of `number` chunks what needs no state. Behind the first part, one more program for each head waits for
     the kernel in front."""
-    given, turns, shape, device = work.given, work.turns, work.shape, work.o_TGV.device
+    given, metadata, shape, device = work.given, work.metadata, work.shape, work.o_TGV.device
     limit = {"maxnreg": plan.registers} if plan.registers and compute_capability(device) >= (8, 0) else {}
     share = plan.share if shape["G"] // shape["H"] % plan.share == 0 else 1
     del shape["V"]
     of_tokens = given.q_THK, given.k_THK, given.a, given.b_TG
     _gated_delta_prepare[(shape["G"] // share, number + (begin > 0))](
         *of_tokens, given.log_rate_G, given.dt_bias, work.solve_GTL, work.within_GTL, work.factors_GFT,
-        turns.start_R1, *turns.chunks(CHUNK).of_chunks, *(x_T.stride(0) for x_T in of_tokens), turns.num_tokens, begin,
-        given.scale, NORM_EPS, **shape, BK=triton.next_power_of_2(shape["K"]), PART=plan.block,
-        SHARE=share, AHEAD=begin > 0, num_warps=plan.prepare_warps, **limit, **launch_options(device),
+        metadata.start_R1, *metadata.chunks(CHUNK).of_chunks, *(x_T.stride(0) for x_T in of_tokens),
+        metadata.num_tokens, begin, given.scale, NORM_EPS, **shape, BK=triton.next_power_of_2(shape["K"]),
+        PART=plan.block, SHARE=share, AHEAD=begin > 0, num_warps=plan.prepare_warps, **limit, **launch_options(device),
     )  # fmt: skip
 
 
 def _multiply(work: Work, plan: Plan) -> None:
     """Run all chunks in order."""
-    given, turns, shape = work.given, work.turns, work.shape
-    _gated_delta_chunks[(triton.cdiv(shape["V"], plan.columns), shape["G"], turns.num_rows)](
+    given, metadata, shape = work.given, work.metadata, work.shape
+    _gated_delta_chunks[(triton.cdiv(shape["V"], plan.columns), shape["G"], metadata.num_rows)](
         given.q_THK, given.k_THK, given.v_TGV, work.solve_GTL, work.within_GTL, work.factors_GFT, work.states_NGKV,
-        work.o_TGV, *turns.of_rows, given.k_THK.stride(0), given.v_TGV.stride(0), work.states_NGKV.stride(0),
-        turns.num_tokens, **shape, BK=triton.next_power_of_2(shape["K"]), BV=plan.columns,
+        work.o_TGV, *metadata.of_rows, given.k_THK.stride(0), given.v_TGV.stride(0), work.states_NGKV.stride(0),
+        metadata.num_tokens, **shape, BK=triton.next_power_of_2(shape["K"]), BV=plan.columns,
         STAGES=plan.stages, num_warps=plan.warps, **launch_options(work.o_TGV.device),
     )  # fmt: skip

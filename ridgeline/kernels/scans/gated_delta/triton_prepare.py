@@ -25,7 +25,7 @@ import triton.language as tl
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.scans.gated_delta.triton_step import aot_types
 from ridgeline.kernels.scans.linear_attention.triton_delta import inverse, log_decay
-from ridgeline.kernels.scans.turns import CHUNK_TYPES
+from ridgeline.kernels.scans.metadata import CHUNK_TYPES
 
 CHUNK = 64
 PART = 16  # tokens of the blocks on the diagonal that are inverted as a batch

@@ -19,7 +19,7 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.scans.gated_delta.op import NORM_EPS, DeltaInputs
 from ridgeline.kernels.scans.linear_attention.triton_delta import log_decay
-from ridgeline.kernels.scans.turns import ROW_TYPES, Turns
+from ridgeline.kernels.scans.metadata import ROW_TYPES, ScanMetadata
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _gated_delta_step(
     key, value = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     inside = (key < K)[:, None] & (value < V)[None, :]
     cell = head * K * V + key[:, None] * V + value[None, :]
-    # States and turns are those that the step began with: nothing has to be waited for
+    # States and metadata are those that the step began with: nothing has to be waited for
     columns = V * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # how much of a state there is
     if EVERY:
         start, end = row, row + 1
@@ -115,7 +115,7 @@ CUT = Cut(64, 4)
 def step(
     given: DeltaInputs,
     states_NGKV: Tensor,
-    turns: Turns,
+    metadata: ScanMetadata,
     o_TGV: Tensor,
     longest: int = 0,
     cut: Cut = CUT,
@@ -126,8 +126,8 @@ def step(
     q_THK, k_THK, v_TGV, a_TG, b_TG = given.q_THK, given.k_THK, given.v_TGV, given.a, given.b_TG
     (heads, keys), (value_heads, values) = k_THK.shape[1:], v_TGV.shape[1:]
     columns = min(cut.columns, triton.next_power_of_2(values))
-    _gated_delta_step[(triton.cdiv(values, columns), value_heads, turns.num_rows)](
-        q_THK, k_THK, v_TGV, a_TG, b_TG, given.log_rate_G, given.dt_bias, states_NGKV, o_TGV, *turns.of_rows,
+    _gated_delta_step[(triton.cdiv(values, columns), value_heads, metadata.num_rows)](
+        q_THK, k_THK, v_TGV, a_TG, b_TG, given.log_rate_G, given.dt_bias, states_NGKV, o_TGV, *metadata.of_rows,
         q_THK.stride(0), k_THK.stride(0), v_TGV.stride(0), a_TG.stride(0), b_TG.stride(0), states_NGKV.stride(0),
         given.scale, NORM_EPS,
         H=heads, G=value_heads, K=keys, V=values, BK=triton.next_power_of_2(keys), BV=columns,

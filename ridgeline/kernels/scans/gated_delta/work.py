@@ -16,7 +16,7 @@ from ridgeline.kernels.scans.gated_delta import segments
 from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
 from ridgeline.kernels.scans.gated_delta.plan import Plan
 from ridgeline.kernels.scans.gated_delta.triton_prepare import CHUNK
-from ridgeline.kernels.scans.turns import Turns
+from ridgeline.kernels.scans.metadata import ScanMetadata
 
 
 class Work(NamedTuple):
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 
     given: DeltaInputs
     states_NGKV: Tensor
-    turns: Turns
+    metadata: ScanMetadata
     o_TGV: Tensor
     solve_GTL: Tensor
     within_GTL: Tensor
@@ -48,18 +48,18 @@ def run_on_hopper(work: Work, plan: Plan, part: int, part_chunks: int) -> None:
 
     (value_heads, values), keys, device = work.o_TGV.shape[1:], work.given.k_THK.shape[2], work.o_TGV.device
     if not plan.segment:
-        chunks = work.turns.chunks(CHUNK)
+        chunks = work.metadata.chunks(CHUNK)
         table = (*chunks.of_chunks, chunks.of_R1, work.factors_GFT)
-        _run(work, plan, (values // plan.columns, value_heads, work.turns.num_rows), table, ROWS, part, part_chunks)
+        _run(work, plan, (values // plan.columns, value_heads, work.metadata.num_rows), table, ROWS, part, part_chunks)
         return
-    parts = work.turns.chunks(plan.segment)
+    parts = work.metadata.chunks(plan.segment)
     number = len(parts.first_C)
     carried_DGCK = torch.empty((number, value_heads, values + keys, keys), dtype=torch.float32, device=device)
     table = (*parts.of_chunks, parts.of_R1, carried_DGCK)
     carries = plan._replace(columns=plan.carry_columns or plan.columns)
     _run(work, carries, ((values + keys) // carries.columns, value_heads, number), table, CARRIES, 0, 0)
-    start_R1, reads_R, _, fresh_R, _, _ = work.turns.of_rows
-    segments._gated_delta_carry[(values // segments.COLUMNS, value_heads, work.turns.num_rows)](
+    start_R1, reads_R, _, fresh_R, _, _ = work.metadata.of_rows
+    segments._gated_delta_carry[(values // segments.COLUMNS, value_heads, work.metadata.num_rows)](
         carried_DGCK, work.states_NGKV, start_R1, reads_R, fresh_R, parts.of_R1, work.states_NGKV.stride(0),
         G=value_heads, K=keys, V=values, BV=segments.COLUMNS, SHORT=work.short, STAGES=segments.STAGES,
         num_warps=segments.WARPS, **launch_options(device),
@@ -79,7 +79,7 @@ def _run(
         boxes(given.q_THK.flatten(1), given.k_THK.shape[2]), boxes(given.k_THK.flatten(1), given.k_THK.shape[2]),
         boxes(given.v_TGV.flatten(1), hopper_chunks.COLUMNS), boxes(work.solve_GTL.flatten(0, 1), CHUNK),
         boxes(work.within_GTL.flatten(0, 1), CHUNK), work.factors_GFT, work.states_NGKV, work.o_TGV,
-        *work.turns.of_rows, *table, work.states_NGKV.stride(0), work.turns.num_tokens, part, part_chunks, **work.shape,
-        WIDE=wide, STAGES=plan.stages, RUN=run, num_warps=4, **limit,
+        *work.metadata.of_rows, *table, work.states_NGKV.stride(0), work.metadata.num_tokens, part, part_chunks,
+        **work.shape, WIDE=wide, STAGES=plan.stages, RUN=run, num_warps=4, **limit,
         **launch_options(work.o_TGV.device),
     )  # fmt: skip

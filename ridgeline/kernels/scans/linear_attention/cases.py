@@ -12,7 +12,7 @@ from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.scans.case import RecurrentCase, cases_of_layers
 from ridgeline.kernels.scans.linear_attention.cost import linear_attention_cost
 from ridgeline.kernels.scans.linear_attention.op import LinearInputs
-from ridgeline.kernels.scans.turns import Turns, turns_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,25 @@ class LinearAttentionCase(RecurrentCase):
     padding: int = 0
     fast: float = 0.1
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[LinearInputs, Tensor, Turns]:
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[LinearInputs, Tensor, ScanMetadata]:
         """Queries, keys and values are views of one tensor, as a projection leaves them."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
+        metadata = metadata_of(self.rows, device, self.marks, self.fresh, self.padding)
         keys, values = self.heads * self.key_width, self.heads * self.value_width
-        x_TX = normal(turns.num_tokens, 2 * keys + values)
+        x_TX = normal(metadata.num_tokens, 2 * keys + values)
         x_TX[sum(self.rows) :] = torch.nan
         q, k, v = (x.unflatten(1, (self.heads, -1)) for x in x_TX.to(dtype).split((keys, keys, values), dim=1))
-        shape = (turns.num_tokens, self.heads, self.key_width)
+        shape = (metadata.num_tokens, self.heads, self.key_width)
         decay = -self.fast * normal(*{"channel": shape, "token": shape[:2], "head": shape[1:2]}[self.decay]).exp()
         states_NHKV = normal(3 * len(self.rows) + 2, *shape[1:], self.value_width)
-        states_NHKV[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        return LinearInputs(q, k, v, decay, self.key_width**-0.5), states_NHKV, turns
+        states_NHKV[torch.cat((metadata.reads_R[metadata.fresh_R], metadata.reads_R.new_zeros(1)))] = torch.nan
+        return LinearInputs(q, k, v, decay, self.key_width**-0.5), states_NHKV, metadata
 
     @property
     def shape(self) -> str:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.scans.metadata import Inputs, ScanMetadata
 from ridgeline.kernels.scans.recurrence import decaying, recurrence
-from ridgeline.kernels.scans.turns import Inputs, Turns
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LinearInputs(Inputs):
         return {name: x_T for name, x_T in super().by_token.items() if x_T.dim() > 1}
 
 
-def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return o_THV, dense and of v's dtype, and replace the rows' states. Each token does
 
         S ← exp(decay) · S + k ⊗ v;    o = Sᵀ q · scale
@@ -53,7 +53,7 @@ def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> 
     """
     left_THK = by_channel(given.decay, given.k_THK).double().exp()
     rule = decaying(given.q_THK.double(), given.k_THK.double(), given.v_THV.double(), left_THK, given.scale)
-    return recurrence(rule, states_NHKV, turns, given.v_THV)
+    return recurrence(rule, states_NHKV, metadata, given.v_THV)
 
 
 def by_channel(decay: Tensor, k_THK: Tensor) -> Tensor:

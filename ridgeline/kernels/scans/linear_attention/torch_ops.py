@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.scans.linear_attention.op import LinearInputs
-from ridgeline.kernels.scans.turns import Row, Turns
+from ridgeline.kernels.scans.metadata import Row, ScanMetadata
 
 CHUNK = 64
 BLOCK = 16
@@ -56,24 +56,24 @@ class Piece(NamedTuple):
     marks: bool
 
 
-def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, metadata: ScanMetadata) -> Tensor:
     q_THK, k_THK, v_THV, decay = given.q_THK * given.scale, given.k_THK, given.v_THV, given.decay
     decay = decay.expand(len(k_THK), -1) if decay.dim() == 1 else decay
     decay_THJ = decay if decay.dim() == 3 else decay[:, :, None]
     tokens = Tokens(*(x.float().transpose(0, 1) for x in (q_THK, k_THK, v_THV, decay_THJ)))
-    return in_chunks(tokens, states_NHKV, turns).to(v_THV.dtype)
+    return in_chunks(tokens, states_NHKV, metadata).to(v_THV.dtype)
 
 
-def in_chunks(tokens: Tokens, states_NHKV: Tensor, turns: Turns) -> Tensor:
+def in_chunks(tokens: Tokens, states_NHKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return o_THV in float32, and replace the rows' states. Rows that have a chunk left run it together."""
     places, outputs = [], []
-    cut = sorted((_pieces(row), row) for row in turns.rows())
+    cut = sorted((_pieces(row), row) for row in metadata.rows())
     for _, some in groupby(cut, lambda each: each[1].end - each[1].start > 1):  # single tokens need no filling up
         rows = sorted(some, key=lambda each: -len(each[0]))
         state_rHKV = _begun([row for _, row in rows], states_NHKV)
         for turn in range(len(rows[0][0])):
             now = [(pieces[turn], row) for pieces, row in rows if turn < len(pieces)]
-            token_rL, exists_rL = _places([piece for piece, _ in now], turns.start_R1.device)
+            token_rL, exists_rL = _places([piece for piece, _ in now], metadata.start_R1.device)
             o_rHLV, new_rHKV = _chunk(tokens.taken(token_rL, exists_rL), state_rHKV[: len(now)])
             state_rHKV = new_rHKV if len(now) == len(rows) else torch.cat((new_rHKV, state_rHKV[len(now) :]))
             places.append(token_rL[exists_rL])

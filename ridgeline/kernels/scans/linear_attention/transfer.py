@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.scans.linear_attention.op import LinearInputs
+from ridgeline.kernels.scans.metadata import Pieces, RecurrentOp
 from ridgeline.kernels.scans.transfer import Decayed, decayed, wide
-from ridgeline.kernels.scans.turns import Pieces, RecurrentOp
 
 
 def transfer(pieces: Pieces, op: RecurrentOp, states_NHKV: Tensor, given: LinearInputs) -> Decayed:

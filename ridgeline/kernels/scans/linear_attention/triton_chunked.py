@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
-from ridgeline.kernels.scans.turns import ROW_TYPES
+from ridgeline.kernels.scans.metadata import ROW_TYPES
 
 CHUNK = 64
 PART = 16  # tokens that are compared one by one

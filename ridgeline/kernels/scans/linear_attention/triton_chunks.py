@@ -16,7 +16,7 @@ import triton.language as tl
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.scans.linear_attention.triton_prepare import CHUNK
 from ridgeline.kernels.scans.linear_attention.triton_step import aot_constants, aot_types
-from ridgeline.kernels.scans.turns import ROW_TYPES
+from ridgeline.kernels.scans.metadata import ROW_TYPES
 
 
 @triton.jit

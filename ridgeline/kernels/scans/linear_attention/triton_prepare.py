@@ -27,7 +27,7 @@ import triton.language as tl
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.scans.linear_attention.triton_delta import inverse
 from ridgeline.kernels.scans.linear_attention.triton_step import aot_constants, aot_types, fades
-from ridgeline.kernels.scans.turns import CHUNK_TYPES, ROW_TYPES
+from ridgeline.kernels.scans.metadata import CHUNK_TYPES, ROW_TYPES
 
 CHUNK = 64
 PART = 16  # tokens of a program

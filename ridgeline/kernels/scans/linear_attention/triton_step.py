@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.scans.linear_attention.triton_delta import log_decay
-from ridgeline.kernels.scans.turns import ROW_TYPES, Turns
+from ridgeline.kernels.scans.metadata import ROW_TYPES, ScanMetadata
 
 
 class Rule(NamedTuple):
@@ -88,7 +88,7 @@ def _linear_attention_step(
     in_k, in_v = key < K, value < V
     inside = in_k[:, None] & in_v[None, :]
     cell = head * K * V + key[:, None] * V + value[None, :]
-    # States and turns are those that the step began with: nothing has to be waited for
+    # States and metadata are those that the step began with: nothing has to be waited for
     columns = V * (1 - tl.load(fresh_ptr + row).to(tl.int32))  # how much of a state there is
     if SINGLE:
         start, end = row, row + 1
@@ -138,16 +138,22 @@ CUT = Cut(32, 4)
 
 
 def step(
-    rule: Rule, states_NHKV: Tensor, turns: Turns, o_THV: Tensor, longest: int = 0, cut: Cut = CUT, single: bool = False
+    rule: Rule,
+    states_NHKV: Tensor,
+    metadata: ScanMetadata,
+    o_THV: Tensor,
+    longest: int = 0,
+    cut: Cut = CUT,
+    single: bool = False,
 ) -> None:
     """Run the rows of at most `longest` tokens, or all of them if it is 0, and fill their outputs in. `single`: every
     row has one token."""
     shape = rule.shape
     columns = min(cut.columns, triton.next_power_of_2(shape["V"]))
-    _linear_attention_step[(triton.cdiv(shape["V"], columns), shape["H"], turns.num_rows)](
+    _linear_attention_step[(triton.cdiv(shape["V"], columns), shape["H"], metadata.num_rows)](
         rule.q_THK, rule.k_THK, rule.v_THV, rule.fade_THK, rule.beta_TH, rule.log_rate_H, rule.dt_bias_HK,
         states_NHKV, o_THV,
-        *turns.of_rows,
+        *metadata.of_rows,
         *rule.strides, states_NHKV.stride(0), rule.scale, rule.norm_eps, **shape, BV=columns,
         SINGLE=single, LONGEST=longest, num_warps=cut.warps, **launch_options(o_THV.device),
     )  # fmt: skip

@@ -37,25 +37,25 @@ from ridgeline.kernels.scans.linear_attention.triton_gradients import (
     _linear_attention_dv,
 )
 from ridgeline.kernels.scans.linear_attention.triton_step import Rule
-from ridgeline.kernels.scans.turns import Chunks, Turns
+from ridgeline.kernels.scans.metadata import Chunks, ScanMetadata
 
 STAGES = 3  # chunks that a walk asks for at once
 
 
 @torch.compiler.disable  # a break in the graph: what is compiled ends here, and goes on behind it
-def linear_attention(given: LinearInputs, states_NHKV: Tensor, turns: Turns) -> Tensor:
+def linear_attention(given: LinearInputs, states_NHKV: Tensor, metadata: ScanMetadata) -> Tensor:
     """Compute the op, with gradients of all inputs but the states."""
-    o_THV, _ = _Chunked.apply(*_differentiated(given), None, states_NHKV, _Fixed(turns, given.scale))
+    o_THV, _ = _Chunked.apply(*_differentiated(given), None, states_NHKV, _Fixed(metadata, given.scale))
     return o_THV
 
 
-def linear_attention_from(given: LinearInputs, initial_RHKV: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+def linear_attention_from(given: LinearInputs, initial_RHKV: Tensor, metadata: ScanMetadata) -> tuple[Tensor, Tensor]:
     """Return (o_THV, the states after the rows, float32 [R, H, K, V]), both with gradients, those of the initial states
-    included. Of `turns` only the rows' tokens count."""
-    every = torch.arange(turns.num_rows, device=given.v_THV.device)
+    included. Of `metadata` only the rows' tokens count."""
+    every = torch.arange(metadata.num_rows, device=given.v_THV.device)
     own = replace(
-        turns, reads_R=every, writes_R=every, fresh_R=torch.zeros_like(turns.fresh_R),
-        marks_R=torch.zeros_like(turns.marks_R), _chunks={},
+        metadata, reads_R=every, writes_R=every, fresh_R=torch.zeros_like(metadata.fresh_R),
+        marks_R=torch.zeros_like(metadata.marks_R), _chunks={},
     )  # fmt: skip
     final_RHKV = initial_RHKV.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     fixed = _Fixed(own, given.scale)
@@ -72,7 +72,7 @@ def _differentiated(given: LinearInputs) -> tuple[Tensor, Tensor, Tensor, Tensor
 class _Fixed(NamedTuple):
     """Arguments that have no gradient."""
 
-    turns: Turns
+    metadata: ScanMetadata
     scale: float
 
 
@@ -100,24 +100,24 @@ class _Chunked(torch.autograd.Function):
         states_NHKV: Tensor,
         fixed: _Fixed,
     ) -> tuple[Tensor, Tensor | None]:
-        turns, scale = fixed
+        metadata, scale = fixed
         rule = Rule(q_THK, k_THK, v_THV, decay_THK, scale)
         if any(ctx.needs_input_grad):
-            begun_RHKV = states_NHKV[turns.reads_R] if initial_RHKV is None else initial_RHKV
+            begun_RHKV = states_NHKV[metadata.reads_R] if initial_RHKV is None else initial_RHKV
             ctx.save_for_backward(q_THK, k_THK, v_THV, decay_THK, begun_RHKV)
-        ctx.turns, ctx.scale = turns, scale
+        ctx.metadata, ctx.scale = metadata, scale
         ctx.set_materialize_grads(False)
-        chunks = turns.chunks(CHUNK)
+        chunks = metadata.chunks(CHUNK)
         faded = _faded(rule, chunks)
         before_CHKV = _states_like(rule, chunks)
-        _walk(rule, faded, before_CHKV, states_NHKV, turns, chunks)
-        o_THV = _room(v_THV, v_THV.dtype, turns)
+        _walk(rule, faded, before_CHKV, states_NHKV, metadata, chunks)
+        o_THV = _room(v_THV, v_THV.dtype, metadata)
         heads, keys, values = before_CHKV.shape[1:]
         _linear_attention_outputs[(triton.cdiv(values, WIDE), heads, len(before_CHKV))](
             faded.asked_THK, v_THV, faded.within_CHLL, before_CHKV, o_THV, chunks.first_C, chunks.length_C,
             v_THV.stride(0), H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK,
         )  # fmt: skip
-        return o_THV, None if initial_RHKV is None else states_NHKV[turns.writes_R]
+        return o_THV, None if initial_RHKV is None else states_NHKV[metadata.writes_R]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -127,7 +127,7 @@ class _Chunked(torch.autograd.Function):
         rule = Rule(q_THK, k_THK, v_THV, decay_THK, ctx.scale)
         of_decays, of_initial = ctx.needs_input_grad[3:5]
         *found, d_initial_RHKV = _gradients(
-            rule, do_THV.contiguous(), begun_RHKV, d_final_RHKV, ctx.turns, bool(of_decays)
+            rule, do_THV.contiguous(), begun_RHKV, d_final_RHKV, ctx.metadata, bool(of_decays)
         )
         return *found, d_initial_RHKV if of_initial else None, None, None
 
@@ -150,9 +150,9 @@ def _faded(rule: Rule, chunks: Chunks) -> _Faded:
     return _Faded(asked_THK, told_THK, leaves_CHK, within_CHLL)
 
 
-def _room(like: Tensor, dtype: torch.dtype, turns: Turns) -> Tensor:
+def _room(like: Tensor, dtype: torch.dtype, metadata: ScanMetadata) -> Tensor:
     """Return memory for a result of this shape. Tokens behind the rows, if there can be any, are zeros."""
-    padded = turns.tokens_each * turns.num_rows != turns.num_tokens
+    padded = metadata.tokens_each * metadata.num_rows != metadata.num_tokens
     return (torch.zeros if padded else torch.empty)(like.shape, dtype=dtype, device=like.device)
 
 
@@ -177,41 +177,46 @@ def _walk(
     faded: _Faded,
     before_CHKV: Tensor,
     states_NHKV: Tensor,
-    turns: Turns,
+    metadata: ScanMetadata,
     chunks: Chunks,
     back: _Back | None = None,
 ) -> None:
     """Fill in the states before the chunks. With `back` also fill in the gradients of the states after the chunks and
     before the rows, and leave the rows' states as they are."""
     heads, keys, values = before_CHKV.shape[1:]
-    rows, (do_THV, *gradients) = turns.num_rows, back or (None,) * 4
+    rows, (do_THV, *gradients) = metadata.num_rows, back or (None,) * 4
     tiles = triton.cdiv(keys, WIDE) * triton.cdiv(values, WIDE)
     _linear_attention_states[(tiles, heads, rows * (2 if back else 1))](
         faded.told_THK, rule.v_THV, faded.leaves_CHK, before_CHKV, states_NHKV,
         faded.asked_THK if back else None, do_THV, *gradients,
-        *turns.of_rows,
+        *metadata.of_rows,
         chunks.of_R1, rule.v_THV.stride(0), 0 if do_THV is None else do_THV.stride(0), states_NHKV.stride(0), rows,
         H=heads, K=keys, V=values, BK=WIDE, BV=WIDE, L=CHUNK, STAGES=STAGES, BACK=back is not None,
     )  # fmt: skip
 
 
 def _gradients(
-    rule: Rule, do_THV: Tensor, initial_RHKV: Tensor, d_final_RHKV: Tensor | None, turns: Turns, of_decays: bool
+    rule: Rule,
+    do_THV: Tensor,
+    initial_RHKV: Tensor,
+    d_final_RHKV: Tensor | None,
+    metadata: ScanMetadata,
+    of_decays: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, the decays and the initial states."""
     q_THK, k_THK, v_THV = rule.q_THK, rule.k_THK, rule.v_THV
-    chunks, device = turns.chunks(CHUNK, at_marks=False), k_THK.device
+    chunks, device = metadata.chunks(CHUNK, at_marks=False), k_THK.device
     faded = _faded(rule, chunks)
     before_CHKV, after_CHKV = (_states_like(rule, chunks) for _ in range(2))
     (number, heads, keys, values), (of_q, of_k, of_v, *of_fade, _) = before_CHKV.shape, rule.strides
     d_initial_RHKV = torch.empty(initial_RHKV.shape, dtype=torch.float32, device=device)
     d_final_RHKV = None if d_final_RHKV is None else d_final_RHKV.contiguous()
-    own = replace(turns, reads_R=torch.arange(turns.num_rows, device=device))
+    own = replace(metadata, reads_R=torch.arange(metadata.num_rows, device=device))
     back = _Back(do_THV, after_CHKV, d_final_RHKV, d_initial_RHKV)
     _walk(rule, faded, before_CHKV, initial_RHKV, own, chunks, back)
     shape = {"H": heads, "K": keys, "L": CHUNK}
     wide = shape | {"V": values, "BK": WIDE, "BV": WIDE}
-    dv_THV = _room(v_THV, v_THV.dtype, turns)
+    dv_THV = _room(v_THV, v_THV.dtype, metadata)
     d_within_CHLL = torch.empty((number, heads, CHUNK, CHUNK), dtype=torch.float32, device=device)
     _linear_attention_dv[(heads, number)](
         faded.told_THK, v_THV, do_THV, faded.within_CHLL, after_CHKV, dv_THV, d_within_CHLL,
@@ -223,8 +228,8 @@ def _gradients(
         q_THK, k_THK, rule.fade_THK, d_within_CHLL, dq_within_THK, dk_within_THK, chunks.first_C, chunks.length_C,
         of_q, of_k, *of_fade, **shape, BK=NARROW, PART=PART, EACH=each,
     )  # fmt: skip
-    dq_THK, dk_THK = (_room(k_THK, k_THK.dtype, turns) for _ in range(2))
-    d_fade_THK = _room(k_THK, torch.float32, turns) if of_decays else None
+    dq_THK, dk_THK = (_room(k_THK, k_THK.dtype, metadata) for _ in range(2))
+    d_fade_THK = _room(k_THK, torch.float32, metadata) if of_decays else None
     _linear_attention_dk[(triton.cdiv(keys, WIDE), heads, number)](
         q_THK, k_THK, v_THV, rule.fade_THK, do_THV, before_CHKV, after_CHKV, dq_within_THK, dk_within_THK,
         dq_THK, dk_THK, d_fade_THK, chunks.first_C, chunks.length_C,

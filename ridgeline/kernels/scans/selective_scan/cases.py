@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.scans.case import RecurrentCase, cases_of_layers
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 from ridgeline.kernels.scans.selective_scan.cost import selective_scan_cost
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
-from ridgeline.kernels.scans.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
@@ -37,25 +37,27 @@ class SelectiveScanCase(RecurrentCase):
     padding: int = 0
     fast: float = 1.0
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[ScanInputs, Tensor, Turns]:
+    def inputs(
+        self, dtype: torch.dtype, device: torch.device, seed: int = 0
+    ) -> tuple[ScanInputs, Tensor, ScanMetadata]:
         """b and c are views of one tensor, and so are x and z, as projections leave them."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
-        tokens, channels, width = turns.num_tokens, self.channels, self.state_width
+        metadata = metadata_of(self.rows, device, self.marks, self.fresh, self.padding)
+        tokens, channels, width = metadata.num_tokens, self.channels, self.state_width
         x_TX, z_TX = normal(tokens, 2 * channels).to(dtype).split(channels, dim=1)
         b_TS, c_TS = normal(tokens, 2 * width).to(dtype).split(width, dim=1)
         rate_XS = -self.fast * torch.arange(1, width + 1, device=device).float().repeat(channels, 1)
-        states_NXS = normal(3 * turns.num_rows + 2, channels, width)
-        states_NXS[turns.reads_R[turns.fresh_R]] = torch.nan
+        states_NXS = normal(3 * metadata.num_rows + 2, channels, width)
+        states_NXS[metadata.reads_R[metadata.fresh_R]] = torch.nan
         given = ScanInputs(
             x_TX, normal(tokens, channels).to(dtype), rate_XS, b_TS, c_TS, normal(channels),
             normal(channels) - 3 if self.bias else None, z_TX if self.gated else None,
         )  # fmt: skip
-        return given, states_NXS, turns
+        return given, states_NXS, metadata
 
     @property
     def shape(self) -> str:

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.scans.metadata import Inputs, ScanMetadata
 from ridgeline.kernels.scans.recurrence import recurrence
-from ridgeline.kernels.scans.turns import Inputs, Turns
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ScanInputs(Inputs):
         return F.softplus(dt_TX if self.dt_bias_X is None else dt_TX + self.dt_bias_X.to(dtype))
 
 
-def selective_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Tensor:
+def selective_scan(given: ScanInputs, states_NXS: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return y_TX, dense and of x's dtype, and replace the rows' states.
 
     With Δ = softplus(dt + dt_bias), each token does in each channel
@@ -65,7 +65,7 @@ def selective_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Tenso
         y_X = state_XS @ c[token] + skip_X * x[token]
         return y_X if z_TX is None else y_X * F.silu(z_TX[token].double()), state_XS
 
-    return recurrence(rule, states_NXS, turns, given.x_TX)
+    return recurrence(rule, states_NXS, metadata, given.x_TX)
 
 
 SELECTIVE_SCAN = Op(

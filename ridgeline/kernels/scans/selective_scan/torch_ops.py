@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ridgeline.kernels.scans.metadata import Row, ScanMetadata
 from ridgeline.kernels.scans.recurrence import Singles
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
-from ridgeline.kernels.scans.turns import Row, Turns
 
 AT_ONCE = 1 << 20  # numbers of a block, 4 MiB: a few such tensors stay in a processor's cache
 
@@ -34,13 +34,13 @@ class _Numbers(NamedTuple):
     c_TS: Tensor
 
 
-def selective_scan(given: ScanInputs, states_NXS: Tensor, turns: Turns) -> Tensor:
+def selective_scan(given: ScanInputs, states_NXS: Tensor, metadata: ScanMetadata) -> Tensor:
     x, step_TX = given.x_TX.float(), given.step_TX(torch.float32)
     numbers = _Numbers(step_TX, step_TX * x, given.rate_XS.float(), given.b_TS.float(), given.c_TS.float())
     y_TX = x * given.skip_X.float()
-    if len((singles := Singles.of(turns)).row_D):
+    if len((singles := Singles.of(metadata)).row_D):
         _steps(numbers, states_NXS, singles, y_TX)
-    for row in turns.rows():
+    for row in metadata.rows():
         if row.end - row.start > 1:
             _row(numbers, states_NXS, row, y_TX)
     return (y_TX if given.z_TX is None else y_TX * F.silu(given.z_TX.float())).to(given.x_TX.dtype)

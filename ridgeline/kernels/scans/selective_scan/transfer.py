@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.scans.metadata import Pieces, RecurrentOp
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
 from ridgeline.kernels.scans.transfer import Decayed, wide
-from ridgeline.kernels.scans.turns import Pieces, RecurrentOp
 
 
 def transfer(pieces: Pieces, op: RecurrentOp, states_NXS: Tensor, given: ScanInputs) -> Decayed:

@@ -28,9 +28,9 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.triton_math import quick_silu, smooth_step
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
 from ridgeline.kernels.scans.selective_scan.triton_walk import arguments, signature, strides
-from ridgeline.kernels.scans.turns import Turns
 
 LOG2_E = 1.4426950408889634
 WORD = 8  # bytes of b or c that are loaded at once
@@ -255,14 +255,14 @@ def _tiles(
         tl.store(states_ptr + new + place + (part // EACH * LANES * EACH + part % EACH), states[part], mask=inside)
 
 
-def tiles(given: ScanInputs, states_NXS: Tensor, turns: Turns, y_TX: Tensor, cut: Tiles) -> None:
+def tiles(given: ScanInputs, states_NXS: Tensor, metadata: ScanMetadata, y_TX: Tensor, cut: Tiles) -> None:
     """Write the outputs of all rows of more than one token to `y_TX`, and replace their states."""
     channels, size = given.rate_XS.shape
     given = replace(given, b_TS=aligned(given.b_TS), c_TS=aligned(given.c_TS))
     threads = 32 if torch.version.hip is None else 64  # of a warp
     constants = shape_constants(channels, size, given.b_TS.itemsize, strides(given), cut, threads)
-    _tiles[(triton.cdiv(channels, threads // cut.lanes), turns.num_rows)](
-        *arguments(given, y_TX, states_NXS, turns), states_NXS.stride(0),
+    _tiles[(triton.cdiv(channels, threads // cut.lanes), metadata.num_rows)](
+        *arguments(given, y_TX, states_NXS, metadata), states_NXS.stride(0),
         **constants, num_warps=1, **launch_options(y_TX.device),
     )  # fmt: skip
 

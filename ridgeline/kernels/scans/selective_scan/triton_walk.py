@@ -20,8 +20,8 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.triton_math import silu, softplus
+from ridgeline.kernels.scans.metadata import ROW_TYPES, ScanMetadata
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
-from ridgeline.kernels.scans.turns import ROW_TYPES, Turns
 
 Rows = Literal["each", "single", "all"]  # all rows, which have one token each; those of one token; all
 
@@ -153,22 +153,24 @@ def _walk(
         tl.store(states_ptr + new + place + part * PART_S, states[part], mask=inside)
 
 
-def walk(given: ScanInputs, states_NXS: Tensor, turns: Turns, y_TX: Tensor, rows: Rows, cut: Walk = SHORT) -> None:
+def walk(
+    given: ScanInputs, states_NXS: Tensor, metadata: ScanMetadata, y_TX: Tensor, rows: Rows, cut: Walk = SHORT
+) -> None:
     """Write the outputs of these rows to `y_TX`, and replace their states."""
     channels, size = given.rate_XS.shape
     block_x, part_s, parts = blocks(channels, size, cut)
-    _walk[(triton.cdiv(channels, block_x), turns.num_rows)](
-        *arguments(given, y_TX, states_NXS, turns), *strides(given), states_NXS.stride(0),
+    _walk[(triton.cdiv(channels, block_x), metadata.num_rows)](
+        *arguments(given, y_TX, states_NXS, metadata), *strides(given), states_NXS.stride(0),
         X=channels, S=size, BLOCK_X=block_x, PART_S=part_s, PARTS=parts,
         AHEAD=cut.ahead, ROWS=rows, num_warps=cut.warps, **launch_options(y_TX.device),
     )  # fmt: skip
 
 
-def arguments(given: ScanInputs, y_TX: Tensor, states_NXS: Tensor, turns: Turns) -> tuple[Tensor | None, ...]:
+def arguments(given: ScanInputs, y_TX: Tensor, states_NXS: Tensor, metadata: ScanMetadata) -> tuple[Tensor | None, ...]:
     """Return the tensors that both kernels take."""
     return (
         given.x_TX, given.dt_TX, given.rate_XS, given.b_TS, given.c_TS, given.skip_X, given.dt_bias_X, given.z_TX,
-        y_TX, states_NXS, *turns.of_rows,
+        y_TX, states_NXS, *metadata.of_rows,
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.scans.case import RecurrentCase, cases_of_layers
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 from ridgeline.kernels.scans.ssd.cost import ssd_cost
 from ridgeline.kernels.scans.ssd.op import SsdInputs
-from ridgeline.kernels.scans.turns import Turns, turns_of
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,27 @@ class SsdCase(RecurrentCase):
     dt_max: float = float("inf")
     fast: float = 1.0
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[SsdInputs, Tensor, Turns]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[SsdInputs, Tensor, ScanMetadata]:
         """x, b and c are views of one tensor, as a convolution leaves them."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
-        tokens, heads, shared = turns.num_tokens, self.heads, self.groups * self.state_width
+        metadata = metadata_of(self.rows, device, self.marks, self.fresh, self.padding)
+        tokens, heads, shared = metadata.num_tokens, self.heads, self.groups * self.state_width
         x, b, c = normal(tokens, heads * self.head_width + 2 * shared).to(dtype).split(
             (heads * self.head_width, shared, shared), dim=1
         )  # fmt: skip
-        states_NHPS = normal(3 * turns.num_rows + 2, heads, self.head_width, self.state_width)
-        states_NHPS[turns.reads_R[turns.fresh_R]] = torch.nan
+        states_NHPS = normal(3 * metadata.num_rows + 2, heads, self.head_width, self.state_width)
+        states_NHPS[metadata.reads_R[metadata.fresh_R]] = torch.nan
         rate_H = -self.fast * torch.linspace(1, 16, heads, device=device)
         given = SsdInputs(
             x.unflatten(1, (heads, -1)), normal(tokens, heads).to(dtype), rate_H,
             b.unflatten(1, (self.groups, -1)), c.unflatten(1, (self.groups, -1)),
             normal(heads), normal(heads) - 3, self.dt_min, self.dt_max,
         )  # fmt: skip
-        return given, states_NHPS, turns
+        return given, states_NHPS, metadata
 
     @property
     def shape(self) -> str:

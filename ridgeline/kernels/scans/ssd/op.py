@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.scans.metadata import Inputs, ScanMetadata
 from ridgeline.kernels.scans.recurrence import decaying, recurrence
-from ridgeline.kernels.scans.turns import Inputs, Turns
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SsdInputs(Inputs):
         return F.softplus(self.dt_TH.to(dtype) + self.dt_bias_H.to(dtype)).clamp(self.dt_min, self.dt_max)
 
 
-def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
+def ssd(given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return y_THP, dense and of x's dtype, and replace the rows' states.
 
     With Δ = softplus(dt + dt_bias), but at least dt_min and at most dt_max, each token does in each head
@@ -72,7 +72,7 @@ def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
         y_HP, state_HSP = transposed(token, state_HPS.mT)
         return y_HP + skip_H1 * x[token], state_HSP.mT
 
-    return recurrence(rule, states_NHPS, turns, given.x_THP)
+    return recurrence(rule, states_NHPS, metadata, given.x_THP)
 
 
 SSD = Op(

@@ -13,10 +13,10 @@ import triton
 from torch import Tensor
 
 from ridgeline.kernels.base.launch import compute_capability, launch_options
+from ridgeline.kernels.scans.metadata import Chunks, ScanMetadata
 from ridgeline.kernels.scans.ssd import triton_chunks, triton_products
 from ridgeline.kernels.scans.ssd.choose import Cut
 from ridgeline.kernels.scans.ssd.op import SsdInputs
-from ridgeline.kernels.scans.turns import Chunks, Turns
 
 SCALES = 3
 
@@ -31,7 +31,7 @@ class Work:
 
     given: SsdInputs
     states_NHPS: Tensor
-    turns: Turns
+    metadata: ScanMetadata
     y_THP: Tensor
     cut: Cut
     chunks: Chunks
@@ -59,30 +59,30 @@ class Work:
 
     @property
     def of_segments(self) -> tuple[Tensor, ...]:
-        return *self.segments.of_chunks, self.turns.start_R1, self.chunks.of_R1
+        return *self.segments.of_chunks, self.metadata.start_R1, self.chunks.of_R1
 
 
-def scan(given: SsdInputs, states_NHPS: Tensor, turns: Turns, y_THP: Tensor, cut: Cut) -> None:
+def scan(given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata, y_THP: Tensor, cut: Cut) -> None:
     """Write the outputs of all rows of more than one token to `y_THP`, and replace their states."""
     (tokens, heads, width), size, device = y_THP.shape, given.b_TGS.shape[2], y_THP.device
     if given.b_TGS.stride(0) != given.c_TGS.stride(0):
         given = replace(given, b_TGS=given.b_TGS.contiguous(), c_TGS=given.c_TGS.contiguous())
     cut = settled(cut, given)
-    chunks, segments = turns.chunks(cut.chunk, at_marks=False), turns.chunks(cut.segment, at_marks=False)
+    chunks, segments = metadata.chunks(cut.chunk, at_marks=False), metadata.chunks(cut.segment, at_marks=False)
     # One chunk more than there is, since the scan asks for the next chunk's decay
     scales = torch.empty((SCALES, len(chunks.first_C) + 1, heads, cut.chunk), dtype=torch.float32, device=device)
     states = torch.empty((2, tokens // cut.segment, heads, width, size), dtype=torch.float32, device=device)
-    work = Work(given, states_NHPS, turns, y_THP, cut, chunks, segments, *scales, *states)
+    work = Work(given, states_NHPS, metadata, y_THP, cut, chunks, segments, *scales, *states)
     triton_chunks._decays[(len(chunks.first_C), triton.cdiv(heads, triton_chunks.HEADS_AT_ONCE))](
-        given.dt_TH, given.rate_H, given.dt_bias_H, *scales, *chunks.of_chunks, turns.start_R1,
+        given.dt_TH, given.rate_H, given.dt_bias_H, *scales, *chunks.of_chunks, metadata.start_R1,
         given.dt_TH.stride(0), given.dt_min, given.dt_max,
         H=heads, Q=cut.chunk, BLOCK_H=triton_chunks.HEADS_AT_ONCE, LOG2_E=triton_chunks.LOG2_E,
         FORGOTTEN=triton_chunks.FORGOTTEN, num_warps=4, **work.options,
     )  # fmt: skip
     if len(work.sums_LHPS):
         _segments(work)
-    start_R1, reads_R, _, fresh_R, marks_R, marked_R = turns.of_rows
-    triton_chunks._marks[(heads * work.parts, turns.num_rows)](
+    start_R1, reads_R, _, fresh_R, marks_R, marked_R = metadata.of_rows
+    triton_chunks._marks[(heads * work.parts, metadata.num_rows)](
         given.x_THP, given.b_TGS, work.log, work.shift, work.before_LHPS, work.sums_LHPS, states_NHPS, start_R1,
         chunks.of_R1, reads_R, fresh_R, marks_R, marked_R, states_NHPS.stride(0), given.share,
         **work.shape, num_warps=cut.warps, **work.options,
@@ -115,9 +115,9 @@ def _segments(work: Work) -> None:
         given.x_THP, given.b_TGS, work.log, work.shift, work.sums_LHPS, left_LH, *work.of_segments,
         given.share, **work.shape, num_warps=work.cut.warps, **work.options,
     )  # fmt: skip
-    start_R1, reads_R, _, fresh_R, _, _ = work.turns.of_rows
+    start_R1, reads_R, _, fresh_R, _, _ = work.metadata.of_rows
     block = min(1024, triton.next_power_of_2(width * size))
-    triton_chunks._pass[(heads * triton.cdiv(width * size, block), work.turns.num_rows)](
+    triton_chunks._pass[(heads * triton.cdiv(width * size, block), work.metadata.num_rows)](
         work.sums_LHPS, work.before_LHPS, left_LH, states, start_R1, reads_R, fresh_R, states.stride(0),
         H=heads, SIZE=width * size, SEGMENT=work.cut.segment, BLOCK=block, num_warps=4, **work.options,
     )  # fmt: skip
@@ -130,10 +130,10 @@ def _outputs(work: Work) -> None:
     products_CGQQ = given.b_TGS.new_empty((len(chunks.first_C), groups, cut.chunk, cut.chunk))
     names = ("BC_TOKEN", "S", "BLOCK_S", "Q", "DOT")
     triton_products._products[(len(chunks.first_C), groups)](
-        *bc, products_CGQQ, *chunks.of_chunks, work.turns.start_R1,
+        *bc, products_CGQQ, *chunks.of_chunks, work.metadata.start_R1,
         G=groups, **{name: shape[name] for name in names}, num_warps=4, **work.options,
     )  # fmt: skip
-    _, reads_R, writes_R, fresh_R, _, _ = work.turns.of_rows
+    _, reads_R, writes_R, fresh_R, _, _ = work.metadata.of_rows
     of_outputs = (
         given.x_THP, *bc, given.skip_H, work.log, work.shift, work.weight, products_CGQQ, work.before_LHPS,
         work.sums_LHPS, work.y_THP, work.states_NHPS, *work.of_segments,

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.scans.metadata import Row, ScanMetadata
 from ridgeline.kernels.scans.recurrence import Singles
 from ridgeline.kernels.scans.ssd.op import SsdInputs
-from ridgeline.kernels.scans.turns import Row, Turns
 
 CHUNK = 64
 AT_ONCE = 1 << 24  # numbers of all tensors of some chunks, about: 64 MiB
@@ -41,14 +41,14 @@ class _Piece(NamedTuple):
     leaves: tuple[int, ...]
 
 
-def ssd(given: SsdInputs, states_NHPS: Tensor, turns: Turns) -> Tensor:
+def ssd(given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata) -> Tensor:
     x_THP, x_float, size = given.x_THP, given.x_THP.float(), given.b_TGS.shape[2]
     y_THP = x_float * given.skip_H.float()[:, None]
     numbers = _Given(
         x_float, given.step_TH(torch.float32), given.rate_H.float(), given.b_TGS.float(), given.c_TGS.float()
     )
-    rows = list(turns.rows())
-    if len((singles := Singles.of(turns)).row_D):
+    rows = list(metadata.rows())
+    if len((singles := Singles.of(metadata)).row_D):
         _steps(numbers, states_NHPS, singles, y_THP)
     pieces = [piece for row in rows if row.end - row.start > 1 for piece in _pieces(row)]
     _, heads, width = x_THP.shape

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.scans.metadata import Pieces, RecurrentOp
 from ridgeline.kernels.scans.ssd.op import SsdInputs
 from ridgeline.kernels.scans.transfer import Decayed, decayed, wide
-from ridgeline.kernels.scans.turns import Pieces, RecurrentOp
 
 
 def transfer(pieces: Pieces, op: RecurrentOp, states_NHPS: Tensor, given: SsdInputs) -> Decayed:

@@ -30,8 +30,8 @@ import triton.language as tl
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.triton_math import softplus
+from ridgeline.kernels.scans.metadata import CHUNK_TYPES, ROW_TYPES
 from ridgeline.kernels.scans.ssd.choose import Cut
-from ridgeline.kernels.scans.turns import CHUNK_TYPES, ROW_TYPES
 
 LOG2_E = 1.4426950408889634
 # A token that leaves 2**-60 of a state or less leaves nothing. A larger logarithm would only cost the chunk's other

@@ -17,8 +17,8 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.triton_math import softplus
+from ridgeline.kernels.scans.metadata import ROW_TYPES, ScanMetadata
 from ridgeline.kernels.scans.ssd.op import SsdInputs
-from ridgeline.kernels.scans.turns import ROW_TYPES, Turns
 
 Rows = Literal["each", "single", "all"]  # all rows, which have one token each; those of one token; all
 
@@ -84,14 +84,14 @@ def _walk(
 
 
 def walk(
-    given: SsdInputs, states_NHPS: Tensor, turns: Turns, y_THP: Tensor, rows: Rows, cut: Walk | None = None
+    given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata, y_THP: Tensor, rows: Rows, cut: Walk | None = None
 ) -> None:
     """Write the outputs of these rows to `y_THP`, and replace their states."""
     x_THP, dt_TH, b_TGS, c_TGS = given.x_THP, given.dt_TH, given.b_TGS, given.c_TGS
     (_, heads, width), size = x_THP.shape, b_TGS.shape[2]
     block_p, block_s, warps = blocks(width, size, cut or Walk())
-    _walk[(heads * triton.cdiv(width, block_p), turns.num_rows)](
-        x_THP, dt_TH, given.rate_H, b_TGS, c_TGS, given.skip_H, given.dt_bias_H, y_THP, states_NHPS, *turns.of_rows,
+    _walk[(heads * triton.cdiv(width, block_p), metadata.num_rows)](
+        x_THP, dt_TH, given.rate_H, b_TGS, c_TGS, given.skip_H, given.dt_bias_H, y_THP, states_NHPS, *metadata.of_rows,
         x_THP.stride(0), dt_TH.stride(0), b_TGS.stride(0), c_TGS.stride(0), states_NHPS.stride(0),
         given.share, given.dt_min, given.dt_max, H=heads, P=width, S=size, BLOCK_P=block_p, BLOCK_S=block_s, ROWS=rows,
         num_warps=warps, **launch_options(y_THP.device),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.scans.case import RecurrentCase, cases_of_layers
-from ridgeline.kernels.scans.turns import Turns, turns_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of
 from ridgeline.kernels.scans.wkv.cost import wkv_cost
 from ridgeline.kernels.scans.wkv.op import WkvInputs
 
@@ -32,20 +32,20 @@ class WkvCase(RecurrentCase):
     padding: int = 0
     large: float = 1.0
 
-    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[WkvInputs, Tensor, Turns]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[WkvInputs, Tensor, ScanMetadata]:
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, device=device)
 
-        turns = turns_of(self.rows, device, self.marks, self.fresh, self.padding)
-        k_TX, v_TX = self.large * normal(turns.num_tokens, self.channels), normal(turns.num_tokens, self.channels)
+        metadata = metadata_of(self.rows, device, self.marks, self.fresh, self.padding)
+        k_TX, v_TX = self.large * normal(metadata.num_tokens, self.channels), normal(metadata.num_tokens, self.channels)
         k_TX[sum(self.rows) :] = torch.nan
         decay_X, bonus_X = -(normal(self.channels) - 2).exp(), normal(self.channels)
         states_N3X = normal(3 * len(self.rows) + 2, 3, self.channels)
         states_N3X[:, 1] = states_N3X[:, 1].abs() + 1
-        states_N3X[torch.cat((turns.reads_R[turns.fresh_R], turns.reads_R.new_zeros(1)))] = torch.nan
-        return WkvInputs(k_TX.to(dtype), v_TX.to(dtype), decay_X, bonus_X), states_N3X, turns
+        states_N3X[torch.cat((metadata.reads_R[metadata.fresh_R], metadata.reads_R.new_zeros(1)))] = torch.nan
+        return WkvInputs(k_TX.to(dtype), v_TX.to(dtype), decay_X, bonus_X), states_N3X, metadata
 
     @property
     def shape(self) -> str:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.scans.metadata import Inputs, ScanMetadata
 from ridgeline.kernels.scans.recurrence import recurrence
-from ridgeline.kernels.scans.turns import Inputs, Turns
 
 NOTHING = -1e38  # the exponent of a state in which no token is
 
@@ -37,7 +37,7 @@ class WkvInputs(Inputs):
     of_tokens = ("k_TX", "v_TX")
 
 
-def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
+def wkv(given: WkvInputs, states_N3X: Tensor, metadata: ScanMetadata) -> Tensor:
     """Return o_TX, dense and of v's dtype, and replace the rows' states.
 
     A state is three numbers a channel: a sum of weighted values a, the sum of the weights b, and the exponent p of a
@@ -59,7 +59,7 @@ def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
         old, new = (p + decay - top).exp(), (k - top).exp()
         return mean_X, torch.stack((old * a + new * v[token], old * b + new, top))
 
-    return recurrence(rule, states_N3X, turns, given.v_TX, lambda state_3X, fresh: begun(state_3X, fresh).double())
+    return recurrence(rule, states_N3X, metadata, given.v_TX, lambda state_3X, fresh: begun(state_3X, fresh).double())
 
 
 def begun(state_3X: Tensor, fresh: bool) -> Tensor:

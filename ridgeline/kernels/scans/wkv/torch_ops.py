@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.recurrence import Singles
-from ridgeline.kernels.scans.turns import Turns
 from ridgeline.kernels.scans.wkv.op import WkvInputs, begun
 
 CHUNK = 128
@@ -20,14 +20,14 @@ CHUNK = 128
 State = tuple[Tensor, Tensor, Tensor]  # the sum of values, that of weights, and their exponent
 
 
-def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
+def wkv(given: WkvInputs, states_N3X: Tensor, metadata: ScanMetadata) -> Tensor:
     k_TX, v, decay_X, bonus_X = given.k_TX.float(), given.v_TX.float(), given.decay_X, given.bonus_X
     o_TX = torch.zeros_like(given.v_TX, dtype=torch.float32)
-    singles = Singles.of(turns)
+    singles = Singles.of(metadata)
     outputs, places = [], []
     if len(singles.row_D):
         place_D, old_D3X = singles.token_D, singles.begun(states_N3X)
-        fresh_D11 = turns.fresh_R[singles.row_D][:, None, None]
+        fresh_D11 = metadata.fresh_R[singles.row_D][:, None, None]
         a, b, p = torch.where(fresh_D11, begun(states_N3X[0], True), old_D3X.float()).unbind(1)
         old = a, b, p
         k_DX, v_DX = k_TX[place_D], v[place_D]
@@ -35,7 +35,7 @@ def wkv(given: WkvInputs, states_N3X: Tensor, turns: Turns) -> Tensor:
         places.append(place_D)
         new_D3X = torch.stack(_joined(old, (v_DX, torch.ones_like(v_DX), k_DX), decay_X), 1).detach()
         singles.keep(states_N3X, new_D3X)
-    for row in turns.rows():
+    for row in metadata.rows():
         if row.end - row.start == 1:
             continue
         state_3X, first = begun(states_N3X[row.reads], row.fresh).float(), row.start

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.scans.metadata import Pieces, RecurrentOp
 from ridgeline.kernels.scans.transfer import Transfer
-from ridgeline.kernels.scans.turns import Pieces, RecurrentOp
 from ridgeline.kernels.scans.wkv.op import NOTHING, WkvInputs
 
 

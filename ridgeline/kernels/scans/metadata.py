@@ -10,7 +10,7 @@ Rows that verify drafts need the state behind each of their tokens. So a step th
 each of which is a step of its own for the ops: one for the first token of every such row, one for the second, and so
 on, and one in front of them for all other rows.
 
-Ranks may divide the tokens of rows. Then each has pieces of them, and somebody above knows what ranks tell each other
+Ranks may divide the tokens of rows. Then each has pieces of them, and what ranks exchange is decided above
 (`Divided`).
 
 Legend:
@@ -33,12 +33,12 @@ from torch import Tensor
 
 from ridgeline.kernels.scans.transfer import Transfer
 
-# Takes (an op's inputs, its states by block, turns), replaces the rows' states, and returns a tensor by token
-RecurrentOp = Callable[[Any, Tensor, "Turns"], Tensor]
+# Takes (an op's inputs, its states by block, metadata), replaces the rows' states, and returns a tensor by token
+RecurrentOp = Callable[[Any, Tensor, "ScanMetadata"], Tensor]
 # Takes (pieces, the op, states like those of the pieces, the op's inputs), and returns what the op does to the pieces'
 Tells = Callable[["Pieces", RecurrentOp, Tensor, Any], Transfer]
 
-# The types of `Turns.of_rows` and `Chunks.of_chunks`, as lists of kernels to compile have them
+# The types of `ScanMetadata.of_rows` and `Chunks.of_chunks`, as lists of kernels to compile have them
 ROW_TYPES = {"start_ptr": "*i32", "reads_ptr": "*i64", "writes_ptr": "*i64", "fresh_ptr": "*u8"}
 ROW_TYPES |= {"marks_ptr": "*i32", "marked_ptr": "*i64"}
 CHUNK_TYPES = dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
@@ -46,7 +46,7 @@ CHUNK_TYPES = dict.fromkeys(("first_ptr", "length_ptr", "row_ptr"), "*i32")
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a recurrent op beside states and turns. Each op has a subclass.
+    """The inputs of a recurrent op beside states and metadata. Each op has a subclass.
 
     of_tokens: the names of those that have an entry for every token of the step, if they are not None.
     """
@@ -91,7 +91,7 @@ class Chunks:
 
 class Row(NamedTuple):
     """One row with tokens, as numbers of the host. Tokens `start` to `end` - 1 are its own; the other fields are as in
-    `Turns`."""
+    `ScanMetadata`."""
 
     start: int
     end: int
@@ -106,7 +106,7 @@ class Pass(NamedTuple):
     """A part of a step: its tokens among those of the step, and the blocks of their rows."""
 
     tokens: slice | Tensor
-    turns: Turns
+    metadata: ScanMetadata
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ class Passes:
 class Divided(Protocol):
     """The ranks that divide the tokens of a step's rows."""
 
-    def run(self, turns: Turns, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
+    def run(self, metadata: ScanMetadata, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
         """Return what the op makes of this rank's tokens, and replace the rows' states, on every rank alike."""
 
 
 @dataclass(frozen=True)
-class Turns:
+class ScanMetadata:
     """The blocks that the step's rows read and write. Everything is on the device.
 
     A row that reads a block and a row that writes it are never two rows of one step, so a kernel may write a row's
@@ -178,12 +178,12 @@ class Turns:
         return self.start_R1, self.reads_R, self.writes_R, fresh_R, self.marks_R, self.marked_R
 
     def run(self, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
-        """Return op(given, states, turns), a tensor by token: at once, pass by pass, or with other ranks."""
+        """Return op(given, states, metadata), a tensor by token: at once, pass by pass, or with other ranks."""
         if self.divided is not None:
             return self.divided.run(self, op, tells, states_N, given)
         if self.passes is None:
             return op(given, states_N, self)
-        return self.passes.joined([op(given.at(tokens), states_N, turns) for tokens, turns in self.passes.parts])
+        return self.passes.joined([op(given.at(tokens), states_N, metadata) for tokens, metadata in self.passes.parts])
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that have tokens. The host waits for them, so this is for references and CPUs."""
@@ -228,23 +228,23 @@ class Turns:
         )
 
 
-def rows_of(lengths: list[int], block_of: list[int], device: torch.device, fresh: bool = False) -> Turns:
-    """Return turns in which each row of so many tokens reads and writes one block, for tests and benchmarks."""
+def rows_of(lengths: list[int], block_of: list[int], device: torch.device, fresh: bool = False) -> ScanMetadata:
+    """Return metadata in which each row of so many tokens reads and writes one block, for tests and benchmarks."""
     blocks_R = torch.tensor(block_of, dtype=torch.int64, device=device)
     every = tuple(range(len(lengths))) if fresh else ()
-    return replace(turns_of(lengths, device, fresh=every), reads_R=blocks_R, writes_R=blocks_R)
+    return replace(metadata_of(lengths, device, fresh=every), reads_R=blocks_R, writes_R=blocks_R)
 
 
-def turns_of(
+def metadata_of(
     lengths: Sequence[int],
     device: torch.device,
     marks: Sequence[int] = (),
     fresh: Sequence[int] = (),
     padding: int = 0,
-) -> Turns:
-    """Return turns for tests and benchmarks: rows of so many tokens, which read and write blocks of their own. Of two
-    neighbours one writes the block that it reads and one another. Rows without tokens write to the null block. The ids
-    are below 3 · rows + 2, and the largest of these is in no row.
+) -> ScanMetadata:
+    """Return metadata for tests and benchmarks: rows of so many tokens, which read and write blocks of their own. Of
+    two neighbours one writes the block that it reads and one another. Rows without tokens write to the null block. The
+    ids are below 3 · rows + 2, and the largest of these is in no row.
 
     marks: of each row; (): no row has one.
     fresh: the rows whose state begins with zeros.
@@ -256,7 +256,7 @@ def turns_of(
     def tensor(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    return Turns(
+    return ScanMetadata(
         tensor([0, *accumulate(lengths)], torch.int32),
         tensor([1 + 3 * row for row in range(rows)]),
         tensor([1 + 3 * row + row % 2 if lengths[row] else 0 for row in range(rows)]),
@@ -273,14 +273,14 @@ class Pieces:
     the first piece is block 1, and block 0 is the null block.
 
     lengths: the tokens of each.
-    from_zeros: turns in which the pieces begin with zeros.
-    going_on: turns in which they begin with the states in their blocks.
+    from_zeros: metadata in which the pieces begin with zeros.
+    going_on: metadata in which they begin with the states in their blocks.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths = tuple(lengths)
         every = range(1, len(self.lengths) + 1)
-        self.going_on = turns_of(lengths, device)
+        self.going_on = metadata_of(lengths, device)
         blocks_R = torch.tensor(every, dtype=torch.int64, device=device)
         writes_R = torch.tensor([block if n else 0 for block, n in zip(every, lengths, strict=True)], device=device)
         self.going_on = replace(self.going_on, reads_R=blocks_R, writes_R=writes_R)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.scans.turns import Turns, rows_of
+from ridgeline.kernels.scans.metadata import ScanMetadata, rows_of
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.recurrent import Recurrent
 from ridgeline.worker.state.states import DeviceRows
@@ -29,9 +29,9 @@ def pieces(length: int, mark: int, size: int) -> list[int]:
 def test_chunks_hold_every_token_once_and_end_at_marks(rows: list[tuple[int, float]], size: int) -> None:
     lengths = [length for length, _ in rows]
     marks = [int(length * share) for length, share in rows]
-    turns: Turns = rows_of(lengths, list(range(1, len(rows) + 1)), torch.device("cpu"))
-    turns = replace(turns, marks_R=torch.tensor(marks, dtype=torch.int32))
-    chunks = turns.chunks(size)
+    metadata: ScanMetadata = rows_of(lengths, list(range(1, len(rows) + 1)), torch.device("cpu"))
+    metadata = replace(metadata, marks_R=torch.tensor(marks, dtype=torch.int32))
+    chunks = metadata.chunks(size)
     expected, token = [], 0
     for row, (length, mark) in enumerate(zip(lengths, marks, strict=True)):
         assert int(chunks.of_R1[row]) == len(expected)
@@ -62,9 +62,9 @@ def test_rows_that_are_stopped_or_padded_write_no_state_and_keep_none() -> None:
     table_SC = torch.tensor([[11, 12, 13], [21, 22, 23], [31, 32, 33]], dtype=torch.int32)
     place_T = torch.tensor([13 * 4, 0, 31 * 4 + 3, *range(32 * 4, 32 * 4 + 4), 33 * 4])
     group.begin(rows, table_SC, place_T)
-    turns = group.turns
-    assert turns.writes_R.tolist() == [13, 0, 33, 0]
-    assert turns.marks_R.tolist() == [0, 0, 5, 0]
-    assert turns.marked_R.tolist() == [0, 0, 32, 0]
-    assert turns.reads_R[[0, 2]].tolist() == [12, 31]
-    assert turns.fresh_R.tolist() == [False, True, False, True]
+    metadata = group.metadata
+    assert metadata.writes_R.tolist() == [13, 0, 33, 0]
+    assert metadata.marks_R.tolist() == [0, 0, 5, 0]
+    assert metadata.marked_R.tolist() == [0, 0, 32, 0]
+    assert metadata.reads_R[[0, 2]].tolist() == [12, 31]
+    assert metadata.fresh_R.tolist() == [False, True, False, True]
