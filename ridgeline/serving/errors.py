@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
+from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.lacking import lacking
+
+logger = logging.getLogger(__name__)
 
 
 class RequestFailed(Exception):
@@ -89,3 +94,17 @@ def lack_of(error: BaseException) -> NoRoom | None:
     if (what := lacking(error)) is None:
         return None
     return NoRoom(f"the server has no room for this now: {what}; try again later.", retry_after=30)
+
+
+def failure_of(error: BaseException) -> RequestFailed:
+    """Return the failure that the client gets, over HTTP and gRPC. It learns no more of our own mistakes than that
+    there was one; the log says the rest."""
+    if isinstance(error, RequestFailed):
+        return error
+    if isinstance(error, InvalidRequest):
+        return BadRequest(str(error), param=error.param)
+    if (lack := lack_of(error)) is not None:
+        logger.error("a request found no room: %s", error)
+        return lack
+    logger.error("a request failed inside the server", exc_info=error)
+    return RequestFailed("the server failed on this request; its log says more.")

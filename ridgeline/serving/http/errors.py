@@ -3,19 +3,15 @@ KServe's, {"error": message}, for its own."""
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ridgeline.core.errors import InvalidRequest
-from ridgeline.serving.errors import BadRequest, RequestFailed, Unavailable, lack_of
+from ridgeline.serving import errors
+from ridgeline.serving.errors import RequestFailed, Unavailable
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.paths import is_anthropics, is_kserve, route_path
-
-logger = logging.getLogger(__name__)
 
 ANTHROPICS = {
     401: "authentication_error",
@@ -40,18 +36,10 @@ class RouteFailure(RequestFailed):
 
 
 def failure_of(error: BaseException) -> RequestFailed:
-    """Return the failure that the client gets. It learns no more of our own mistakes than that there was one."""
-    if isinstance(error, RequestFailed):
-        return error
-    if isinstance(error, InvalidRequest):
-        return BadRequest(str(error), param=error.param)
+    """Return the failure that the client gets: of a route, or as over gRPC."""
     if isinstance(error, HTTPException):
         return RouteFailure(error.status_code, f"{error.detail}.", dict(error.headers or {}))
-    if (lack := lack_of(error)) is not None:
-        logger.error("a request found no room: %s", error)
-        return lack
-    logger.error("a request failed inside the server", exc_info=error)
-    return RequestFailed("the server failed on this request; its log says more.")
+    return errors.failure_of(error)
 
 
 def error_of(failure: RequestFailed) -> answers.ErrorAnswer:

@@ -8,7 +8,6 @@ internal error.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -19,14 +18,11 @@ from typing import Any
 import grpc
 from grpc.aio import ServicerContext as Context
 
-from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.apis.grpc.bounds import INLINE_BYTES, check_message
-from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut
+from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut, failure_of
 from ridgeline.serving.keys import allowed, bearer
 from ridgeline.serving.shares import off_loop
-
-logger = logging.getLogger(__name__)
 
 ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -94,17 +90,6 @@ def request_id_of(context: Context) -> str:
 def rename(context: Context, request_id: str) -> None:
     """Give the call another id."""
     context.set_trailing_metadata(((ID, request_id),))
-
-
-def failure_of(error: Exception) -> RequestFailed:
-    """Return the failure that the client gets. An unforeseen error is logged, and the client learns only that
-    there was one."""
-    if isinstance(error, RequestFailed):
-        return error
-    if isinstance(error, InvalidRequest):
-        return BadRequest(str(error), param=error.param)
-    logger.error("a call failed", exc_info=error)
-    return RequestFailed("the server failed on this request; its log says more.")
 
 
 def _guarded(handler: Any, *, with_keys: bool) -> grpc.RpcMethodHandler:

@@ -12,7 +12,7 @@ from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.grpc.generate import within
-from ridgeline.serving.apis.grpc.guard import failure_of, request_id_of
+from ridgeline.serving.apis.grpc.guard import request_id_of
 from ridgeline.serving.apis.grpc.health import ready
 from ridgeline.serving.apis.grpc.running import Running
 from ridgeline.serving.apis.kserve import inference as kserve
@@ -24,7 +24,7 @@ from ridgeline.serving.apis.kserve.inference import (
     check_outputs,
     model_of,
 )
-from ridgeline.serving.errors import BadRequest, RequestFailed
+from ridgeline.serving.errors import BadRequest, RequestFailed, failure_of
 from ridgeline.serving.grpc.proto import kserve_pb2 as pb
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel

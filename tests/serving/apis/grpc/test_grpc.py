@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 import shutil
@@ -496,6 +497,15 @@ def test_a_call_that_brings_nothing_ends(engine_socket: Path, monkeypatch: pytes
         call = served.channel.stream_stream("/grpc.health.v1.Health/Check")(never)
         assert fails(lambda: next(call)).code() == Code.DEADLINE_EXCEEDED
         silent.set()
+
+
+def test_a_server_without_room_says_so(served: GrpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(served.api.service, "run", full)
+    error = fails(lambda: generate(served, text="x", sampling=greedy(2)))
+    assert (error.code(), trailing(error)["code"]) == (Code.RESOURCE_EXHAUSTED, "storage_full")
 
 
 # ---- the life of the server ---------------------------------------------------------------------------------------
