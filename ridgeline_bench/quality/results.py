@@ -1,4 +1,4 @@
-"""The results of an evaluation, as lines of a result file (`bench/results.py`)."""
+"""The results of an evaluation, as lines of a result file (`ridgeline_bench/results.py`)."""
 
 from __future__ import annotations
 

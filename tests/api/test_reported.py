@@ -12,8 +12,8 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
-from ridgeline.core.plan.request import RepetitionDetectionParams
 from ridgeline.core.plan import step as plan
+from ridgeline.core.plan.request import RepetitionDetectionParams
 from ridgeline.text import requests
 from ridgeline.text.repetition import Repetition
 from tests import tiny_models

@@ -23,7 +23,7 @@ from ridgeline.core.specs.model import LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.scans.metadata import ScanMetadata, metadata_of, rows_of
-from ridgeline.kernels.step.op import StepTurns
+from ridgeline.kernels.step.op import StepMetadata
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseStates, FreshRows
 from ridgeline.models import model_config
@@ -242,9 +242,9 @@ def test_delta_attention_leaves_the_state_behind_every_draft(kimi: Decoder) -> N
         states = States(FreshRows(tuple(parts), metadata) for parts in each)
         return kimi.logits(kimi(ids_T, torch.arange(first, first + len(ids_T)), states))
 
-    def found(start_R1: Tensor, *_: object) -> StepTurns:
+    def found(start_R1: Tensor, *_: object) -> StepMetadata:
         one = torch.ones(1, dtype=torch.int64)
-        return StepTurns(one, one, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int32), 0 * one)
+        return StepMetadata(one, one, torch.zeros(1, dtype=torch.bool), torch.zeros(1, dtype=torch.int32), 0 * one)
 
     with torch.inference_mode():
         plain = [[torch.zeros(5, *part.shape) for part in layer.mixer.states[0].parts] for layer in kimi.spec.layers]

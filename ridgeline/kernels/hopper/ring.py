@@ -1,4 +1,4 @@
-"""The ring of shared memory of Hopper's products: how it is laid out, filled and multiplied. `hopper_stream.py` makes
+"""The ring of shared memory of Hopper's products: how it is laid out, filled and multiplied. `stream.py` makes
 kernels of it.
 
 A ring is a tuple (w, x, full, empty): the panels of weights [stages · parts · panels, rows, PANEL] and of x [stages ·

@@ -1,9 +1,9 @@
 """Products of up to a few hundred tokens on Hopper, at the memory's rate: bulk copies, warpgroup MMA, PDL.
 
 Weights are the left operand of the matrix units, and tokens are the columns. One producer warp of a program streams
-blocks of weights and of x into a deep ring of shared memory (hopper_ring.py). It asks for the first weights while the
+blocks of weights and of x into a deep ring of shared memory (ring.py). It asks for the first weights while the
 kernel before still runs, since weights are never written. All other warps multiply and finish the tile: scales, bias,
-gated activation, rounding (hopper_finish.py).
+gated activation, rounding (finish.py).
 
 A tile is ROWS weight rows, 16 for each warp. A gated pair's tile has two parts: so many gate rows, and the matching up
 rows. If tiles are few, SPLIT programs share the inputs of one. They write float32 sums, wait for each other, and each

@@ -117,7 +117,7 @@ def step_inputs(
     )
 
 
-class StepTurns(NamedTuple):
+class StepMetadata(NamedTuple):
     """Fields of `kernels.scans.metadata.ScanMetadata` by the same names: marks_R is int32, fresh_R bool, the others
     int64."""
 
@@ -137,7 +137,7 @@ def step_metadata(
     marks_R: Tensor | None,
     block_table_SC: Tensor,
     block_size: int,
-) -> StepTurns:
+) -> StepMetadata:
     """Return the blocks of a group's states that the rows read and write.
 
     A row reads the block of the last token before the step, and writes that of its own last token; the state at its
@@ -155,7 +155,7 @@ def step_metadata(
     marks_R = torch.where(writes_R != NULL_BLOCK, wanted_R, 0)
     column_R = (before_R + marks_R - 1).clamp(min=0) // block_size
     marked_R = torch.where(marks_R > 0, block_table_SC[slots_R, column_R].long(), NULL_BLOCK)
-    return StepTurns(reads_R, writes_R, before_R <= 0, marks_R, marked_R)
+    return StepMetadata(reads_R, writes_R, before_R <= 0, marks_R, marked_R)
 
 
 def step_advance(

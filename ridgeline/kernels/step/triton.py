@@ -12,7 +12,7 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.tree import Tree
 from ridgeline.kernels.base.triton_math import popcount
-from ridgeline.kernels.step.op import HEADER, StepInputs, StepTurns
+from ridgeline.kernels.step.op import HEADER, StepInputs, StepMetadata
 
 TOGETHER = 4  # rows that a program advances
 METADATA_ROWS = 32  # rows whose states a program looks up
@@ -175,7 +175,7 @@ def step_metadata(
     marks_R: Tensor | None,
     block_table_SC: Tensor,
     block_size: int,
-) -> StepTurns:
+) -> StepMetadata:
     """Compute `op.step_metadata`; the null block is block 0."""
     rows, device = len(slots_R), slots_R.device
     reads_R, writes_R, marked_R = torch.empty(3, rows, dtype=torch.int64, device=device)
@@ -186,7 +186,7 @@ def step_metadata(
         reads_R, writes_R, fresh_R, kept_R, marked_R, rows, block_table_SC.stride(0),
         P=block_size, ROWS=METADATA_ROWS, num_warps=1, **launch_options(device),
     )  # fmt: skip
-    return StepTurns(reads_R, writes_R, fresh_R, kept_R, marked_R)
+    return StepMetadata(reads_R, writes_R, fresh_R, kept_R, marked_R)
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=_PACKED_OUTCOME)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.scans.metadata import Pass, Passes, ScanMetadata
-from ridgeline.kernels.step.op import StepTurns
+from ridgeline.kernels.step.op import StepMetadata
 from ridgeline.worker.state.states import DeviceRows
 
 Index = slice | Tensor
@@ -32,7 +32,7 @@ def scratch_of(scratch_N: Tensor, drafts: int, rows: int) -> Tensor:
     return scratch_N[: drafts * rows].view(drafts, rows)
 
 
-def pass_by_pass(rows: DeviceRows, find: Callable[..., StepTurns], scratch_N: Tensor) -> ScanMetadata:
+def pass_by_pass(rows: DeviceRows, find: Callable[..., StepMetadata], scratch_N: Tensor) -> ScanMetadata:
     """Return the metadata of a step whose rows verify drafts. find: `step_metadata` of the step's rows, which lacks
     start_R1, kv_len_R, last_R and marks_R."""
     num_rows, device = len(rows.slots_R), rows.slots_R.device
@@ -76,7 +76,7 @@ def _columns(first: ScanMetadata, picked: list[tuple[Index, Index]], scratch_DR:
     return found
 
 
-def _others(found: StepTurns, rows: DeviceRows, token_r: np.ndarray) -> Pass:
+def _others(found: StepMetadata, rows: DeviceRows, token_r: np.ndarray) -> Pass:
     """Return the pass of the rows that verify nothing, which have these tokens. found: the blocks of all rows."""
     assert rows.num_tokens_R is not None
     assert rows.verify_R is not None

@@ -20,7 +20,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.scans.metadata import ScanMetadata
-from ridgeline.kernels.step.op import StepTurns
+from ridgeline.kernels.step.op import StepMetadata
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Stretches
 from ridgeline.worker.state.buffer import StateMemory
@@ -54,7 +54,7 @@ class Recurrent:
         return RecurrentLayer(self, tuple(parts))
 
     def begin(self, rows: DeviceRows, block_table_SC: Tensor, place_T: Tensor) -> None:
-        def find(start_R1: Tensor, kv_len_R: Tensor, last_R: Tensor, marks_R: Tensor | None) -> StepTurns:
+        def find(start_R1: Tensor, kv_len_R: Tensor, last_R: Tensor, marks_R: Tensor | None) -> StepMetadata:
             size = self._block_size
             return self._ops.step_metadata(
                 rows.slots_R, start_R1, kv_len_R, last_R, place_T, marks_R, block_table_SC, size

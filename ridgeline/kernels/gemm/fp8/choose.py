@@ -2,8 +2,8 @@
 
 On Hopper a kernel rounds the activations, with the norm before if there is one. Then come
 
-up to 64 tokens      hopper_stream.py
-up to some hundreds  hopper_stream.py, if one lap of its tiles of 128 x 128 is enough
+up to 64 tokens      hopper/stream.py
+up to some hundreds  hopper/stream.py, if one lap of its tiles of 128 x 128 is enough
 more                 hopper_tiles.py, or library.py
 
 On other GPUs tiles.py multiplies in 16 bits. The rules are those which won in benchmarks/results/h200-fp8.jsonl.
@@ -59,11 +59,11 @@ def choose_hopper(
 
     outputs: of each half if gated.
     between: activations have a scale for each 128 inputs beside weights with one for each output, or results are
-        rounded. Only hopper_stream.py does this.
+        rounded. Only hopper/stream.py does this.
     """
     if tokens > STREAM_TOKENS:
         columns = -(-tokens // 128)
-        # Gates, ups and their partial sums for 128 tokens would not fit the registers of hopper_stream.py
+        # Gates, ups and their partial sums for 128 tokens would not fit the registers of hopper/stream.py
         if blocked and gated:
             return _tiles_in_blocks(tokens, gated)
         # A tile of hopper_tiles.py costs two of 128 x 128, so it must save half of the laps

@@ -4,7 +4,7 @@ It stands apart from the device code, so that tuning never touches the mathemati
 
     1 or 2 tokens   rows.py, norm and gate included
     3 or 4          rows.py if the matrix is small, else as below
-    5 to 256        on Hopper hopper_stream.py with its gate, behind a norm kernel: folding the norm into an operand of
+    5 to 256        on Hopper hopper/stream.py with its gate, behind a norm kernel: folding the norm into an operand of
                     the matrix units costs more than a launch. From 129 tokens on small matrices only
     5 to 32         on other GPUs tiles.py, likewise
     more            the library
@@ -51,7 +51,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Stream:
-    """A cut of hopper_stream.py: a tile is `rows` weight rows, 64 or 128 (of each half if gated), by `tokens`.
+    """A cut of hopper/stream.py: a tile is `rows` weight rows, 64 or 128 (of each half if gated), by `tokens`.
 
     block: inputs of a stage.
     split: how many programs share a tile's inputs.
@@ -162,7 +162,7 @@ def _tiles(tokens: int, inputs: int, rows: int) -> Tiles:
 
 
 def _stream(tokens: int, inputs: int, outputs: int, gated: bool, processors: int) -> Stream | None:
-    """Return the cut of hopper_stream.py, or None. Half of the multiprocessors read about all that the memory gives,
+    """Return the cut of hopper/stream.py, or None. Half of the multiprocessors read about all that the memory gives,
     and few programs read x less often.
 
     If tiles are few, the tokens are split, provided that this alone gives enough programs: weights are then read twice,

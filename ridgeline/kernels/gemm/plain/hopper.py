@@ -1,4 +1,4 @@
-"""Linear maps of 16-bit types on Hopper by hopper_stream.py: launches, for any numbers, and the kernel without scales.
+"""Linear maps of 16-bit types on Hopper by hopper/stream.py: launches, for any numbers, and the kernel without scales.
 
 Legend:
     T  tokens
@@ -81,7 +81,7 @@ def launch_stream(plan: Stream, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor 
 def aot(
     kernel: Any, plan: Stream, kind: str, signature: dict[str, str], constants: dict[str, Any], unit: str
 ) -> AotKernel:
-    """Return an entry for a kernel of hopper_stream.py with this cut. kind: of the numbers that are multiplied."""
+    """Return an entry for a kernel of hopper/stream.py with this cut. kind: of the numbers that are multiplied."""
     named = {"x_desc": box(kind, min(plan.tokens, 32)), "w_desc": box(kind, plan.rows)}
     named |= {"bias_ptr": "*bf16", "y_ptr": "*bf16", "sums_ptr": "*fp32", "arrival_ptr": "*i32"}
     named |= {"tokens": "i32", "outputs": "i32:16", "inputs": "i32:16"} | signature

@@ -1,6 +1,6 @@
 """The routes of Anthropic's API: POST /v1/messages, /v1/messages/count_tokens, and vLLM's /v1/messages/render.
 
-A request is put into a chat's words (requests/messages.py) and runs as chats do. Errors have Anthropic's shape
+A request is put into a chat's words (bodies.py) and runs as chats do. Errors have Anthropic's shape
 (http/errors.py), and `x-api-key` is a key as any other.
 """
 

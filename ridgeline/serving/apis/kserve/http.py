@@ -1,5 +1,5 @@
 """The Open Inference Protocol (KServe v2) over HTTP, with Triton's extensions: tensors as bytes behind the JSON, and
-the routes generate and generate_stream. gRPC has the same requests (requests/kserve.py)."""
+the routes generate and generate_stream. gRPC has the same requests (apis/kserve/inference.py)."""
 
 from __future__ import annotations
 
