@@ -105,7 +105,7 @@ class _Chunked(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             begun_RHKV = states_NHKV[metadata.reads_R] if initial_RHKV is None else initial_RHKV
             ctx.save_for_backward(q_THK, k_THK, v_THV, decay_THK, begun_RHKV)
-        ctx.metadata, ctx.scale = metadata, scale
+        ctx.rows, ctx.scale = metadata, scale
         ctx.set_materialize_grads(False)
         chunks = metadata.chunks(CHUNK)
         faded = _faded(rule, chunks)
@@ -127,7 +127,7 @@ class _Chunked(torch.autograd.Function):
         rule = Rule(q_THK, k_THK, v_THV, decay_THK, ctx.scale)
         of_decays, of_initial = ctx.needs_input_grad[3:5]
         *found, d_initial_RHKV = _gradients(
-            rule, do_THV.contiguous(), begun_RHKV, d_final_RHKV, ctx.metadata, bool(of_decays)
+            rule, do_THV.contiguous(), begun_RHKV, d_final_RHKV, ctx.rows, bool(of_decays)
         )
         return *found, d_initial_RHKV if of_initial else None, None, None
 
