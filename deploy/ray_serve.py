@@ -25,11 +25,11 @@ from ray.serve import Application
 from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.serving import ServeConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.processes.keeper import Keeper
+from ridgeline.serving.processes.keeper import ChildProcess, Keeper
 from ridgeline.serving.processes.pulse import Patience
 from ridgeline.serving.processes.runtime import RuntimeDirectory
 from ridgeline.serving.processes.supervisor import encode
@@ -44,10 +44,10 @@ OWN = {"replicas": 1, "max_replicas": 0, "gpus": 1, "cpus": 1, "target": 64}
 class Replica:
     """Lives in one process of Ray's, the engine in another, which dies with it."""
 
-    async def __init__(self, config: ServeConfig) -> None:
-        model = config.engine.get("model") or EMBEDDED_MODEL
-        folder = resolve_model(str(model), config.engine.get("revision"))
-        names = config.served_model_name or (folder.resolve().name if Path(str(model)).is_dir() else str(model),)
+    async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
+        given, revision = str(config.engine.get("model") or EMBEDDED_MODEL), config.engine.get("revision")
+        folder = resolve_model(given, None if revision is None else str(revision))
+        names = config.served_model_name or (folder.resolve().name if Path(given).is_dir() else given,)
         self._directory = RuntimeDirectory()
         socket = str(self._directory.socket(0))
         settings = encode(
@@ -61,13 +61,12 @@ class Replica:
             }
         )
         self._engine = Keeper(
-            "engine",
-            "ridgeline.serving.processes.engine_process",
-            lambda life: settings,
+            ChildProcess("engine", "ridgeline.serving.processes.engine_process", lambda life: settings),
             patience=Patience(step=config.step_timeout),
             on_hung=lambda process, why: self._api.client.give_up(process, why),  # noqa: PLW0108  # made below
         )
-        self._api = ApiServer.build(config, folder, names, [socket], f"ray-{uuid.uuid4().hex[:12]}")
+        model = NamedModel(str(folder), names, (socket,))
+        self._api = ApiServer.build(config, model, f"ray-{uuid.uuid4().hex[:12]}")
         self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
         up = asyncio.create_task(self._api.client.wait_until_up())
         await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,9 +96,11 @@ def application(given: dict[str, Any]) -> Application:
     own = {name: settings.pop(name, default) for name, default in OWN.items()}
     engine = {name: settings.pop(name) for name in sorted(ENGINE_FIELDS) if name in settings}
     LLMConfig(**engine)  # complains of what no engine could use
-    for name, variable in ENVIRONMENT.items():
-        if variable in os.environ:
-            settings.setdefault(name, os.environ[variable].split())
+    for name, variables in ENVIRONMENT.items():
+        for variable in variables:
+            if variable in os.environ:
+                several = isinstance(getattr(ServeConfig, name), tuple)
+                settings.setdefault(name, os.environ[variable].split() if several else os.environ[variable])
     if unknown := settings.keys() - {field.name for field in fields(ServeConfig)}:
         raise InvalidConfig(f"no setting of the server, nor of Ray's: {', '.join(sorted(unknown))}.")
     for name, value in settings.items():
@@ -112,7 +113,7 @@ def application(given: dict[str, Any]) -> Application:
     if own["max_replicas"]:
         bounds = {"min_replicas": own["replicas"], "max_replicas": own["max_replicas"]}
         scaling = {"autoscaling_config": {**bounds, "target_ongoing_requests": own["target"]}}
-    replica = Replica.options(
+    replica = Replica.options(  # type: ignore[attr-defined]  # Ray's decorators have no types
         **scaling,
         ray_actor_options={"num_gpus": own["gpus"], "num_cpus": own["cpus"]},
         max_ongoing_requests=config.max_queue_requests or 1 << 20,  # what is above gets our 429, not Ray's queue

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,34 @@ def names(module: str) -> set[str]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_what_a_script_imports_from_the_package_is_there(script: Path) -> None:
     assert [(module, name) for module, name in imports(script) if name not in names(module)] == []
+
+
+def calls(script: Path) -> Iterator[tuple[str, str, ast.Call]]:
+    """Return (module, name, call) of every call of a name that is imported from the package."""
+    tree, origin = ast.parse(script.read_text()), dict[str, tuple[str, str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
+            "ridgeline",
+            "ridgeline_bench",
+        ):
+            origin |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in origin:
+            yield *origin[node.func.id], node
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_what_a_script_calls_takes_these_arguments(script: Path) -> None:
+    for module, name, call in calls(script):
+        try:
+            found = getattr(import_module(module), name)
+            taken = inspect.signature(found)
+        except (ImportError, ValueError):  # a package that is seldom installed; a type without a signature
+            continue
+        starred = any(isinstance(each, ast.Starred) for each in call.args)
+        named = {each.arg: None for each in call.keywords if each.arg}
+        partial = starred or any(each.arg is None for each in call.keywords)
+        try:
+            (taken.bind_partial if partial else taken.bind)(*([] if starred else call.args), **named)
+        except TypeError as error:
+            pytest.fail(f"line {call.lineno} calls {module}.{name}{taken}: {error}")

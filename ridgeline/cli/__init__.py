@@ -87,7 +87,7 @@ def main() -> None:
     except RidgelineError as error:
         code = _complain(str(error), 2)
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] != "ridgeline_bench":
+        if error.name != "ridgeline_bench":
             raise
         code = _complain(
             f"measuring takes the package ridgeline_bench of version {__version__}, which is not installed; "

@@ -100,7 +100,7 @@ def bench(
 def _missing(error: ModuleNotFoundError) -> Exception:
     """Return an error that names the missing package; the error itself if a module of our own is missing."""
     package = str(error.name).partition(".")[0]
-    if package == "ridgeline":
+    if package in ("ridgeline", "ridgeline_bench"):
         return error
     return InvalidConfig(f"comm bench needs the package {package}, which is not installed.")
 

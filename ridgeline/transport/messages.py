@@ -38,7 +38,10 @@ def _received(params: SamplingParams) -> None:
 # SamplingParams as the engine's process decodes them: of the right types, and not checked again, because the API server
 # has done that. To check 100,000 allowed ids takes as long as some steps.
 _hints = get_type_hints(SamplingParams)
-_fields = [(each.name, _hints[each.name], dataclasses.field(default=each.default)) for each in fields(SamplingParams)]
+_fields = [
+    (each.name, _hints[each.name], dataclasses.field(default=each.default, default_factory=each.default_factory))
+    for each in fields(SamplingParams)
+]
 if TYPE_CHECKING:
     Checked = SamplingParams
 else:

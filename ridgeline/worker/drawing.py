@@ -40,6 +40,7 @@ class Drawing(Ending):
         if last is None:
             last = step.hidden if step.inputs.tokens_each == 1 else self._at(step.hidden, step.last_R)
         step.logits_RU = self.decoder.own_logits(last)
+        step.last = None  # scored: a graph need not keep it
 
     def _at(self, hidden: Hidden, index_R: Tensor) -> Hidden:
         """Return rows as `Hidden.at` does, by launches that need not wait for each other."""

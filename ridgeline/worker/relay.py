@@ -84,9 +84,8 @@ class HandingOn(Ending):
 
     def after_forward(self, step: PlannedStep) -> None:
         plan, x_TM = step.plan, step.device.hidden.x_TM[: step.plan.num_tokens]
-        rows = step.device.keep(len(plan.rows))
-        self._pipe.send(x_TM if step.graph is None else x_TM.clone())
-        self._relay.expect(plan, rows)
+        self._pipe.send(x_TM if step.graph is None else x_TM.clone())  # first: a send waits for what is queued
+        self._relay.expect(plan, step.device.keep(len(plan.rows)))
 
     def expected(self, step: PlannedStep) -> HandedOn:
         return HandedOn(step)

@@ -51,7 +51,7 @@ def test_the_trace_and_the_figures_name_the_slow_rank(
         layers = own.engine.layout.groups[0].layers
         fast, slow = group.figures().waits
     assert fast.waited > slow.waited  # which waits too where others use the machine
-    assert slow.caused > fast.caused
+    assert slow.caused > fast.caused + SLEEP
     assert fast.share > 0.3
     assert slow.share < 0.3
     traces = [json.loads(path.read_text()) for path in sorted(folder.glob("step-*.json"))]

@@ -189,7 +189,7 @@ def chat_logprobs(
         others = [answers.TokenLogprob(**told(i, each)) for i, each in best(entry, top)]
         return answers.ChosenLogprob(**told(token_id, entry[token_id]), top_logprobs=others)
 
-    return answers.ChatLogprobs(content=later(map(chosen, ids, entries)))
+    return answers.ChatLogprobs(content=later(chosen(i, each) for i, each in zip(ids, entries, strict=True)))
 
 
 def whole_prompt(result: RequestOutput) -> Iterator[TokenIdLogprobs | None]:

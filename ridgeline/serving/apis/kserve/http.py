@@ -151,11 +151,12 @@ def router(api: ApiServer) -> APIRouter:
                 raise BadRequest(
                     f"the model {found.name} writes nothing that could be streamed; use infer.", param="model"
                 )
+            prepared = await kserve.prepare(api, asked, _bounded)
             under_way = stack.pop_all()
 
         async def produce(write: Write) -> None:
             with under_way:
-                async with aclosing(kserve.answered(api, asked, inference, _bounded)) as parts:
+                async with aclosing(kserve.answered(api, asked, inference, _bounded, prepared=prepared)) as parts:
                     async for part in parts:
                         with inference.response(empty=part.empty):
                             await write(_generated(found, name, part))

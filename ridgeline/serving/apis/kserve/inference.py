@@ -168,10 +168,12 @@ async def answered(
     inference: Inference,
     bound: Callable[[GenerationRequest, float | None], GenerationRequest],
     known: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext(),
+    prepared: GenerationRequest | None = None,
 ) -> AsyncGenerator[InferenceAnswer]:
     """Run a request and yield its answer, in parts if it is `streamed` and can be.
 
-    `bound` puts the timeout of its parameters on the request, and `known` surrounds the run. Raise RequestFailed or
+    `bound` puts the timeout of its parameters on the request, and `known` surrounds the run. `prepared` is what
+    `prepare` returned, where a response must not begin before the request is checked. Raise RequestFailed or
     InvalidRequest.
     """
     model = asked.model
@@ -179,7 +181,7 @@ async def answered(
         inference.computes()
         yield InferenceAnswer(await _converted(api, asked), {})
         return
-    run_asked = bound(*await _generation(api, asked))
+    run_asked = prepared or await prepare(api, asked, bound)
     # with best_of the chosen completion comes at once, when all have ended
     alone = run_asked.params.num_drawn == 1 and run_asked.beams is None
     parts = asked.streamed and bool(asked.parameters.get("stream", True)) and alone
@@ -192,6 +194,13 @@ async def answered(
     whole = _result(model, run.result.outputs[0])
     rest = (None if asked.empty_final else type(whole)()) if parts else whole
     yield InferenceAnswer(rest, _facts(run), empty=parts)
+
+
+async def prepare(
+    api: ApiServer, asked: InferenceAsked, bound: Callable[[GenerationRequest, float | None], GenerationRequest]
+) -> GenerationRequest:
+    """Return the checked request to a model that generates. Raise RequestFailed or InvalidRequest."""
+    return bound(*await _generation(api, asked))
 
 
 async def _generation(api: ApiServer, asked: InferenceAsked) -> tuple[GenerationRequest, float | None]:
