@@ -299,10 +299,23 @@ def test_results_survive_the_file_and_nonsense_names_its_line(tmp_path: Path) ->
     assert f"{path}:3" in done.stderr.replace("\n", "")
 
 
+HIDDEN = """
+import sys
+from ridgeline.cli import main
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ridgeline_bench":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+main()
+"""
+
+
 def test_without_the_package_of_measurements_one_sentence_says_what_to_install() -> None:
-    run = "import sys; sys.modules['ridgeline_bench'] = None; from ridgeline.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", run, "bench", "report", "x"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", HIDDEN, "bench", "report", "x"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "ridgeline_bench of version" in done.stderr
