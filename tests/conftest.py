@@ -107,7 +107,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
-        gc.freeze()  # what is left stays, so the next file's collection need not walk it again: 250 s of a whole run
+        gc.freeze()  # what is left stays, so the next file's collection need not walk it again: some 90 s of CPU a run
 
 
 def pytest_unconfigure() -> None:

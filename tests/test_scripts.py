@@ -11,18 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("ridgeline", "ridgeline_bench")
 SCRIPTS = sorted(file for folder in ("ridgeline_bench/scripts", "deploy") for file in (ROOT / folder).rglob("*.py"))
 
 
-def imports(script: Path) -> Iterator[tuple[str, str]]:
-    """Return (module, name) of every import from the package, at the top or within a function."""
+def imports(script: Path) -> Iterator[tuple[str, str, str]]:
+    """Return (module, name, name in the script) of every import from the package, at the top or within a function."""
     for node in ast.walk(ast.parse(script.read_text())):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.split(".")[0] in ("ridgeline", "ridgeline_bench")
-        ):
-            yield from ((node.module, alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+            yield from ((node.module, alias.name, alias.asname or alias.name) for alias in node.names)
 
 
 def names(module: str) -> set[str]:
@@ -42,19 +39,13 @@ def names(module: str) -> set[str]:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_what_a_script_imports_from_the_package_is_there(script: Path) -> None:
-    assert [(module, name) for module, name in imports(script) if name not in names(module)] == []
+    assert [(module, name) for module, name, _ in imports(script) if name not in names(module)] == []
 
 
 def calls(script: Path) -> Iterator[tuple[str, str, ast.Call]]:
     """Return (module, name, call) of every call of a name that is imported from the package."""
-    tree, origin = ast.parse(script.read_text()), dict[str, tuple[str, str]]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in (
-            "ridgeline",
-            "ridgeline_bench",
-        ):
-            origin |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
-    for node in ast.walk(tree):
+    origin = {own: (module, name) for module, name, own in imports(script)}
+    for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in origin:
             yield *origin[node.func.id], node
 

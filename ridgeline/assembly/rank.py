@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker, Ready]:
-    """Return a rank's worker, and what the leader must know of it. Raise InvalidConfig or ModelLoadError."""
+    """Return a rank's worker, and the facts that the leader needs. Raise InvalidConfig or ModelLoadError."""
     config = LLMConfig(**begin.options)
     device, seen = device_of_rank(config, begin.rank), fingerprint(*folders_read(config))
     with on_device(device):

@@ -310,7 +310,7 @@ class Shared(NamedTuple):
 
 
 class Wiring(NamedTuple):
-    """All that the engine must know of its worker."""
+    """The facts about a worker that its engine needs."""
 
     memory: MemoryReport
     vocab_size: int

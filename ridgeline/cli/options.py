@@ -12,7 +12,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -133,9 +133,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [p for name, p in own.items() if name not in ("engine", "sampling")]
     parameters += [option(LLMConfig, name, text, "Engine") for name, text in ENGINE_HELP.items()]
     parameters += [option(SamplingParams, name, text, "Sampling", unset=True) for name, text in SAMPLING_HELP.items()]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return signed(wrapped, parameters)
+
+
+def signed(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """Return `command` with these parameters, of which typer makes the options."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def with_ranks(command: Callable[..., None]) -> Callable[..., None]:
@@ -150,9 +155,7 @@ def with_ranks(command: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(command, eval_str=True).parameters
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for name, p in own.items() if name != "ranks"]
     parameters += [option(LLMConfig, name, ENGINE_HELP[name], "Several devices", unset=True) for name in RANKS]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return signed(wrapped, parameters)
 
 
 def with_records(command: Callable[..., None]) -> Callable[..., None]:
@@ -178,9 +181,7 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
         parameters += (
             _options_of(records[name]) if name in records else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
         )
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return signed(wrapped, parameters)
 
 
 def _options_of(record: type[Any]) -> list[inspect.Parameter]:

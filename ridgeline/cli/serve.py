@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from ridgeline.cli.lists import tell_where
-from ridgeline.cli.options import ENGINE_HELP, option
+from ridgeline.cli.options import ENGINE_HELP, option, signed
 from ridgeline.cli.translate import items, translate
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
@@ -154,9 +154,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         for name, text in SERVE_HELP.items()
     ]
     own += [option(LLMConfig, name, text, "Engine", unset=True) for name, text in engine.items()]
-    wrapped.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in own}
-    return wrapped
+    return signed(wrapped, own)
 
 
 @with_options

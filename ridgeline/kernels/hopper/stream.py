@@ -84,7 +84,7 @@ def _factors(
 
 @gluon.jit
 def _promoted(ring, table, step, steps, PARTS: gl.constexpr, GROUPED: gl.constexpr):
-    """Return what `products` does, with the sums of each 128 inputs added up in float32, times the factors in `table`
+    """Return the sums of `products`, with the sums of each 128 inputs added up in float32, times the factors in `table`
     if GROUPED. A stage is given back before its sums are added."""
     w, x, full, empty = ring
     STAGES: gl.constexpr = full.shape[0]
