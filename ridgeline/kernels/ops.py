@@ -22,7 +22,6 @@ from ridgeline.kernels.gemm.int8.op import INT8_LINEAR
 from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME
 from ridgeline.kernels.gemm.w8a8.op import W8A8_LINEAR
-from ridgeline.kernels.sampling.cuts import CUT_BEGIN, CUT_END, CUT_ROUND
 from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
@@ -99,9 +98,6 @@ class Ops:
     noised = NOISED
     draw_part = DRAW_PART
     best_of_parts = BEST_OF_PARTS
-    cut_begin = CUT_BEGIN
-    cut_round = CUT_ROUND
-    cut_end = CUT_END
     mask_logits = MASK_LOGITS
     score_tokens = SCORE_TOKENS
     step_inputs = STEP_INPUTS

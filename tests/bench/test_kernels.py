@@ -71,9 +71,6 @@ def test_every_op_is_timed_and_every_implementation_correct(
     assert [t for t in timings if t.error or t.seconds <= 0] == []
     missing = set(OPS) - {t.subject.op.name for t in timings}
     elsewhere = {
-        "cut_begin",  # of the ranks of a divided vocabulary, as are the next two; scripts/divided_filters.py
-        "cut_round",
-        "cut_end",
         "merge_attention",  # of the tokens of several ranks; a step of a group is what shows it
         "partial_attention",
         "mask_logits",  # works in place; ridgeline_bench/scripts/masks.py measures it

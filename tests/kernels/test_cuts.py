@@ -1,4 +1,4 @@
-"""Ranks that divide a vocabulary keep the tokens that the filters keep of whole rows, by kernels and by plain torch."""
+"""Ranks that divide a vocabulary keep the tokens that the filters keep of whole rows."""
 
 from __future__ import annotations
 
@@ -14,40 +14,26 @@ from torch import Tensor
 
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.step import Feature
-from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.sampling import op
 from ridgeline.kernels.sampling.cut_search import MANY_ROWS, Cut
-from ridgeline.kernels.sampling.cuts import (
-    CUT_BEGIN,
-    CUT_END,
-    CUT_ROUND,
-    bits_per_logit,
-    mean,
-    moments,
-)
+from ridgeline.kernels.sampling.cuts import bits_per_logit, cut_begin, cut_end, cut_round, mean, moments
 from ridgeline.kernels.sampling.torch_ops import adjusted
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling.sampling_tables import Row, Sampling, sampling_of
 from tests.kernels.sampling.test_sampling import V, rows
 
-pytest.importorskip("triton")
-
-FORMS = [("reference", "cpu"), ("triton", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)]
 THOROUGH = pytest.mark.thorough
-Form = tuple[str, str]
 
 
-def kept_by_ranks(form: Form, logits_RV: Tensor, sampling: Sampling, ranks: int) -> Tensor:
+def kept_by_ranks(logits_RV: Tensor, sampling: Sampling, ranks: int) -> Tensor:
     """The logits that ranks keep, beside each other: all of them take each step at the same time."""
-    name, device = form
-    begin, tell, end = (each.choose(Platform(device_type="cpu"), name) for each in (CUT_BEGIN, CUT_ROUND, CUT_END))
     tables, slots_R, _, features = sampling
     vocab = logits_RV.shape[1]
     each = -(-vocab // ranks)
     counts = [max(0, min(each, vocab - rank * each)) for rank in range(ranks)]
-    padded_RV = torch.nn.functional.pad(logits_RV, (0, ranks * each - vocab), value=torch.nan).to(device)
+    padded_RV = torch.nn.functional.pad(logits_RV, (0, ranks * each - vocab), value=torch.nan)
     begun = [
-        begin(own_RU.contiguous(), *sampling, min(rank * each, vocab), counts[rank])
+        cut_begin(own_RU.contiguous(), *sampling, min(rank * each, vocab), counts[rank])
         for rank, own_RU in enumerate(padded_RV.split(each, 1))
     ]
     range_RM2 = torch.cat([range_RJ for _, range_RJ in begun], 1).unflatten(1, (-1, 2))
@@ -55,10 +41,10 @@ def kept_by_ranks(form: Form, logits_RV: Tensor, sampling: Sampling, ranks: int)
 
     def cut_all(sources: Sequence[Tensor], cuts: Sequence[Cut]) -> list[Tensor]:
         for number in range(cuts[0].rounds):
-            told = [tell(source_RU, cut, number) for source_RU, cut in zip(sources, cuts, strict=True)]
+            told = [cut_round(source_RU, cut, number) for source_RU, cut in zip(sources, cuts, strict=True)]
             for cut in cuts:
                 cut.told.append(torch.cat(told, 1))
-        kept = [end(source_RU, cut) for source_RU, cut in zip(sources, cuts, strict=True)]
+        kept = [cut_end(source_RU, cut) for source_RU, cut in zip(sources, cuts, strict=True)]
         return [each[:, :count] for each, count in zip(kept, counts, strict=True)]
 
     kept = cut_all([source_RU for source_RU, _ in begun], cuts)
@@ -66,7 +52,7 @@ def kept_by_ranks(form: Form, logits_RV: Tensor, sampling: Sampling, ranks: int)
         mean_R = mean(torch.cat([moments(own, cut) for own, cut in zip(kept, cuts, strict=True)], 1))
         sources = [torch.nn.functional.pad(own, (0, each - own.shape[1])) for own in kept]
         kept = cut_all(sources, [replace(cut, mean_R=mean_R) for cut in cuts])
-    return torch.cat(kept, 1).cpu()
+    return torch.cat(kept, 1)
 
 
 def kept_of_rows(logits_RV: Tensor, sampling: Sampling) -> Tensor:
@@ -86,7 +72,7 @@ def kept_of_rows(logits_RV: Tensor, sampling: Sampling) -> Tensor:
     return torch.stack(stays)
 
 
-def compare(form: Form, logits_RV: Tensor, batch: Sequence[Row], ranks: int) -> None:
+def compare(logits_RV: Tensor, batch: Sequence[Row], ranks: int) -> None:
     vocab = logits_RV.shape[1]
     sampling = sampling_of(batch, vocab)
     source_RV = adjusted(logits_RV, *sampling)
@@ -94,18 +80,18 @@ def compare(form: Form, logits_RV: Tensor, batch: Sequence[Row], ranks: int) -> 
     bits_RV = (source_RV.amax(-1, keepdim=True) - source_RV) * bits_per_logit(temperature_R)[:, None]
     near_RV = bits_RV < 31  # who is further away is never drawn
     wanted_RV = kept_of_rows(logits_RV, sampling) & near_RV
-    got_RV = kept_by_ranks(form, logits_RV, sampling_of(batch, vocab, form[1]), ranks)
+    got_RV = kept_by_ranks(logits_RV, sampling_of(batch, vocab), ranks)
     assert ((got_RV > -torch.inf) & near_RV).nonzero().tolist() == wanted_RV.nonzero().tolist()
     torch.testing.assert_close(got_RV[wanted_RV], source_RV[wanted_RV], rtol=1e-6, atol=1e-6)
 
 
-def examples(form: Form, batch: Sequence[Row], seed: int, masked: bool, ranks: int) -> None:
+def examples(batch: Sequence[Row], seed: int, masked: bool, ranks: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits_RV = 3 * torch.randn(len(batch), V, generator=generator)
     if masked:
         logits_RV[torch.rand(len(batch), V, generator=generator) >= 0.3] = -torch.inf
         logits_RV[:, 7] = 1.0
-    compare(form, logits_RV, batch, ranks)
+    compare(logits_RV, batch, ranks)
 
 
 several = st.lists(rows, min_size=1, max_size=5)
@@ -114,14 +100,7 @@ several = st.lists(rows, min_size=1, max_size=5)
 @quick_settings(60)
 @given(batch=several, seed=st.integers(0, 2**30), masked=st.booleans(), ranks=st.integers(1, 5))
 def test_ranks_keep_what_one_device_keeps(batch, seed: int, masked: bool, ranks: int) -> None:
-    examples(("reference", "cpu"), batch, seed, masked, ranks)
-
-
-@pytest.mark.parametrize("form", FORMS[1:])
-@quick_settings(15)
-@given(batch=several, seed=st.integers(0, 2**30), masked=st.booleans(), ranks=st.integers(2, 3))
-def test_the_kernels_keep_what_one_device_keeps(form: Form, batch, seed: int, masked: bool, ranks: int) -> None:
-    examples(form, batch, seed, masked, ranks)
+    examples(batch, seed, masked, ranks)
 
 
 FILTERS = [
@@ -138,39 +117,33 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("vocab", [9001])
 @pytest.mark.parametrize(
     ("spread", "ranks"),
     [(0.02, 2), (2.5, 3), (9.0, 2), *(pytest.param(*pair, marks=THOROUGH) for pair in ((0.02, 3), (2.5, 2), (9.0, 3)))],
 )
-def test_large_vocabularies_with_many_equal_logits_are_cut_exactly(
-    form: Form, spread: float, vocab: int, ranks: int
-) -> None:
+def test_large_vocabularies_with_many_equal_logits_are_cut_exactly(spread: float, vocab: int, ranks: int) -> None:
     """bfloat16: at the cut many tokens are equal, and those with the smallest ids stay, on whichever ranks they are."""
     generator = torch.Generator().manual_seed(int(100 * spread) + ranks)
     logits_RV = (spread * torch.randn(len(FILTERS), vocab, generator=generator)).bfloat16()
-    compare(form, logits_RV, [Row(params) for params in FILTERS], ranks)
+    compare(logits_RV, [Row(params) for params in FILTERS], ranks)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_of_equal_logits_are_cut_by_their_ids(form: Form) -> None:
+def test_rows_of_equal_logits_are_cut_by_their_ids() -> None:
     batch = [Row(SamplingParams(temperature=1.0, top_k=k)) for k in (1, 4, 5, 9)]
-    kept_RV = kept_by_ranks(form, torch.zeros(4, 10), sampling_of(batch, 10, form[1]), 3)
+    kept_RV = kept_by_ranks(torch.zeros(4, 10), sampling_of(batch, 10), 3)
     assert [row.nonzero().flatten().tolist() for row in kept_RV == 0] == [list(range(k)) for k in (1, 4, 5, 9)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_many_rows_take_shorter_messages_and_are_cut_in_the_same_places(form: Form) -> None:
+def test_many_rows_take_shorter_messages_and_are_cut_in_the_same_places() -> None:
     batch = [Row(FILTERS[n % len(FILTERS)]) for n in range(MANY_ROWS + 1)]
-    compare(form, 2 * torch.randn(len(batch), 300).bfloat16(), batch, 2)
+    compare(2 * torch.randn(len(batch), 300).bfloat16(), batch, 2)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_that_are_no_numbers_stay_so(form: Form) -> None:
+def test_rows_that_are_no_numbers_stay_so() -> None:
     logits_RV = torch.full((2, 12), torch.nan)
-    sampling = sampling_of([Row(FILTERS[0]), Row(FILTERS[1])], 12, form[1])
-    assert kept_by_ranks(form, logits_RV, sampling, 2).isnan().all()
+    sampling = sampling_of([Row(FILTERS[0]), Row(FILTERS[1])], 12)
+    assert kept_by_ranks(logits_RV, sampling, 2).isnan().all()
 
 
 HOT = [
@@ -180,30 +153,28 @@ HOT = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_hot_rows_are_cut_by_their_logits(form: Form) -> None:
+def test_hot_rows_are_cut_by_their_logits() -> None:
     """Their probabilities are nearly equal, and still the k largest logits stay, though others are forbidden or far
     below."""
     logits_RV = 3 * torch.randn(len(HOT), 5000, generator=torch.Generator().manual_seed(4))
     logits_RV[:, ::3] = -torch.inf
     logits_RV[:, 1] = -90.0
-    sampling = sampling_of([Row(params) for params in HOT], 5000, form[1])
-    kept_RV = kept_by_ranks(form, logits_RV, sampling, 3)
+    sampling = sampling_of([Row(params) for params in HOT], 5000)
+    kept_RV = kept_by_ranks(logits_RV, sampling, 3)
     for params, logits_V, kept_V in zip(HOT, logits_RV, kept_RV, strict=True):
         wanted = logits_V.topk(params.top_k).indices.sort().values
         assert (kept_V > -torch.inf).nonzero()[:, 0].tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_a_score_that_is_no_number_or_infinite_takes_no_other_with_it(form: Form, odd: float) -> None:
+def test_a_score_that_is_no_number_or_infinite_takes_no_other_with_it(odd: float) -> None:
     """Of the others those stay that stay where it is forbidden; beside an infinite one none has any mass."""
     params = [SamplingParams(temperature=1.0, **filters) for filters in ({"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.1})]
     logits_RV = 2 * torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
     forbidden_RV = logits_RV.index_fill(1, torch.tensor(25), -torch.inf)
     logits_RV[:, 25] = odd
-    sampling = sampling_of([Row(each) for each in params], 40, form[1])
-    kept_RV, wanted_RV = (kept_by_ranks(form, x_RV, sampling, 3) for x_RV in (logits_RV, forbidden_RV))
+    sampling = sampling_of([Row(each) for each in params], 40)
+    kept_RV, wanted_RV = (kept_by_ranks(x_RV, sampling, 3) for x_RV in (logits_RV, forbidden_RV))
     if odd == torch.inf:
         assert (kept_RV[:, 25] == odd).all()
         assert (kept_RV[1:] > -torch.inf).sum() == 2

@@ -26,7 +26,7 @@ def rank(number: int, folder: Path) -> None:
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     axis = join(number, 2, folder / "meeting", device, 60.0)
-    module.GATHERED = -1
+    module.GATHERED = 40 * VOCAB  # bytes: of the last batch in two pieces, 80 rows at once
     ops = Ops(Platform.of(device))
     vocabulary = Vocabulary(VOCAB, axis, ops)
     for rows in (1, 10, 90):

@@ -31,7 +31,7 @@ PARAMS = [
     SamplingParams(temperature=1.0, min_p=0.05, logit_bias={3: 2.0}),
     SamplingParams(temperature=2.0, top_k=30, top_p=0.7, typical_p=0.8),
 ]
-KERNELS = ("cut_begin", "cut_round", "cut_end", "draw_part", "best_of_parts")
+KERNELS = ("score_tokens", "draw_part", "best_of_parts")
 
 
 def numbers(which: int, *shape: int) -> Tensor:

@@ -15,9 +15,10 @@ from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.step import Feature
 from ridgeline.core.plan.token_bits import packed, part_of, unpacked
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.ops import DETERMINISTIC, Ops
 from ridgeline.kernels.sampling import op, parts, scoring
 from ridgeline.kernels.sampling.philox import gumbel, gumbel_of
+from ridgeline.worker import vocabulary
 from ridgeline.worker.vocabulary import Vocabulary
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling.sampling_tables import Row, sampling_of
@@ -229,3 +230,35 @@ def test_named_tokens_have_the_logprobs_of_the_whole_rows(size: int) -> None:
     logits_RV, ids_RL = scores(4, 2), torch.tensor([[0, 49, 17, 17]] * 4)
     told_RL = on_parts(size, lambda own: own.named(part_of_scores(logits_RV, own), ids_RL))
     torch.testing.assert_close(told_RL, logits_RV.log_softmax(-1).gather(1, ids_RL), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_gathered_in_pieces_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU does with filters: what is drawn does not depend on the pieces."""
+    monkeypatch.setattr(vocabulary, "GATHERED", 4 * V)  # bytes: of ranks' parts of 25 tokens in float32, two rows
+    sampling = sampling_of([Row(SamplingParams(temperature=1.0, top_k=9), seed=n) for n in range(7)], V)
+    logits_RV = scores(7, 3)
+
+    def work(ours: Vocabulary) -> Tensor:
+        return ours._gathered(part_of_scores(logits_RV, ours), *sampling)
+
+    assert on_parts(2, work).tolist() == op.sample_reference(logits_RV, *sampling).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_bit_of_a_logprob_depends_on_the_rows_beside_it_on_a_gpu(ranks: int) -> None:
+    """With kernels that promise so. A sum by torch is made in another order where there are more rows."""
+    size, ops = 32_000, Ops(Platform.of(torch.device("cuda")), DETERMINISTIC)
+    logits_RV = 3 * torch.randn(300, size, generator=torch.Generator().manual_seed(6)).cuda()
+    token_R = torch.arange(300, device="cuda")
+
+    def work(axis: ThreadAxis, rows: slice) -> Tensor:
+        ours = Vocabulary(size, axis, ops)
+        own_RU = logits_RV[rows, ours.first : ours.first + ours.each]
+        found = ours.score(own_RU, token_R[rows], 4)
+        named_RL = ours.named(own_RU, token_R[rows, None] + torch.tensor([[0, 31_000]], device="cuda"))
+        return torch.cat((found.logprob_R[:, None], found.top_logprobs_RL, named_RL), 1)
+
+    alone = torch.cat([on_ranks(ranks, lambda axis, n=n: work(axis, slice(n, n + 1)))[0] for n in range(40)])
+    together = on_ranks(ranks, lambda axis: work(axis, slice(0, 300)))[0]
+    assert torch.equal(alone, together[:40])

@@ -9,7 +9,6 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.sampling.bracket import bracket_kernel, stats_kernel
 from ridgeline.kernels.sampling.draw import draw_kernel
 from ridgeline.kernels.sampling.finish import finish_kernel
-from ridgeline.kernels.sampling.triton_cuts import digits_kernel, keep_kernel, ties_kernel
 from ridgeline.kernels.sampling.triton_logprobs import combine_kernel, score_kernel, top_kernel
 from ridgeline.kernels.sampling.triton_mask import mask_kernel
 from ridgeline.kernels.sampling.triton_noised import noised_kernel
@@ -18,14 +17,13 @@ from ridgeline.kernels.sampling.typical import typical_kernel
 
 _INT64 = {
     "slots_ptr", "position_ptr", "seed_ptr", "top_k_ptr", "min_len_ptr", "bias_ids_ptr", "stop_ids_ptr", "token_ptr",
-    "rank_ptr", "candidate_ptr", "top_id_ptr", "told_mass_ptr", "first_mass_ptr", "before_ptr", "known_ptr", "mass_ptr",
+    "rank_ptr", "candidate_ptr", "top_id_ptr",
 }  # fmt: skip
 _INT32 = {"pair_ptr", "count_ptr", "num_candidates_ptr", "best_id_ptr", "tile_count_ptr", "bits_ptr", "row_ptr"}
-_INT32 |= {"told_count_ptr", "first_count_ptr", "tally_ptr", "ties_ptr"}
 _BOOL = {"seen_ptr"}
 _DIVISIBLE = {
     "V", "logits_stride", "source_stride", "adjusted_stride", "bias_ids_stride", "bias_stride",
-    "stop_stride", "count_stride", "seen_stride", "kept_stride",
+    "stop_stride", "count_stride", "seen_stride",
 }  # fmt: skip
 
 
@@ -36,7 +34,7 @@ AMD = tuple(arch for arch in ONE_OF_EACH if not arch.startswith("sm_"))
 def _kernel(fn: Any, constexprs: dict[str, Any], logits: str = "bf16", **options: Any) -> AotKernel:
     types = {}
     for name in fn.arg_names:
-        if name in ("logits_ptr", "source_ptr") or (fn is keep_kernel and name == "kept_ptr"):
+        if name in ("logits_ptr", "source_ptr"):
             types[name] = f"*{logits}"
         elif name.endswith("_ptr"):
             types[name] = (
@@ -70,7 +68,6 @@ def _draws(archs: tuple[str, ...], approximate: bool) -> Iterator[AotKernel]:
 PLAIN = {"BIAS_WIDTH": 0, "STOP_WIDTH": 0, "PENALTY": 0}
 EVERYTHING = {"BIAS_WIDTH": 1024, "STOP_WIDTH": 64, "PENALTY": 1}
 _GREEDY = {"TILE": 1024, "CAPACITY": 2048, "RANDOM": False, "FILTER": False, "APPROX": False}
-_SEARCH = {"TOPS": 128, "BITS": 8, "RANKS": 2, "TYPICAL": False, "TILE": 4096}
 _REDUCE = {
     "TILES": 128, "TILE": 2048, "CAPACITY": 2048, "MANY": 8192, "SHIFT": 16, "RANDOM": False,
     "APPROX": False, "FILTER": False, "PART": False,
@@ -80,13 +77,9 @@ AOT = (
     _kernel(draw_kernel, _GREEDY | PLAIN, num_warps=4, hot=True),
     *_draws(NVIDIA, True),
     *_draws(AMD, False),
-    _kernel(stats_kernel, {"TILE": 4096, "RANGES": False} | PLAIN, num_warps=8, hot=True),
-    _kernel(stats_kernel, {"TILE": 4096, "RANGES": False} | EVERYTHING, num_warps=8),
-    _kernel(stats_kernel, {"TILE": 1024, "RANGES": True} | PLAIN, num_warps=4, hot=True),
+    _kernel(stats_kernel, {"TILE": 4096} | PLAIN, num_warps=8, hot=True),
+    _kernel(stats_kernel, {"TILE": 4096} | EVERYTHING, num_warps=8),
     _kernel(bracket_kernel, {"TILES": 32, "SAMPLE": 4096, "RESERVE": 16, "CAPACITY": 2048}, num_warps=8, hot=True),
-    _kernel(digits_kernel, _SEARCH, num_warps=8, hot=True),
-    _kernel(ties_kernel, _SEARCH, num_warps=8, hot=True),
-    _kernel(keep_kernel, {"TOPS": 128, "TILES": 16, "TYPICAL": False, "TILE": 4096}, num_warps=8, hot=True),
     _kernel(finish_kernel, _REDUCE, num_warps=1, hot=True),
     _kernel(typical_kernel, {"TILES": 128, "SHIFT": 16, "MANY": 8192}, num_warps=16),
     _kernel(mask_kernel, {"TILE": 4096}, num_warps=8, hot=True),

@@ -59,12 +59,10 @@ def stats_kernel(
     STOP_WIDTH: tl.constexpr,
     PENALTY: tl.constexpr,
     PDL: tl.constexpr,
-    RANGES: tl.constexpr = False,
 ):
     """Find the largest logit of each tile and Σ exp((x - largest) / temperature). Grid (J, R).
 
-    A row's V logits are those of the tokens from `first_token` on. RANGES: tile_max_RJ2 are the largest and the least
-    logits of tiles, without forbidden tokens, and there are no sums."""
+    A row's V logits are those of the tokens from `first_token` on."""
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first = tile * TILE
     token = first + tl.arange(0, TILE)
@@ -109,12 +107,8 @@ def stats_kernel(
     scale = bits_per_logit(temperature)
     largest = tl.maximum(tl.max(x, axis=0), LEAST)
     place = row * tl.num_programs(0) + tile
-    if RANGES:
-        tl.store(tile_max_ptr + 2 * place, tl.max(tl.where(x >= LEAST, x, LEAST), axis=0))
-        tl.store(tile_max_ptr + 2 * place + 1, tl.min(tl.where(x >= LEAST, x, -LEAST), axis=0))
-    else:
-        tl.store(tile_max_ptr + place, largest)
-        tl.store(tile_sum_ptr + place, tl.sum(tl.exp2((x - largest) * scale), axis=0))
+    tl.store(tile_max_ptr + place, largest)
+    tl.store(tile_sum_ptr + place, tl.sum(tl.exp2((x - largest) * scale), axis=0))
 
 
 @triton.jit

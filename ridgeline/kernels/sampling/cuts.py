@@ -32,7 +32,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 from ridgeline.kernels.base.rows import Feature
 from ridgeline.kernels.sampling.cut_search import PLACES, Cut, is_searching, known_before, note
 from ridgeline.kernels.sampling.op import SamplingTables
@@ -151,22 +150,3 @@ def places(source_RU: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
     place_RU = (away_RU * units_R1).clamp(max=PLACES - 1).int()
     cut.places = torch.where(source_RU.float() >= LEAST, place_RU, PLACES), mass_RU
     return cut.places
-
-
-CUT_BEGIN = Op(
-    "cut_begin",
-    cut_begin,
-    (Implementation("triton", "ridgeline.kernels.sampling.triton_cuts:cut_begin", on_gpu),),
-)
-
-CUT_ROUND = Op(
-    "cut_round",
-    cut_round,
-    (Implementation("triton", "ridgeline.kernels.sampling.triton_cuts:cut_round", on_gpu),),
-)
-
-CUT_END = Op(
-    "cut_end",
-    cut_end,
-    (Implementation("triton", "ridgeline.kernels.sampling.triton_cuts:cut_end", on_gpu),),
-)

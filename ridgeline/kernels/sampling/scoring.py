@@ -21,12 +21,16 @@ ALIGNED = 4  # rows begin at multiples of so many float32 values, or torch's ord
 
 @dataclass(frozen=True)
 class DeviceLogprobs:
-    """A `StepLogprobs` that is still on the device. Rows are a plan's rows, or a prompt's positions."""
+    """A `StepLogprobs` that is still on the device. Rows are a plan's rows, or a prompt's positions.
+
+    total_R: the logarithm of Σ exp(logit) over the row; -inf where all logits are.
+    """
 
     logprob_R: Tensor
     rank_R: Tensor
     top_ids_RL: Tensor
     top_logprobs_RL: Tensor
+    total_R: Tensor
 
     @staticmethod
     def joined(pieces: Sequence[DeviceLogprobs]) -> DeviceLogprobs:
@@ -39,7 +43,11 @@ def score(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
     logprobs_RV = _log_softmax(logits_RV)
     chosen_R1 = logprobs_RV.gather(1, token_R[:, None])
     top = logprobs_RV.topk(min(num_top, vocab), dim=-1)
-    return DeviceLogprobs(chosen_R1[:, 0], (logprobs_RV > chosen_R1).sum(-1) + 1, top.indices, top.values)
+    largest_R = logits_RV.amax(-1).float()
+    # From the likeliest token, whose logit and log-probability lose the fewest digits
+    total_R = torch.where(largest_R > -torch.inf, largest_R - logprobs_RV.amax(-1), -torch.inf)
+    rank_R = (logprobs_RV > chosen_R1).sum(-1) + 1
+    return DeviceLogprobs(chosen_R1[:, 0], rank_R, top.indices, top.values, total_R)
 
 
 def guide(logits_RV: Tensor, row_F: Tensor, negative_F: Tensor, scale_F: Tensor) -> Tensor:

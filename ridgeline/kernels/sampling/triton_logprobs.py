@@ -32,9 +32,9 @@ def score_batch_invariant(logits_RV: Tensor, token_R: Tensor, num_top: int) -> D
     """Compute `score` so that a row's sums are made in one way, whatever lies beside it.
 
     Threads divide a tile of float32 otherwise than a tile of bfloat16, and a guided row makes the logits of other rows
-    float32 too. So they are always made float32.
+    float32 too. So they are always made float32, with nothing between rows, since the distance of rows counts as well.
     """
-    return _score(logits_RV.float(), token_R, num_top, 4096)
+    return _score(logits_RV.float().contiguous(), token_R, num_top, 4096)
 
 
 def _score(logits_RV: Tensor, token_R: Tensor, num_top: int, tile: int) -> DeviceLogprobs:
@@ -62,7 +62,7 @@ def _score(logits_RV: Tensor, token_R: Tensor, num_top: int, tile: int) -> Devic
             logits_RV.stride(0), TILE=tile, TILES=triton.next_power_of_2(tiles), num_warps=8 if tile > 1024 else 4,
             **options,
         )  # fmt: skip
-    return DeviceLogprobs(logprob_R, rank_R, top_ids_RL, top_logprobs_RL)
+    return DeviceLogprobs(logprob_R, rank_R, top_ids_RL, top_logprobs_RL, total_R)
 
 
 @triton.jit
