@@ -149,8 +149,7 @@ class Vocabulary:
         return told_RNX[..., 1:].amax(1) - _log_total(told_RNX)
 
     def _score_own(self, scores_RU: Tensor, own_R: Tensor, num_top: int) -> DeviceLogprobs:
-        """Return what the op `score_tokens` computes from this rank's part alone: in one way in any company, if that
-        was asked for."""
+        """Score this rank's part alone by the op `score_tokens`, whose deterministic form adds up a row in one way."""
         x_RU = scores_RU[:, : self.count]
         if self.count:
             return self._ops.score_tokens(x_RU, own_R.clamp(0, self.count - 1), num_top)
