@@ -17,6 +17,7 @@ from ridgeline.assembly import device
 from ridgeline.core.errors import InvalidConfig, ModelLoadError
 from ridgeline.core.plan.step import Assign, SetBlocks
 from ridgeline.core.specs.cache_layout import NULL_BLOCK
+from ridgeline.kernels.step.op import SlotDrafts, SlotTables, StepRows
 from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_DRAFTS
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
@@ -73,9 +74,9 @@ def watch(own: Rig) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-        def step_inputs(self, slots_R: torch.Tensor, start_R1: torch.Tensor, *others: Any) -> Any:
-            made = real.step_inputs(slots_R, start_R1, *others)
-            size, of_T = others[5], slots_R.repeat_interleave(start_R1.diff())
+        def step_inputs(self, rows: StepRows, slots: SlotTables, drafts: SlotDrafts) -> Any:
+            made = real.step_inputs(rows, slots, drafts)
+            size, of_T = slots.block_size, rows.slots_R.repeat_interleave(rows.start_R1.diff())
             assert not made.places_AT[:, len(of_T) :].any()
             for token, slot in enumerate(of_T.tolist()):
                 for group, place in enumerate(made.places_AT[:, token].tolist()):

@@ -58,7 +58,7 @@ class Drawing(Ending):
             token_R = self._ring.stacked(token_R)[0]
         token_R = token_R if step.giver_R is None else token_R[step.giver_R]
         advancing = slots.advancing(rows.slots_R, step.kv_len_R, step.active_R, step.features)
-        self._ops.step_advance(token_R, rows.samples_R, *advancing, outcome.token_R, outcome.finish_R)
+        self._ops.step_advance(token_R, rows.samples_R, advancing, outcome.token_R, outcome.finish_R)
 
     def expected(self, step: PlannedStep) -> DrawnTokens:
         return DrawnTokens(step, self._mailbox)

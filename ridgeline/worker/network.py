@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.step.op import StepInputs
+from ridgeline.kernels.step.op import SlotDrafts, SlotTables, StepInputs, StepRows
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.state.states import DeviceRows, States
@@ -30,21 +30,16 @@ class ModelNetwork(StepPart):
 
     def __init__(self, decoder: Decoder, ops: Ops, slots: Slots, states: States) -> None:
         self.decoder, self.states = decoder, states
-        self._ops, self._slots, self._block_size = ops, slots, states.memory.layout.block_size
+        self._ops, self._slots = ops, slots
+        tables = slots.kv_len_S, slots.last_token_S, slots.stopped_S, slots.block_tables_ASC
+        self._tables = SlotTables(*tables, states.memory.layout.block_size)
 
     def forward(self, step: DeviceStep) -> None:
         inputs, lengths, slots = step.inputs, step.lengths, self._slots
         found = self._ops.step_inputs(
-            inputs.slots_R,
-            inputs.start_R1,
-            inputs.override_T,
-            slots.kv_len_S,
-            slots.last_token_S,
-            slots.stopped_S,
-            slots.block_tables_ASC,
-            self._block_size,
-            self.drafts_SD,
-            None if step.drafts is None else self.tree_SN,
+            StepRows(inputs.slots_R, inputs.start_R1, inputs.override_T),
+            self._tables,
+            SlotDrafts(self.drafts_SD, None if step.drafts is None else self.tree_SN),
         )
         step.active_R, step.kv_len_R, step.last_R = found.active_R, found.kv_len_R, found.last_R
         rows = DeviceRows(

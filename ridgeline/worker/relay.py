@@ -68,7 +68,7 @@ class Relay(StepPart):
         step.wait()
         # Others may have run on meanwhile; and only the last stage weighs tokens by how often they came
         advancing = self._slots.advancing(rows.slots_R, rows.kv_len_R, rows.active_R & rows.samples_R)
-        self._ops.step_advance(step.token_R, rows.samples_R, *advancing, outcome.token_R, outcome.finish_R)
+        self._ops.step_advance(step.token_R, rows.samples_R, advancing, outcome.token_R, outcome.finish_R)
 
 
 class HandingOn(Ending):

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from struct import Struct
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from ridgeline.core.plan.step import Assign, Delta, Feature, SetBlocks, features
 from ridgeline.core.specs.cache_layout import NULL_BLOCK
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.op import SamplingTables
+from ridgeline.kernels.step.op import SlotAdvance
 from ridgeline.worker.upload import staging, upload
 from ridgeline.worker.words import Record, Words
 
@@ -50,20 +50,6 @@ _FLOATS = {
 _FORM_WIDTHS = [2] * _NUM_INTS + [1] * len(_FLOATS) + [1, 2 * MAX_STOP_IDS]
 _FORM = Struct(f"<{_NUM_INTS}q{len(_FLOATS)}fi{MAX_STOP_IDS}q")
 _FIRST_BLOCKS = len(_FORM_WIDTHS)  # the index of the first block table, behind the tables of the form
-
-
-class SlotAdvance(NamedTuple):
-    """The arguments of `step_advance` and `step_verify` between the tokens and the outcome."""
-
-    slots_R: Tensor
-    kv_len_R: Tensor
-    active_R: Tensor
-    stop_ids_SE: Tensor
-    max_len_S: Tensor
-    kv_len_S: Tensor
-    last_token_S: Tensor
-    stopped_S: Tensor
-    output_count_SV: Tensor | None
 
 
 class Slots:
@@ -164,7 +150,7 @@ class Slots:
     def advancing(
         self, slots_R: Tensor, kv_len_R: Tensor, active_R: Tensor, features: Feature = Feature.NONE
     ) -> SlotAdvance:
-        """Return the arguments by which the slots of a step's rows advance. features: those of the rows."""
+        """Return the rows of a step and the tables in which they advance. features: those of the rows."""
         counts_SV = self.sampling.output_count_SV if features & Feature.PENALTY else None
         tables = self.max_len_S, self.kv_len_S, self.last_token_S, self.stopped_S
         return SlotAdvance(slots_R, kv_len_R, active_R, self.sampling.stop_ids_SE, *tables, counts_SV)
@@ -175,7 +161,7 @@ class Slots:
             torch.empty(len(slots_R), dtype=each, device=self.device) for each in (torch.int32, torch.int8)
         )
         none_R = torch.zeros_like(active_R)
-        ops.step_advance(slots_R, none_R, *self.advancing(slots_R, kv_len_R, active_R), tokens, codes)
+        ops.step_advance(slots_R, none_R, self.advancing(slots_R, kv_len_R, active_R), tokens, codes)
 
     def check(self, expected: Mapping[int, Assign]) -> None:
         """Raise ContractViolation, naming slot and field, where the tables differ from the engine's full forms. For

@@ -213,11 +213,17 @@ def make_prefill(setting: Setting) -> tuple[Run, Run]:
     shape = setting.attention
     case = AttentionCase(rows=tuple((length, length) for length in setting.rows), **shape)
     q_THD, k, v, batch = case.inputs(setting.dtype, setting.device)
-    schedule = attention.ATTENTION_SCHEDULE.choose(setting.platform)(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=setting.tokens, tokens_each=batch.tokens_each,
-        num_heads=shape["num_heads"], num_kv_heads=shape["num_kv_heads"], cache_NGPD=k,
+    of_layers = attention.AttentionShape(
+        num_tokens=setting.tokens,
+        tokens_each=batch.tokens_each,
+        num_heads=shape["num_heads"],
+        num_kv_heads=shape["num_kv_heads"],
+        cache_NGPD=k,
         head_bytes=shape["head_dim"] * setting.itemsize,
-    )  # fmt: skip
+    )
+    schedule = attention.ATTENTION_SCHEDULE.choose(setting.platform)(
+        batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers
+    )
     op, scale = attention.PAGED_ATTENTION.choose(setting.platform), shape["head_dim"] ** -0.5
     with_schedule = replace(batch, schedule=schedule)
     return (

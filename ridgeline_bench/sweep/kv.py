@@ -29,7 +29,7 @@ from ridgeline.kernels.attention.decode import triton as decoding
 from ridgeline.kernels.attention.decode.cases import DecodeCase
 from ridgeline.kernels.attention.paged import triton as attention
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, paged_attention_reference
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
@@ -190,9 +190,8 @@ class KVSweep(Sweep):
         qkv_TX = self.normal(rows, (HEADS + 2 * KV_HEADS) * DIM)
         angles = torch.rand(length, DIM // 2, device=self.device) * 6.3
         table_ZY, found = torch.cat((angles.cos(), angles.sin()), -1), []
-        schedule = make_schedule(
-            start_R1, kv_len_R, slots_R, num_tokens=rows, tokens_each=1, num_heads=HEADS, num_kv_heads=KV_HEADS
-        )
+        of_layers = AttentionShape(num_tokens=rows, tokens_each=1, num_heads=HEADS, num_kv_heads=KV_HEADS)
+        schedule = make_schedule(start_R1, kv_len_R, slots_R, of_layers)
         for table_SC in order.view(layers, rows, columns):
             batch = RaggedBatch(
                 slots_R=slots_R, block_table_SC=table_SC, start_R1=start_R1, kv_len_R=kv_len_R, tokens_each=1,
@@ -226,11 +225,16 @@ class KVSweep(Sweep):
             with cut_to(job.cut) if job.cut else nullcontext():
                 return decoding.decode_attention(*arguments[0], **arguments[1])
         q_THD, k, v, scales, batch, wide, options = arguments
-        schedule = make_schedule(
-            batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=0,
-            num_heads=q_THD.shape[1], num_kv_heads=k.shape[1],
-            cache_NGPD=k if scales is None else wide[0] if wide else None, head_bytes=DIM * 2, widened=wide is not None,
-        )  # fmt: skip
+        of_layers = AttentionShape(
+            num_tokens=len(q_THD),
+            tokens_each=0,
+            num_heads=q_THD.shape[1],
+            num_kv_heads=k.shape[1],
+            cache_NGPD=k if scales is None else wide[0] if wide else None,
+            head_bytes=DIM * 2,
+            widened=wide is not None,
+        )
+        schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
         batch = replace(batch, schedule=schedule, wide=wide if schedule.hopper and scales else None, derived={})
         return attention.paged_attention(q_THD, k, v, batch, **options, scales=scales)
 

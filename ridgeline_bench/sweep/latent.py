@@ -34,7 +34,7 @@ from ridgeline.kernels.attention.latent.cost import latent_attention_cost, laten
 from ridgeline.kernels.attention.latent.op import latent_attention_reference, latent_kv_reference
 from ridgeline.kernels.attention.latent.triton import latent_attention
 from ridgeline.kernels.attention.latent.triton_kv import latent_kv
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.attention.paged.triton_common import Cut
 from ridgeline_bench.sweep.sweep import UNCACHED, Job, Limit, Sweep, moved
@@ -118,10 +118,15 @@ class LatentSweep(Sweep):
             num_tokens_R=np.full(rows, new, np.int32),
             kv_bound_R=np.full(rows, length, np.int32),
         )
-        schedule = make_schedule(
-            batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=rows * new, tokens_each=batch.tokens_each,
-            num_heads=heads, num_kv_heads=1, head_bytes=2 * (rank + rope), item_queries=MOST_QUERIES,
-        )  # fmt: skip
+        shape = AttentionShape(
+            num_tokens=rows * new,
+            tokens_each=batch.tokens_each,
+            num_heads=heads,
+            num_kv_heads=1,
+            head_bytes=2 * (rank + rope),
+            item_queries=MOST_QUERIES,
+        )
+        schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
         batch = replace(batch, schedule=schedule)
         tables = order.view(layers, rows, columns)
         return [(q_THL, q_THY, cache_NPW, replace(batch, block_table_SC=table), SCALE) for table in tables]

@@ -20,6 +20,7 @@ from ridgeline.core.plan.step import Assign, Feature, features_of
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling import op
+from ridgeline.kernels.step.verify import DraftNodes, EmittedTokens
 from ridgeline.parallel.axis import Alone
 from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.slots import Slots
@@ -110,13 +111,10 @@ class Drawn:
         out_RK = torch.full((REQUESTS, self.emits), -1, dtype=torch.int32)
         finish_R, drafted_R = torch.zeros(2, REQUESTS, dtype=torch.int8)
         path_RK = None if self.tree_SN is None else torch.full_like(out_RK, -1)
-        self.ops.step_verify(
-            token_P, drafts.places_RN, drafts.num_logits_R, self.drafts_SD, slots_R, before_R + self.nodes,
-            torch.ones(REQUESTS, dtype=torch.bool), slots.sampling.stop_ids_SE, slots.max_len_S, slots.kv_len_S,
-            slots.last_token_S, slots.stopped_S,
-            slots.sampling.output_count_SV if self.features & Feature.PENALTY else None,
-            out_RK, finish_R, drafted_R, self.tree_SN, path_RK,
-        )  # fmt: skip
+        nodes = DraftNodes(drafts.places_RN, drafts.num_logits_R, self.drafts_SD, self.tree_SN)
+        active_R = torch.ones(REQUESTS, dtype=torch.bool)
+        advance = slots.advancing(slots_R, before_R + self.nodes, active_R, self.features)
+        self.ops.step_verify(token_P, nodes, advance, EmittedTokens(out_RK, finish_R, drafted_R, path_RK))
         return out_RK
 
     def texts(self, drafts: str) -> tuple[Tensor, float]:

@@ -22,19 +22,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.step.units import GroupUnits
 
 
-def step_compact(
-    slots_R: Tensor,
-    kv_len_R: Tensor,
-    num_logits_R: Tensor,
-    path_RK: Tensor,
-    block_table_SC: Tensor,
-    block_size: int,
-    units_NJGPW: Tensor,
-    layers: int,
-    layer_step: int,
-) -> None:
+def step_compact(slots_R: Tensor, kv_len_R: Tensor, num_logits_R: Tensor, path_RK: Tensor, units: GroupUnits) -> None:
     """Move what is cached of each row's accepted tokens to the places of their positions, in all layers of a cache
     group; in place.
 
@@ -42,10 +33,10 @@ def step_compact(
     of node k. Where the two are the same, nothing is read or written.
 
     slots_R, kv_len_R: as of `step_inputs`. num_logits_R: as of `step_verify`.
-    path_RK: int32, the `out_path_RK` of `step_verify`: increasing nodes, and then -1.
-    units_NJGPW: the words of a unit by block id, with any strides but a head's; those of layer l lie l * layer_step
-        ids further.
+    path_RK: int32, the `path_RK` of `step_verify`: increasing nodes, and then -1.
+    units: [N, J, G, P, W], with any strides but a head's.
     """
+    units_NJGPW, block_table_SC, block_size, layers, layer_step = units
     base_R, slots_R = kv_len_R - num_logits_R.long(), slots_R.long()
     ahead_L1 = torch.arange(layers, device=path_RK.device)[:, None] * layer_step
     for k in range(1, path_RK.shape[1]):  # a node's place is read before another one comes there

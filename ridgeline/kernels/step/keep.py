@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.limits import NULL_BLOCK
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.step.units import GroupUnits
 
 
 def step_keep(
@@ -28,12 +29,8 @@ def step_keep(
     active_R: Tensor,
     num_logits_R: Tensor,
     kv_len_S: Tensor,
-    block_table_SC: Tensor,
-    block_size: int,
     scratch_DR: Tensor,
-    units_NW: Tensor,
-    layers: int,
-    layer_step: int,
+    units: GroupUnits,
 ) -> None:
     """Copy the states that stay from the scratch to the rows' blocks, in all layers of a cache group; in place.
 
@@ -43,8 +40,9 @@ def step_keep(
 
     slots_R, kv_len_R, active_R: as of `step_inputs`. num_logits_R, kv_len_S: as of `step_verify`, behind it.
     scratch_DR: int64, blocks of no request.
-    units_NW: the words of a unit by block id; those of layer l lie l * layer_step ids further.
+    units: [N, W].
     """
+    units_NW, block_table_SC, block_size, layers, layer_step = units
     before_R = kv_len_R - num_logits_R.long()
     slots_R = slots_R.long()
     kept_R = torch.where(active_R, kv_len_S[slots_R] - before_R, 0)

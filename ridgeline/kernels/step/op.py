@@ -34,6 +34,64 @@ from ridgeline.kernels.base.tree import Tree
 HEADER = 8  # bytes before the outcome in a row of the ring, which hold the turn
 
 
+class StepRows(NamedTuple):
+    """The rows of a step: row r owns tokens start_R1[r] … start_R1[r + 1] - 1. All are int32.
+
+    override_T: the ids of tokens that the host knows; negative: the device does.
+    """
+
+    slots_R: Tensor
+    start_R1: Tensor
+    override_T: Tensor
+
+
+class SlotTables(NamedTuple):
+    """The tables by slot that rows continue from.
+
+    stopped_S, block_tables_ASC: int32. The columns of block tables are contiguous.
+    """
+
+    kv_len_S: Tensor
+    last_token_S: Tensor
+    stopped_S: Tensor
+    block_tables_ASC: Tensor
+    block_size: int
+
+
+class SlotDrafts(NamedTuple):
+    """The drafts of slots that are to run.
+
+    drafts_SD: int32; None if only first tokens have no override.
+    tree_SN: int64, the bits of each slot's nodes (kernels/base/tree.py), if rows have trees of drafts. Then tokens
+        without override are nodes, one after another: their places follow each other, and their positions are by depth.
+        Node n is the slot's last token or its draft n - 1. Tokens with override lie in no tree.
+    base_S: int64, where node 0 of each slot lies, in passes whose rows begin with a later node. None: rows begin with
+        node 0.
+    """
+
+    drafts_SD: Tensor | None = None
+    tree_SN: Tensor | None = None
+    base_S: Tensor | None = None
+
+
+NO_DRAFTS = SlotDrafts()
+
+
+class SlotAdvance(NamedTuple):
+    """The rows of a step, of which kv_len_R and active_R are those of `step_inputs`, and the tables by slot in which
+    they advance."""
+
+    slots_R: Tensor
+    kv_len_R: Tensor
+    active_R: Tensor
+    stop_ids_SE: Tensor
+    max_len_S: Tensor
+    kv_len_S: Tensor
+    last_token_S: Tensor
+    stopped_S: Tensor
+    output_count_SV: Tensor | None
+
+
 class StepInputs(NamedTuple):
     """The inputs of the network. token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64;
     active_R and live_T are bool. tree: what attention needs to know of trees; None without them."""
@@ -48,40 +106,21 @@ class StepInputs(NamedTuple):
     tree: Tree | None = None
 
 
-def step_inputs(
-    slots_R: Tensor,
-    start_R1: Tensor,
-    override_T: Tensor,
-    kv_len_S: Tensor,
-    last_token_S: Tensor,
-    stopped_S: Tensor,
-    block_tables_ASC: Tensor,
-    block_size: int,
-    drafts_SD: Tensor | None = None,
-    tree_SN: Tensor | None = None,
-    base_S: Tensor | None = None,
-) -> StepInputs:
+def step_inputs(rows: StepRows, slots: SlotTables, drafts: SlotDrafts = NO_DRAFTS) -> StepInputs:
     """Make a step's inputs from its rows and their slots.
 
-    Row r owns tokens start_R1[r] … start_R1[r + 1] - 1, and continues where its slot's cache ends. A token's id is its
-    override. Where that is negative it is the slot's last token for the row's first token, and for its others the
-    slot's drafts in their order; a draft that is negative, which says that there is none, runs as token 0. place =
-    block * block_size + offset, by each group's block table. slots_R, start_R1, override_T, stopped_S, drafts_SD and
-    the block tables (whose columns are contiguous) are int32.
-
-    drafts_SD: None if only first tokens have no override.
-    tree_SN: int64, the bits of each slot's nodes (kernels/base/tree.py), if rows have trees of drafts. Then tokens
-        without override are nodes, one after another: their places follow each other, and their positions are by depth.
-        Node n is the slot's last token or its draft n - 1. Tokens with override lie in no tree.
-    base_S: int64, where node 0 of each slot lies, in passes whose rows begin with a later node. None: rows begin with
-        node 0.
+    A row continues where its slot's cache ends. A token's id is its override. Where that is negative it is the slot's
+    last token for the row's first token, and for its others the slot's drafts in their order; a draft that is negative,
+    which says that there is none, runs as token 0. place = block * block_size + offset, by each group's block table.
 
     Of the results, kv_len_R is the number of cached tokens after the step and last_R the row's last token; both are 0
     for rows without tokens. Stopped rows write to the null block, from position 0, and have kv_len 1, so that their
     attention stays defined. Tokens of no row get token 0, position 0 and place 0. live_T says which tokens belong to a
     row that is not stopped.
     """
-    slots_R = slots_R.long()
+    kv_len_S, last_token_S, stopped_S, block_tables_ASC, block_size = slots
+    drafts_SD, tree_SN, base_S = drafts
+    start_R1, override_T, slots_R = rows.start_R1, rows.override_T, rows.slots_R.long()
     starts_R, counts_R = start_R1[:-1].long(), start_R1.diff().long()
     token_T = torch.arange(len(override_T), device=override_T.device)
     row_T = torch.searchsorted(start_R1[1:].long(), token_T, right=True).clamp(max=len(slots_R) - 1)
@@ -159,29 +198,17 @@ def step_metadata(
 
 
 def step_advance(
-    token_R: Tensor,
-    samples_R: Tensor,
-    slots_R: Tensor,
-    kv_len_R: Tensor,
-    active_R: Tensor,
-    stop_ids_SE: Tensor,
-    max_len_S: Tensor,
-    kv_len_S: Tensor,
-    last_token_S: Tensor,
-    stopped_S: Tensor,
-    output_count_SV: Tensor | None,
-    out_token_R: Tensor,
-    out_finish_R: Tensor,
+    token_R: Tensor, samples_R: Tensor, advance: SlotAdvance, out_token_R: Tensor, out_finish_R: Tensor
 ) -> None:
     """Take the drawn tokens into the slots, and find the rows that have finished; in place.
 
-    A row emits a token if it is active and samples_R (bool) says so. Rows that are not active change nothing. kv_len_R
-    and active_R are those of `step_inputs`.
+    A row emits a token if it is active and samples_R (bool) says so. Rows that are not active change nothing.
 
     out_token_R: int32, the row's token, or -1.
     out_finish_R: int8, the row's `Finish` code: NAN if no token could be drawn (-1), STOP if the token is one of its
         stop ids (-1: unused), else LENGTH if the slot now holds max_len tokens, the new one included.
     """
+    slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S, kv_len_S, last_token_S, stopped_S, output_count_SV = advance
     slots_R, token_R = slots_R.long(), token_R.long()
     emits_R = active_R & samples_R
     stops_R = (stop_ids_SE[slots_R] == token_R[:, None]).any(1)

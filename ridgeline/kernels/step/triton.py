@@ -12,7 +12,16 @@ from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.tree import Tree
 from ridgeline.kernels.base.triton_math import popcount
-from ridgeline.kernels.step.op import HEADER, StepInputs, StepMetadata
+from ridgeline.kernels.step.op import (
+    HEADER,
+    NO_DRAFTS,
+    SlotAdvance,
+    SlotDrafts,
+    SlotTables,
+    StepInputs,
+    StepMetadata,
+    StepRows,
+)
 
 TOGETHER = 4  # rows that a program advances
 METADATA_ROWS = 32  # rows whose states a program looks up
@@ -99,36 +108,24 @@ def inputs_config(rows: int, tokens: int) -> tuple[int, int]:
     return 1024, max(1, min(16, tokens // 1024, 2048 // (rows + 1)))
 
 
-def step_inputs(
-    slots_R: Tensor,
-    start_R1: Tensor,
-    override_T: Tensor,
-    kv_len_S: Tensor,
-    last_token_S: Tensor,
-    stopped_S: Tensor,
-    block_tables_ASC: Tensor,
-    block_size: int,
-    drafts_SD: Tensor | None = None,
-    tree_SN: Tensor | None = None,
-    base_S: Tensor | None = None,
-) -> StepInputs:
+def step_inputs(rows: StepRows, slots: SlotTables, drafts: SlotDrafts = NO_DRAFTS) -> StepInputs:
     """Compute `op.step_inputs`; the drafts of a slot are contiguous, and so are its nodes. Trees have drafts."""
-    groups, rows, tokens = len(block_tables_ASC), len(slots_R), len(override_T)
+    (slots_R, _, override_T), (drafts_SD, tree_SN, base_S), tables_ASC = rows, drafts, slots.block_tables_ASC
+    groups, num_rows, tokens = len(tables_ASC), len(slots_R), len(override_T)
     of_tree = 0 if tree_SN is None else 2
     by_token = torch.empty(2 + groups + of_tree, tokens, dtype=torch.int64, device=slots_R.device)
     token_ids_T, positions_T, places_AT = by_token[0], by_token[1], by_token[2 : 2 + groups]
     tree = None if tree_SN is None else Tree(*by_token[-2:])
-    kv_len_R, last_R = torch.empty(2, rows, dtype=torch.int64, device=slots_R.device)
-    active_R = torch.empty(rows, dtype=torch.bool, device=slots_R.device)
+    kv_len_R, last_R = torch.empty(2, num_rows, dtype=torch.int64, device=slots_R.device)
+    active_R = torch.empty(num_rows, dtype=torch.bool, device=slots_R.device)
     live_T = torch.empty(tokens, dtype=torch.bool, device=slots_R.device)
-    block, programs = inputs_config(rows, tokens)
-    _step_inputs[(rows + 1, programs)](
-        slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S,
-        block_tables_ASC, *block_tables_ASC.stride()[:2],
+    block, programs = inputs_config(num_rows, tokens)
+    _step_inputs[(num_rows + 1, programs)](
+        *rows, *slots[:4], *tables_ASC.stride()[:2],
         token_ids_T, positions_T, places_AT, kv_len_R, last_R, active_R, live_T,
-        rows, tokens, drafts_SD, 0 if drafts_SD is None else drafts_SD.stride(0),
+        num_rows, tokens, drafts_SD, 0 if drafts_SD is None else drafts_SD.stride(0),
         tree_SN, 0 if tree_SN is None else tree_SN.stride(0), base_S, *(tree or (None, None)),
-        P=block_size, GROUPS=groups, BLOCK=block, DRAFTS=0 if drafts_SD is None else drafts_SD.shape[1],
+        P=slots.block_size, GROUPS=groups, BLOCK=block, DRAFTS=0 if drafts_SD is None else drafts_SD.shape[1],
         NODES=0 if tree_SN is None else tree_SN.shape[1],
         num_warps=max(1, block // 128), **launch_options(slots_R.device),
     )  # fmt: skip
@@ -226,27 +223,14 @@ def _step_advance(
 
 
 def step_advance(
-    token_R: Tensor,
-    samples_R: Tensor,
-    slots_R: Tensor,
-    kv_len_R: Tensor,
-    active_R: Tensor,
-    stop_ids_SE: Tensor,
-    max_len_S: Tensor,
-    kv_len_S: Tensor,
-    last_token_S: Tensor,
-    stopped_S: Tensor,
-    output_count_SV: Tensor | None,
-    out_token_R: Tensor,
-    out_finish_R: Tensor,
+    token_R: Tensor, samples_R: Tensor, advance: SlotAdvance, out_token_R: Tensor, out_finish_R: Tensor
 ) -> None:
-    rows, width = len(slots_R), stop_ids_SE.shape[1]
+    rows, width, counts_SV = len(advance.slots_R), advance.stop_ids_SE.shape[1], advance.output_count_SV
     _step_advance[(triton.cdiv(rows, TOGETHER),)](
-        token_R, samples_R, slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S,
-        kv_len_S, last_token_S, stopped_S, output_count_SV, out_token_R, out_finish_R,
-        rows, stop_ids_SE.stride(0), 0 if output_count_SV is None else output_count_SV.stride(0),
-        E=width, STOPS=triton.next_power_of_2(width), ROWS=TOGETHER, COUNT=output_count_SV is not None,
-        num_warps=1, **launch_options(slots_R.device),
+        token_R, samples_R, *advance, out_token_R, out_finish_R,
+        rows, advance.stop_ids_SE.stride(0), 0 if counts_SV is None else counts_SV.stride(0),
+        E=width, STOPS=triton.next_power_of_2(width), ROWS=TOGETHER, COUNT=counts_SV is not None,
+        num_warps=1, **launch_options(token_R.device),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.step.units import GroupUnits
 
 HELD = 4096  # words that a program holds at once
 WARPS = 4
@@ -54,18 +55,9 @@ def _step_compact(
             tl.store(word_ptr + cell, words[k - 1], mask=word < tl.where(node > k, WORDS, 0))
 
 
-def step_compact(
-    slots_R: Tensor,
-    kv_len_R: Tensor,
-    num_logits_R: Tensor,
-    path_RK: Tensor,
-    block_table_SC: Tensor,
-    block_size: int,
-    units_NJGPW: Tensor,
-    layers: int,
-    layer_step: int,
-) -> None:
+def step_compact(slots_R: Tensor, kv_len_R: Tensor, num_logits_R: Tensor, path_RK: Tensor, units: GroupUnits) -> None:
     """Compute `compact.step_compact`."""
+    units_NJGPW, block_table_SC, block_size, layers, layer_step = units
     (rows, columns), (_, parts, heads, _, width) = path_RK.shape, units_NJGPW.shape
     words, padded = parts * heads * width, triton.next_power_of_2(columns)
     block = min(triton.next_power_of_2(words), max(1, HELD // padded))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.step.units import GroupUnits
 
 BLOCK = 1024  # words of a program
 
@@ -46,14 +47,11 @@ def step_keep(
     active_R: Tensor,
     num_logits_R: Tensor,
     kv_len_S: Tensor,
-    block_table_SC: Tensor,
-    block_size: int,
     scratch_DR: Tensor,
-    units_NW: Tensor,
-    layers: int,
-    layer_step: int,
+    units: GroupUnits,
 ) -> None:
     """Compute `keep.step_keep`."""
+    units_NW, block_table_SC, block_size, layers, layer_step = units
     (drafts, rows), words = scratch_DR.shape, units_NW.shape[1]
     _step_keep[(rows, layers, triton.cdiv(words, BLOCK))](
         slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, block_table_SC, scratch_DR, units_NW,

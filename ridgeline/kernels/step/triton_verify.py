@@ -10,6 +10,8 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.triton_math import popcount
+from ridgeline.kernels.step.op import SlotAdvance
+from ridgeline.kernels.step.verify import DraftNodes, EmittedTokens
 
 # Arguments that are packed into one buffer begin at any multiple of 4 bytes: one compilation serves all alignments.
 _PACKED = ["token_ptr", "places_ptr", "num_logits_ptr", "slots_ptr"]
@@ -88,39 +90,20 @@ def _step_verify(
         tl.atomic_add(count_ptr + slot * count_stride + token, 1, mask=emits, sem="relaxed")
 
 
-def step_verify(
-    token_P: Tensor,
-    places_RN: Tensor,
-    num_logits_R: Tensor,
-    drafts_SD: Tensor,
-    slots_R: Tensor,
-    kv_len_R: Tensor,
-    active_R: Tensor,
-    stop_ids_SE: Tensor,
-    max_len_S: Tensor,
-    kv_len_S: Tensor,
-    last_token_S: Tensor,
-    stopped_S: Tensor,
-    output_count_SV: Tensor | None,
-    out_token_RK: Tensor,
-    out_finish_R: Tensor,
-    out_drafted_R: Tensor,
-    tree_SN: Tensor | None = None,
-    out_path_RK: Tensor | None = None,
-) -> None:
+def step_verify(token_P: Tensor, nodes: DraftNodes, advance: SlotAdvance, emitted: EmittedTokens) -> None:
     """Compute `verify.step_verify`; token_P may be int32 too. The rows of all tables are contiguous."""
-    (rows, nodes), width = places_RN.shape, stop_ids_SE.shape[1]
-    padded = triton.next_power_of_2(nodes)
+    places_RN, num_logits_R, drafts_SD, tree_SN = nodes
+    token_RK, finish_R, drafted_R, path_RK = emitted
+    (rows, count), width, counts_SV = places_RN.shape, advance.stop_ids_SE.shape[1], advance.output_count_SV
+    padded = triton.next_power_of_2(count)
     _step_verify[(rows,)](
-        token_P, places_RN, num_logits_R, drafts_SD, slots_R, kv_len_R, active_R, stop_ids_SE, max_len_S,
-        kv_len_S, last_token_S, stopped_S, output_count_SV, out_token_RK, out_finish_R, out_drafted_R,
-        tree_SN, out_path_RK,
-        places_RN.stride(0), drafts_SD.stride(0), stop_ids_SE.stride(0),
-        0 if output_count_SV is None else output_count_SV.stride(0), out_token_RK.stride(0),
-        0 if tree_SN is None else tree_SN.stride(0), 0 if out_path_RK is None else out_path_RK.stride(0),
-        N=nodes, NODES=padded, K=out_token_RK.shape[1], E=width, STOPS=triton.next_power_of_2(width),
-        COUNT=output_count_SV is not None, TREE=tree_SN is not None, PATH=out_path_RK is not None,
-        num_warps=_warps(padded), **launch_options(slots_R.device),
+        token_P, places_RN, num_logits_R, drafts_SD, *advance, token_RK, finish_R, drafted_R, tree_SN, path_RK,
+        places_RN.stride(0), drafts_SD.stride(0), advance.stop_ids_SE.stride(0),
+        0 if counts_SV is None else counts_SV.stride(0), token_RK.stride(0),
+        0 if tree_SN is None else tree_SN.stride(0), 0 if path_RK is None else path_RK.stride(0),
+        N=count, NODES=padded, K=token_RK.shape[1], E=width, STOPS=triton.next_power_of_2(width),
+        COUNT=counts_SV is not None, TREE=tree_SN is not None, PATH=path_RK is not None,
+        num_warps=_warps(padded), **launch_options(token_P.device),
     )  # fmt: skip
 
 

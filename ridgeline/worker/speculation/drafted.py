@@ -20,6 +20,7 @@ from torch import Tensor
 from ridgeline.core.plan.step import Feature, MaskedDrafts, RowKind, Rows
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.step.op import StepInputs
+from ridgeline.kernels.step.verify import DraftNodes, EmittedTokens
 from ridgeline.layers.decoder import Decoder, Taps
 from ridgeline.worker.drawing import SAMPLING, Drawing
 from ridgeline.worker.mailbox import Mailbox
@@ -169,10 +170,11 @@ class VerifiedDraws(Drawing):
             token_P = torch.cat((token_P[: rows.num_rows][step.giver_R], token_P[rows.num_rows :]))
         if trees_SN is not None:
             path_RK = torch.empty_like(outcome.token_RK)
-        places_RN, num_logits_R = drafts.places_RN, drafts.num_logits_R
+        num_logits_R = drafts.num_logits_R
         advancing = slots.advancing(rows.slots_R, step.kv_len_R, step.active_R, step.features)
-        found = outcome.token_RK, outcome.finish_R, outcome.drafted_R, trees_SN, path_RK
-        self._ops.step_verify(token_P, places_RN, num_logits_R, self._drafts_SD, *advancing, *found)
+        nodes = DraftNodes(drafts.places_RN, num_logits_R, self._drafts_SD, trees_SN)
+        emitted = EmittedTokens(outcome.token_RK, outcome.finish_R, outcome.drafted_R, path_RK)
+        self._ops.step_verify(token_P, nodes, advancing, emitted)
         come = rows.slots_R, step.kv_len_R, step.active_R, num_logits_R, slots.kv_len_S
         self._states.keep(Verified(*come, drafts.columns, path_RK), slots.block_tables_ASC.unbind())
         step.outcome = replace(outcome, path_RK=path_RK)

@@ -22,6 +22,7 @@ from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.core.settings.speculation import Speculation
 from ridgeline.core.specs.model import LayerSpec
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.step.lookup.op import NotedTexts
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.proposer import AtOnce, Ran, Taken
@@ -72,8 +73,8 @@ class Lookup(AtOnce):
         """Take the tokens that rows emitted, and look for drafts of what follows them, however many are wanted: the
         text must be noted anyway."""
         slots = self._slots
-        rows = out_token_RK, slots_R, slots.kv_len_S, slots.max_len_S, slots.stopped_S, self.text_SN
-        self._ops.lookup_drafts(*rows, self.drafts_SD, self._shared_S, *self._lengths)
+        noted = NotedTexts(out_token_RK, slots_R, slots.kv_len_S, slots.max_len_S, slots.stopped_S, self.text_SN)
+        self._ops.lookup_drafts(noted, self.drafts_SD, self._shared_S, *self._lengths)
         if self.recent is not None:
             found = self._shared_S, self.recent.salt_S, self.recent.next_H, self.drafts_SD
-            self._ops.recent_drafts(*rows, *found, self.recent.length)
+            self._ops.recent_drafts(noted, *found, self.recent.length)

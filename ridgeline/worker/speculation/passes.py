@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.core.plan.step import Assign, Delta, Feature
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.step.op import StepInputs
+from ridgeline.kernels.step.op import NO_DRAFTS, SlotDrafts, SlotTables, StepInputs, StepRows
 from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.backlog import Waiting
 from ridgeline.worker.state.states import DeviceRows, States
@@ -135,17 +135,9 @@ class Passes:
         rows = slots_R.long()
         self._kv_len_S[rows], self._stopped_S[rows] = kv_len_R, (~runs_R).int()
         tables_ASC = self._slots.block_tables_ASC
-        inputs = self._ops.step_inputs(
-            slots_R,
-            start_R1,
-            ids_T.int(),
-            self._kv_len_S,
-            self._slots.last_token_S,
-            self._stopped_S,
-            tables_ASC,
-            self._block_size,
-            *((None,) if nodes is None else (nodes.token_SD, nodes.sight_SN, nodes.base_S)),
-        )
+        slots = SlotTables(self._kv_len_S, self._slots.last_token_S, self._stopped_S, tables_ASC, self._block_size)
+        drafts = NO_DRAFTS if nodes is None else SlotDrafts(nodes.token_SD, nodes.sight_SN, nodes.base_S)
+        inputs = self._ops.step_inputs(StepRows(slots_R, start_R1, ids_T.int()), slots, drafts)
         running = DeviceRows(
             slots_R=slots_R,
             start_R1=start_R1,

@@ -26,8 +26,9 @@ from torch import Tensor
 from ridgeline.core.specs.latent import LatentAttentionSpec, LatentSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.attention.latent.op import ITEM_QUERIES
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.ops import Ops
+from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.layers.latent_attention import Latents
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.expanding import Expanding, expanding, long_rows, without
@@ -61,10 +62,8 @@ class PagedLatents:
         """Move the latents of a tree's nodes that stay behind each other, as `PagedKV` does."""
         if verified.path_RK is None or not self.views:
             return
-        self.ops.step_compact(
-            verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, block_table_SC,
-            self._block_size, self._tokens, len(self.views), self._layer_step,
-        )  # fmt: skip
+        units = GroupUnits(self._tokens, block_table_SC, self._block_size, len(self.views), self._layer_step)
+        self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
 
     def _work(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> Work:
         long_R = long_rows(rows, mixer)
@@ -76,10 +75,7 @@ class PagedLatents:
         return Work(self._batch(mixer, others, block_table_SC) if others.num_tokens else None, other_T, long)
 
     def _batch(self, mixer: LatentAttentionSpec, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
-        schedule = self.ops.attention_schedule(
-            rows.start_R1,
-            rows.kv_len_R,
-            rows.slots_R,
+        shape = AttentionShape(
             num_tokens=rows.num_tokens,
             tokens_each=rows.tokens_each,
             num_heads=mixer.num_heads,
@@ -88,6 +84,7 @@ class PagedLatents:
             item_queries=ITEM_QUERIES,
             trees=rows.tree is not None,
         )
+        schedule = self.ops.attention_schedule(rows.start_R1, rows.kv_len_R, rows.slots_R, shape)
         return rows.batch(block_table_SC, schedule)
 
     def layer(self, index: int) -> LatentLayer:

@@ -24,11 +24,12 @@ from torch import Tensor
 from ridgeline.core.specs.model import AttentionSpec, ModelSpec
 from ridgeline.core.specs.state import KVSpec
 from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.base.kv_cache import KVScales, torch_type
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.small.rotary.op import Projected
+from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.layers.heads import Heads
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.states import DeviceRows, Verified
@@ -108,16 +109,11 @@ class PagedKV:
         if verified.path_RK is None or not self.views:
             return
         for units_NJGPW in self._tokens:
-            self.ops.step_compact(
-                verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, block_table_SC,
-                self._block_size, units_NJGPW, len(self.views), self._layer_step,
-            )  # fmt: skip
+            units = GroupUnits(units_NJGPW, block_table_SC, self._block_size, len(self.views), self._layer_step)
+            self.ops.step_compact(verified.slots_R, verified.kv_len_R, verified.num_logits_R, verified.path_RK, units)
 
     def _batch(self, way: Scheduled, rows: DeviceRows, block_table_SC: Tensor) -> RaggedBatch:
-        schedule = self.ops.attention_schedule(
-            rows.start_R1,
-            rows.kv_len_R,
-            rows.slots_R,
+        shape = AttentionShape(
             num_tokens=rows.num_tokens,
             tokens_each=rows.tokens_each,
             num_heads=way.num_heads,
@@ -130,6 +126,7 @@ class PagedKV:
             widened=self._wide is not None,
             trees=rows.tree is not None,
         )
+        schedule = self.ops.attention_schedule(rows.start_R1, rows.kv_len_R, rows.slots_R, shape)
         return rows.batch(block_table_SC, schedule, self._wide)
 
     def layer(self, index: int) -> PagedLayer:

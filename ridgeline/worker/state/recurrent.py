@@ -21,6 +21,7 @@ from ridgeline.core.specs.state import RecurrentSpec
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.step.op import StepMetadata
+from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.parallel.ring import SOLO, Ring
 from ridgeline.worker.share import Stretches
 from ridgeline.worker.state.buffer import StateMemory
@@ -71,10 +72,9 @@ class Recurrent:
 
     def keep(self, verified: Verified, block_table_SC: Tensor) -> None:
         slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, columns, _ = verified
-        self._ops.step_keep(
-            slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, block_table_SC, self._block_size,
-            scratch_of(self._scratch_N, columns - 1, len(slots_R)), self._units_NW, len(self.layers), self._layer_step,
-        )  # fmt: skip
+        scratch_DR = scratch_of(self._scratch_N, columns - 1, len(slots_R))
+        units = GroupUnits(self._units_NW, block_table_SC, self._block_size, len(self.layers), self._layer_step)
+        self._ops.step_keep(slots_R, kv_len_R, active_R, num_logits_R, kv_len_S, scratch_DR, units)
 
     def layer(self, index: int) -> RecurrentLayer:
         return self.layers[index]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.stripes import held
-from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.ring import Ring
 from ridgeline.worker.state.states import DeviceRows
@@ -134,10 +134,7 @@ class Around:
         long, since it has all ranks' keys."""
         _, kv_heads, held_tokens, head_dim = self.cache_NGPD.shape
         like = self.cache_NGPD.new_empty(1, kv_heads // ranks, held_tokens * ranks, head_dim)
-        return self.ops.attention_schedule(
-            rows.start_R1,
-            rows.kv_len_R,
-            rows.slots_R,
+        of_layers = AttentionShape(
             num_tokens=num_tokens,
             tokens_each=each,
             num_heads=self.num_heads // ranks,
@@ -146,6 +143,7 @@ class Around:
             cache_NGPD=like if self.plain else None,
             head_bytes=head_dim * like.element_size(),
         )
+        return self.ops.attention_schedule(rows.start_R1, rows.kv_len_R, rows.slots_R, of_layers)
 
 
 def pack(out_THD: Tensor, lse_TH: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, AttentionCase
-from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION
+from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.plain.rounded import room
@@ -187,16 +187,14 @@ def test_layers_share_a_schedule(window: int | None, device: str) -> None:
     """Twice the same: a schedule is as good as new after a layer has used it."""
     case = AttentionCase(rows=((1, 900), (2, 700), (40, 300), (1, 1)), window=window)
     q_THD, k_cache, v_cache, batch = case.inputs(torch.float32, torch.device(device))
-    schedule = make_schedule(
-        batch.start_R1,
-        batch.kv_len_R,
-        batch.slots_R,
+    shape = AttentionShape(
         num_tokens=len(q_THD),
         tokens_each=0,
         num_heads=case.num_heads,
         num_kv_heads=case.num_kv_heads,
         window=window,
     )
+    schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
     options = case.options(torch.float32, torch.device(device))
     expected = attend(q_THD, k_cache, v_cache, batch, **options)
@@ -250,10 +248,10 @@ def test_rows_that_bring_few_tokens_each_are_items_and_nothing_else(
     """Heads in groups of four: four tokens of a row fill the smallest product, and sixteen the largest of an item."""
     counts = torch.full((5,), each or 1)  # 0: a mixed step of as many tokens as rows, which is no decode step
     start, lengths = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))), counts + 90
-    schedule = make_schedule(
-        start.to(device), lengths.to(device), torch.arange(5, device=device),
-        num_tokens=int(start[-1]), tokens_each=each, num_heads=8, num_kv_heads=2, head_bytes=head_bytes,
-    )  # fmt: skip
+    shape = AttentionShape(
+        num_tokens=int(start[-1]), tokens_each=each, num_heads=8, num_kv_heads=2, head_bytes=head_bytes
+    )
+    schedule = make_schedule(start.to(device), lengths.to(device), torch.arange(5, device=device), shape)
     assert schedule.few == few
     assert schedule.counts_2.tolist() == [0 if tiles else 5, tiles]
     assert bool(len(schedule.tiles_J4)) == (tiles > 0 or not each)
@@ -293,11 +291,15 @@ def test_rows_that_verify_drafts_are_cut_by_their_keys(case: AttentionCase, dtyp
     options = case.options(dtype, torch.device(device))
     group, tokens = case.num_heads // case.num_kv_heads, batch.tokens_each
     expected = PAGED_ATTENTION.reference(q_THD, *caches, batch, **options)
-    schedule = make_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=tokens,
-        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, window=case.window,
+    of_layers = AttentionShape(
+        num_tokens=len(q_THD),
+        tokens_each=tokens,
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        window=case.window,
         head_bytes=case.head_dim * dtype.itemsize,
-    )  # fmt: skip
+    )
+    schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
     assert schedule.few == (tokens if tokens * group <= 64 else 16 // group)
     captured = replace(batch, schedule=schedule, num_tokens_R=None, kv_bound_R=None)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
@@ -348,15 +350,8 @@ def test_items_and_tiles_cover_every_row_once(device: str) -> None:
     lengths = counts + torch.randint(0, 3000, counts.shape, generator=generator)
     start = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
     slots = torch.randperm(len(counts), generator=generator)
-    schedule = make_schedule(
-        start.to(device),
-        lengths.to(device),
-        slots.to(device),
-        num_tokens=int(start[-1]) + 7,
-        tokens_each=0,
-        num_heads=8,
-        num_kv_heads=2,
-    )
+    of_layers = AttentionShape(num_tokens=int(start[-1]) + 7, tokens_each=0, num_heads=8, num_kv_heads=2)
+    schedule = make_schedule(start.to(device), lengths.to(device), slots.to(device), of_layers)
     num_items, num_tiles = schedule.counts_2.tolist()
     items, tiles = schedule.items_I8[:num_items].tolist(), schedule.tiles_J4[:num_tiles].tolist()
     for row, slot in enumerate(slots.tolist()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape, RaggedBatch, Schedule
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base.op import Platform
 
@@ -125,10 +125,7 @@ def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = No
     case = batch.case
     if prefix_4R is None:  # no copy otherwise: one from pageable memory cannot be captured
         prefix_4R = prefixes(batch.groups, len(case.rows), case.block_size).to(ragged.kv_len_R.device)
-    return make_schedule(
-        ragged.start_R1,
-        ragged.kv_len_R,
-        ragged.slots_R,
+    of_layers = AttentionShape(
         **{
             "num_tokens": sum(new for new, _ in case.rows),
             "tokens_each": ragged.tokens_each,
@@ -137,8 +134,9 @@ def schedule_of(batch: Batch, ragged: RaggedBatch, prefix_4R: Tensor | None = No
             "prefix_4R": prefix_4R,
             "alibi": case.alibi,
             **changes,
-        },
+        }
     )
+    return make_schedule(ragged.start_R1, ragged.kv_len_R, ragged.slots_R, of_layers)
 
 
 @pytest.mark.parametrize("device", DEVICES)

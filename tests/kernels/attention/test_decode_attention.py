@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.decode.cases import CASES, WIDE_CASES, DecodeCase
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
+from ridgeline.kernels.attention.paged.op import AttentionShape
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.plain.rounded import room
 from tests.covering import by_pairs
@@ -87,9 +88,8 @@ def test_layers_share_a_schedule(device: str) -> None:
     case = DecodeCase(lengths=(900, 1, 700))
     *projected, batch = case.inputs(torch.float32, torch.device(device))
     expected = run("triton", (*projected, batch), case.options(torch.float32, torch.device(device)))
-    schedule = make_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, tokens_each=1, num_heads=4, num_kv_heads=2
-    )
+    shape = AttentionShape(num_tokens=3, tokens_each=1, num_heads=4, num_kv_heads=2)
+    schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
     for _ in range(2):
         arguments = (*projected, replace(batch, schedule=schedule))
         assert torch.equal(run("triton", arguments, case.options(torch.float32, torch.device(device))), expected)
@@ -117,10 +117,14 @@ def test_schedules_of_other_kernels_are_run_by_them(kind: str, device: str) -> N
     options = case.options(torch.float32, torch.device(device))
     make = fixed_schedule if kind == "fixed" else make_schedule
     batch = ours[-1]
-    schedule = make(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=3, tokens_each=1, num_heads=4, num_kv_heads=2,
+    shape = AttentionShape(
+        num_tokens=3,
+        tokens_each=1,
+        num_heads=4,
+        num_kv_heads=2,
         prefix_4R=torch.zeros(4, 3, dtype=torch.int32, device=device),
-    )  # fmt: skip
+    )
+    schedule = make(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
     assert schedule.fixed == (kind == "fixed")
     assert (schedule.cascade is None) == (kind == "fixed")
     out = run("triton", (*ours[:-1], replace(batch, schedule=schedule)), options)
@@ -130,16 +134,8 @@ def test_schedules_of_other_kernels_are_run_by_them(kind: str, device: str) -> N
 def test_a_schedule_for_something_else_is_refused() -> None:
     case = DecodeCase(lengths=(300, 290, 77))
     *projected, batch = case.inputs(torch.float32, torch.device("cpu"))
-    schedule = make_schedule(
-        batch.start_R1,
-        batch.kv_len_R,
-        batch.slots_R,
-        num_tokens=3,
-        tokens_each=1,
-        num_heads=4,
-        num_kv_heads=2,
-        window=9,
-    )
+    of_layers = AttentionShape(num_tokens=3, tokens_each=1, num_heads=4, num_kv_heads=2, window=9)
+    schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
     with pytest.raises(ValueError, match="window None"):
         run("triton", (*projected, replace(batch, schedule=schedule)), case.options(torch.float32, torch.device("cpu")))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.decode.cases import DecodeCase
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION
+from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.op import Platform
@@ -364,7 +364,7 @@ def test_long_rows_are_widened_where_they_fit(dtype: torch.dtype, window: int | 
         -(-kv // 32) - (0 if window is None else max(0, kv - new - 69) // 32) for new, kv in case.rows if new > 4
     )
     for capacity in (needed, needed - 1):
-        schedule = make_schedule(*rows_R, **shape)
+        schedule = make_schedule(*rows_R, AttentionShape(**shape))
         items = prefill_items(*rows_R, len(q_THD), kv_row_bytes=100, few=schedule.few)
         tiles = schedule.counts_2[1].item()
         schedule = replace(schedule, hopper=items)
@@ -421,10 +421,10 @@ def test_hopper_attends_to_widened_rows(dtype: torch.dtype, head_dim: int, block
     options = case.options(torch.bfloat16, device)
     expected = PAGED_ATTENTION.reference(q_THD, *levels, batch, **options, scales=scales)
     for known in (batch, replace(batch, num_tokens_R=None, kv_bound_R=None)):
-        schedule = make_schedule(
-            batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=0,
-            num_heads=8, num_kv_heads=2, cache_NGPD=wide[:, 0], widened=True,
-        )  # fmt: skip
+        shape = AttentionShape(
+            num_tokens=len(q_THD), tokens_each=0, num_heads=8, num_kv_heads=2, cache_NGPD=wide[:, 0], widened=True
+        )
+        schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
         assert schedule.hopper is not None
         filled_batch = replace(known, schedule=schedule, wide=(wide[:, 0], wide[:, 1]), derived={})
         attend = PAGED_ATTENTION.choose(Platform.of(device), "triton")

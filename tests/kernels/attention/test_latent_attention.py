@@ -22,7 +22,7 @@ from ridgeline.kernels.attention.latent.op import (
     latent_kv_reference,
 )
 from ridgeline.kernels.attention.paged import schedule as schedules
-from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule
 from ridgeline.kernels.base.case import as_cases
 from ridgeline.kernels.base.tree import Tree
 from tests.covering import by_pairs
@@ -86,10 +86,15 @@ def worst(a: Tensor, b: Tensor) -> float:
 
 
 def schedule_of(case: LatentCase, batch: RaggedBatch, tokens: int, **options: Any) -> Schedule:
-    return make_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=tokens, tokens_each=batch.tokens_each,
-        num_heads=case.num_heads, num_kv_heads=1, head_bytes=4 * (case.rank + case.rope_dim), **options,
-    )  # fmt: skip
+    of_layers = AttentionShape(
+        num_tokens=tokens,
+        tokens_each=batch.tokens_each,
+        num_heads=case.num_heads,
+        num_kv_heads=1,
+        head_bytes=4 * (case.rank + case.rope_dim),
+        **options,
+    )
+    return make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
 
 
 def check(case: LatentCase, dtype: torch.dtype, device: str, cut: Cut | None = None) -> None:
@@ -121,10 +126,15 @@ def test_rows_of_one_length_have_items_that_run_at_once(
     """On 132 multiprocessors. (A row of 8,192 keys would have 128 of one tile each; a little longer, it has half.)"""
     monkeypatch.setattr(schedules, "num_multiprocessors", lambda device: 132)
     rows = len(lengths)
+    of_layers = AttentionShape(
+        num_tokens=rows, tokens_each=1, num_heads=16, num_kv_heads=1, head_bytes=1152, item_queries=64
+    )
     made = make_schedule(
-        torch.arange(rows + 1, device=device), torch.tensor(lengths, device=device), torch.arange(rows, device=device),
-        num_tokens=rows, tokens_each=1, num_heads=16, num_kv_heads=1, head_bytes=1152, item_queries=64,
-    )  # fmt: skip
+        torch.arange(rows + 1, device=device),
+        torch.tensor(lengths, device=device),
+        torch.arange(rows, device=device),
+        of_layers,
+    )
     count = int(made.counts_2[0])
     assert items / 2 <= count <= items
     assert (made.items_I8[:count, 5] - made.items_I8[:count, 4]).sum() == sum(lengths)
@@ -185,10 +195,10 @@ def test_items_of_many_queries_are_cut_for_several_programs() -> None:
 
     def made(heads: int, each: int, **options: Any) -> Schedule:
         start = each * torch.arange(3)
-        return make_schedule(
-            start, torch.tensor([5000, 5000]), torch.arange(2), num_tokens=2 * each, tokens_each=each,
-            num_heads=heads, num_kv_heads=1, head_bytes=1152, **options,
-        )  # fmt: skip
+        shape = AttentionShape(
+            num_tokens=2 * each, tokens_each=each, num_heads=heads, num_kv_heads=1, head_bytes=1152, **options
+        )
+        return make_schedule(start, torch.tensor([5000, 5000]), torch.arange(2), shape)
 
     whole = made(128, 1)
     assert (whole.few, len(whole.items_I8), whole.tile_tokens) == (1, 8 + 2, 1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, AttentionCase
+from ridgeline.kernels.attention.paged.op import AttentionShape
 from ridgeline.kernels.attention.paged.partial import (
     MERGE_ATTENTION,
     PARTIAL_ATTENTION,
@@ -67,10 +68,8 @@ def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
     rows = ((700, 699), (1, 300), (300, 2500), (2, 1), (129, 129))
     case = AttentionCase(rows=rows, num_heads=8, num_kv_heads=2, head_dim=head_dim, block_size=64)
     q_THD, k, v, batch = case.inputs(torch.bfloat16, torch.device("cuda"))
-    made = make_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=len(q_THD), tokens_each=0, num_heads=8,
-        num_kv_heads=2, cache_NGPD=k,
-    )  # fmt: skip
+    shape = AttentionShape(num_tokens=len(q_THD), tokens_each=0, num_heads=8, num_kv_heads=2, cache_NGPD=k)
+    made = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
     assert made.hopper is not None
     attend = PARTIAL_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
     out_THD, lse_TH = attend(q_THD, k, v, replace(batch, schedule=made), scale=0.1)

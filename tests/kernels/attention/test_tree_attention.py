@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.decode.cases import DecodeCase
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, RaggedBatch
+from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape, RaggedBatch
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import LEVELS, KVScales
@@ -224,10 +224,15 @@ def test_a_stopped_row_with_a_tree_stays_finite_and_disturbs_nobody(
 
 
 def schedule_of(batch: RaggedBatch, case: AttentionCase, tokens: int, **options):
-    return make_schedule(
-        batch.start_R1, batch.kv_len_R, batch.slots_R, num_tokens=tokens, tokens_each=batch.tokens_each,
-        num_heads=case.num_heads, num_kv_heads=case.num_kv_heads, window=case.window, **options,
-    )  # fmt: skip
+    shape = AttentionShape(
+        num_tokens=tokens,
+        tokens_each=batch.tokens_each,
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        window=case.window,
+        **options,
+    )
+    return make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
 
 
 @pytest.mark.parametrize("device", DEVICES)

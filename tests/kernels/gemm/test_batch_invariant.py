@@ -10,7 +10,7 @@ import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import paged_attention_reference
+from ridgeline.kernels.attention.paged.op import AttentionShape, paged_attention_reference
 from ridgeline.kernels.gemm.plain import cases as gemm_cases
 from ridgeline.kernels.gemm.plain import op as gemm
 from ridgeline.kernels.gemm.plain.cases import LinearCase
@@ -67,16 +67,8 @@ def test_every_tile_multiplies(tile: batch_invariant.Tile, device: str) -> None:
 def test_every_row_is_a_tile_however_short(device: str, window: int | None, alibi: bool) -> None:
     case = AttentionCase(rows=((1, 3), (1, 150), (70, 90), (2, 2)), head_dim=32, window=window, alibi=alibi)
     q, k, v, batch = case.inputs(torch.float16, torch.device(device))
-    schedule = fixed_schedule(
-        batch.start_R1,
-        batch.kv_len_R,
-        batch.slots_R,
-        num_tokens=len(q),
-        tokens_each=0,
-        num_heads=4,
-        num_kv_heads=2,
-        window=window,
-    )
+    shape = AttentionShape(num_tokens=len(q), tokens_each=0, num_heads=4, num_kv_heads=2, window=window)
+    schedule = fixed_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
     assert schedule.counts_2.tolist() == [0, 1 + 1 + 2 + 1]
     again = type(batch)(**{**vars(batch), "schedule": schedule})
     options = case.options(torch.float16, torch.device(device))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.step.lookup.cases import CASES, LookupCase
 from ridgeline.kernels.step.lookup.op import LOOKUP_DRAFTS, continued
+from tests.kernels.step.records import noted_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in LOOKUP_DRAFTS.implementations)]
@@ -63,7 +64,7 @@ def check(case: LookupCase, name: str, device: str, seed: int = 0) -> int:
     search = LOOKUP_DRAFTS.choose(Platform.of(torch.device(device)), name)
     arguments = case.inputs(torch.device(device), seed)
     tables = [x.cpu().clone() for x in arguments[:8]]
-    search(*arguments)
+    search(*noted_of(arguments))
     text_SN, drafts_SD, shared_S = (x.cpu() for x in arguments[5:8])
     emitted_RK, slots_R, kv_len_S, max_len_S, stopped_S, texts, drafts, shared = tables
     drafted = 0

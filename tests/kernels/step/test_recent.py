@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.step.lookup.cases import RECENT_CASES, RecentCase
+from ridgeline.kernels.step.lookup.op import NotedTexts
 from ridgeline.kernels.step.lookup.recent import NOTHING, RECENT_DRAFTS, keys, recent_drafts
+from tests.kernels.step.records import noted_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in RECENT_DRAFTS.implementations)]
@@ -68,7 +70,7 @@ def check(case: RecentCase, name: str, device: str, seed: int = 0) -> int:
     run = RECENT_DRAFTS.choose(Platform.of(torch.device(device)), name)
     arguments = case.inputs(torch.device(device), seed)
     emitted, slots, kv_len, max_len, stopped, texts, shared, salts, held, drafts = (x.tolist() for x in arguments[:10])
-    run(*arguments)
+    run(*noted_of(arguments))
     table, length, followed = Table(case.places, held), case.length, []
     rows = [(slot, [t for t in row if t >= 0]) for slot, row in zip(slots, emitted, strict=True) if row[0] >= 0]
     for slot, tokens in rows:
@@ -140,10 +142,8 @@ def test_a_large_table_is_a_dictionary_of_n_grams(steps: list[list[list[int]]], 
         drafts_SD = torch.full((2, 4), -1, dtype=torch.int32)
         kv_len_S = torch.tensor([len(text) - 1 for text in texts])
         many_S, none_S = torch.tensor([999, 999]), torch.zeros(2, dtype=torch.int32)
-        recent_drafts(
-            emitted_RK, torch.arange(2).int(), kv_len_S, many_S, none_S, text_SN, none_S, torch.tensor(salts),
-            next_H, drafts_SD, length,
-        )  # fmt: skip
+        noted = NotedTexts(emitted_RK, torch.arange(2).int(), kv_len_S, many_S, none_S, text_SN)
+        recent_drafts(noted, none_S, torch.tensor(salts), next_H, drafts_SD, length)
         for slot, tokens in enumerate(step):
             text = list(texts[slot])
             for draft in drafts_SD[slot].tolist() if tokens else []:

@@ -14,8 +14,10 @@ from ridgeline.core.plan.step import Finish
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.step.cases import CASES, KEEP_CASES, KeepCase, StepCase
 from ridgeline.kernels.step.keep import STEP_KEEP
-from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_METADATA, STEP_POST, StepInputs
+from ridgeline.kernels.step.op import STEP_ADVANCE, STEP_INPUTS, STEP_METADATA, STEP_POST, SlotAdvance, StepInputs
+from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.kernels.step.verify import STEP_VERIFY
+from tests.kernels.step.records import advance_of, inputs_of, verify_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 IMPLEMENTATIONS = ["reference", *(implementation.name for implementation in STEP_INPUTS.implementations)]
@@ -69,7 +71,7 @@ def by_hand(slots_R, start_R1, override_T, kv_len_S, last_token_S, stopped_S, ta
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_inputs_are_those_made_by_hand(name: str, case: StepCase, device: str) -> None:
     _, arguments = case.inputs(torch.device(device))
-    got = chosen(STEP_INPUTS, name, device)(*arguments)
+    got = chosen(STEP_INPUTS, name, device)(*inputs_of(arguments))
     want = by_hand(*(x.cpu() if isinstance(x, Tensor) else x for x in arguments))
     assert got.tree is None
     for field in StepInputs._fields[:-1]:
@@ -98,9 +100,9 @@ def test_tokens_without_override_are_drafts(name: str, case: StepCase, drafts: i
         behind = override_T[start + 1 : min(end, start + 1 + drafts)]
         behind[(torch.rand(len(behind), generator=generator) < share).to(device)] = -1
     drafts_SD = torch.randint(-1, 4, (len(arguments[3]), drafts + 2), generator=generator).int().to(device)[:, :drafts]
-    got = chosen(STEP_INPUTS, name, device)(*arguments, drafts_SD)
+    got = chosen(STEP_INPUTS, name, device)(*inputs_of([*arguments, drafts_SD]))
     want = by_hand(*(x.cpu() if isinstance(x, Tensor) else x for x in (*arguments, drafts_SD)))
-    without = chosen(STEP_INPUTS, name, device)(*arguments)
+    without = chosen(STEP_INPUTS, name, device)(*inputs_of(arguments))
     for field in StepInputs._fields[:-1]:
         assert torch.equal(getattr(got, field).cpu(), getattr(want, field)), field
         assert share or torch.equal(getattr(got, field), getattr(without, field)), field
@@ -123,7 +125,7 @@ def drawn(case: StepCase, tables: dict[str, Tensor], slots_R: Tensor, device: st
 def test_slots_advance_row_by_row(name: str, case: StepCase, penalties: bool, device: str) -> None:
     tables, arguments = case.inputs(torch.device(device))
     slots_R = arguments[0]
-    inputs = STEP_INPUTS.reference(*arguments)
+    inputs = STEP_INPUTS.reference(*inputs_of(arguments))
     token_R, samples_R = drawn(case, tables, slots_R, device)
     want = {field: table.cpu().clone() for field, table in tables.items()}
     want_token, want_finish = [], []
@@ -149,11 +151,12 @@ def test_slots_advance_row_by_row(name: str, case: StepCase, penalties: bool, de
             want["output_count_SV"][slot, token] += penalties
     out_token_R = torch.full((len(slots_R),), 77, dtype=torch.int32, device=device)
     out_finish_R = torch.full((len(slots_R),), 77, dtype=torch.int8, device=device)
-    chosen(STEP_ADVANCE, name, device)(
+    given = (
         token_R, samples_R, slots_R, inputs.kv_len_R, inputs.active_R, tables["stop_ids_SE"], tables["max_len_S"],
         tables["kv_len_S"], tables["last_token_S"], tables["stopped_S"],
         tables["output_count_SV"] if penalties else None, out_token_R, out_finish_R,
     )  # fmt: skip
+    chosen(STEP_ADVANCE, name, device)(*advance_of(given))
     assert out_token_R.tolist() == want_token
     assert out_finish_R.tolist() == want_finish
     for field, table in want.items():
@@ -166,7 +169,7 @@ def test_slots_advance_row_by_row(name: str, case: StepCase, penalties: bool, de
 def test_rows_find_the_blocks_of_their_states(name: str, case: StepCase, device: str, marked: bool) -> None:
     _, arguments = case.inputs(torch.device(device))
     slots_R, start_R1, tables_ASC, size = arguments[0], arguments[1], arguments[6], arguments[7]
-    inputs = STEP_INPUTS.reference(*arguments)
+    inputs = STEP_INPUTS.reference(*inputs_of(arguments))
     counts = start_R1.diff().tolist()
     marks = [(3 * row + 1) % (count + 1) if marked else 0 for row, count in enumerate(counts)]
     marks_R = torch.tensor(marks, dtype=torch.int32, device=device) if marked else None
@@ -193,14 +196,15 @@ def test_the_cases_see_every_way_to_finish() -> None:
     seen = set()
     for case in (*CASES, *BIG[2:]):
         tables, arguments = case.inputs(torch.device("cpu"))
-        inputs = STEP_INPUTS.reference(*arguments)
+        inputs = STEP_INPUTS.reference(*inputs_of(arguments))
         token_R, samples_R = drawn(case, tables, arguments[0], "cpu")
         out = torch.zeros(len(token_R), dtype=torch.int32)
         finish_R = torch.zeros(len(token_R), dtype=torch.int8)
-        STEP_ADVANCE.reference(
+        given = (
             token_R, samples_R, arguments[0], inputs.kv_len_R, inputs.active_R, tables["stop_ids_SE"],
             tables["max_len_S"], tables["kv_len_S"], tables["last_token_S"], tables["stopped_S"], None, out, finish_R,
         )  # fmt: skip
+        STEP_ADVANCE.reference(*advance_of(given))
         seen |= set(finish_R.tolist())
     assert seen == {Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.NAN}
 
@@ -341,9 +345,8 @@ def test_rows_emit_what_their_drafts_made_right(name: str, columns: int, stop_id
         torch.full((rows,), 77, dtype=torch.int8, device=device),
     )
     counted = tables["output_count_SV"] if penalties else None
-    chosen(STEP_VERIFY, name, device)(
-        token_P.int() if seed % 2 else token_P, *given, *list(tables.values())[:-1], counted, *outs
-    )
+    drawn_P = token_P.int() if seed % 2 else token_P
+    chosen(STEP_VERIFY, name, device)(*verify_of((drawn_P, *given, *list(tables.values())[:-1], counted, *outs)))
     assert [out.tolist() for out in outs] == [step.tokens, step.finish, step.drafted]
     for field, table in step.wanted.items():
         assert torch.equal(tables[field].cpu(), table), field
@@ -374,10 +377,11 @@ def test_rows_without_drafts_advance(name: str, seed: int, device: str) -> None:
         drafted_R.zero_()
         given, outs = (slots_R, kv_len_R, active_R, *tables.values()), (token_RK, finish_R, drafted_R)
         if verifies:
-            chosen(STEP_VERIFY, name, device)(token_P, places_RK, num_logits_R, drafts_SD, *given, *outs)
+            flat = (token_P, places_RK, num_logits_R, drafts_SD, *given, *outs)
+            chosen(STEP_VERIFY, name, device)(*verify_of(flat))
         else:
             token_R, samples_R = token_P[places_RK[:, 0].long()], num_logits_R > 0
-            STEP_ADVANCE.reference(token_R, samples_R, *given, token_RK[:, 0], finish_R)
+            STEP_ADVANCE.reference(token_R, samples_R, SlotAdvance(*given), token_RK[:, 0], finish_R)
         found.append((*outs, *tables.values()))
     for advanced, verified in zip(*found, strict=True):
         assert torch.equal(advanced, verified)
@@ -398,6 +402,7 @@ def test_states_that_stay_go_where_later_steps_look_for_them(name: str, case: Ke
             ends = (length + 2 + draft) % size == 0 or draft + 2 == kept
             for layer in range(case.layers if ends else 0):
                 want[target + layer * layer_step] = want[int(scratch_DR[draft, row]) + layer * layer_step]
-    chosen(STEP_KEEP, name, device)(*given, scratch_DR, units_NW, case.layers, layer_step)
+    units = GroupUnits(units_NW, *given[5:], case.layers, layer_step)
+    chosen(STEP_KEEP, name, device)(*given[:5], scratch_DR, units)
     assert torch.equal(units_NW.cpu()[1:], want[1:])
     assert rows == 1 or not torch.equal(want, case.inputs(torch.device("cpu"))[2])

@@ -16,8 +16,10 @@ from ridgeline.kernels.base.op import Op, Platform
 from ridgeline.kernels.base.tree import NODES
 from ridgeline.kernels.step.compact import STEP_COMPACT
 from ridgeline.kernels.step.op import STEP_INPUTS
+from ridgeline.kernels.step.units import GroupUnits
 from ridgeline.kernels.step.verify import STEP_VERIFY
 from tests.covering import by_pairs
+from tests.kernels.step.records import inputs_of, verify_of
 from tests.kernels.trees import bits_of, depth_of, drawn_parents, signed
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -68,7 +70,7 @@ def test_nodes_lie_in_their_order_and_stand_at_their_depth(name: str, seed: int,
         torch.tensor(stopped, dtype=torch.int32), tables_ASC, size, drafts_SD, table(trees, 1 + drafts),
         torch.tensor(bases) if passed else None,
     )  # fmt: skip
-    got = run(STEP_INPUTS, name, device)(*(x.to(device) if isinstance(x, Tensor) else x for x in given_))
+    got = run(STEP_INPUTS, name, device)(*inputs_of([x.to(device) if isinstance(x, Tensor) else x for x in given_]))
 
     ids, positions = [0] * tokens, [0] * tokens
     places, bits, bases_T = [[0] * tokens for _ in range(groups)], [1] * tokens, [0] * tokens
@@ -97,7 +99,9 @@ def test_nodes_lie_in_their_order_and_stand_at_their_depth(name: str, seed: int,
     found = (got.token_ids_T, got.positions_T, *got.places_AT, got.tree.bits_T, got.tree.base_T, got.tree.positions_T)
     for one, wanted in zip(found, (ids, positions, *places, bits, bases_T, positions), strict=True):
         assert one.tolist() == wanted
-    plain = run(STEP_INPUTS, name, device)(*(x.to(device) if isinstance(x, Tensor) else x for x in given_[:8]))
+    plain = run(STEP_INPUTS, name, device)(
+        *inputs_of([x.to(device) if isinstance(x, Tensor) else x for x in given_[:8]])
+    )
     for field in ("kv_len_R", "last_R", "active_R", "live_T"):
         assert torch.equal(getattr(got, field), getattr(plain, field)), field
 
@@ -219,7 +223,7 @@ class Step:
 
 def check(name: str, step: Step, device: str) -> Step:
     done, wanted = step.on(device), step.walked()
-    run(STEP_VERIFY, name, device)(*done.arguments)
+    run(STEP_VERIFY, name, device)(*verify_of(done.arguments))
     for field in fields(Step)[1:]:
         assert getattr(done, field.name).tolist() == getattr(wanted, field.name).tolist(), field.name
     return wanted
@@ -261,8 +265,8 @@ def test_any_tree_is_walked(seed: int, nodes: int) -> None:
 def test_a_chain_is_verified_as_without_a_tree(name: str, seed: int, nodes: int) -> None:
     step = Step.drawn(seed, nodes, chain=True)
     with_tree, without = step.on("cpu"), step.on("cpu")
-    run(STEP_VERIFY, name, "cpu")(*with_tree.arguments)
-    run(STEP_VERIFY, name, "cpu")(*without.arguments[:-2])
+    run(STEP_VERIFY, name, "cpu")(*verify_of(with_tree.arguments))
+    run(STEP_VERIFY, name, "cpu")(*verify_of(without.arguments[:-2]))
     for field in fields(Step)[1:-1]:
         assert torch.equal(getattr(with_tree, field.name), getattr(without, field.name)), field.name
     emitted_RK = with_tree.out_token_RK >= 0
@@ -310,9 +314,10 @@ def test_the_cells_of_a_path_move_together_and_no_others(
                 want[target, :, :, to_at] = units[source, :, :, from_at]
     given_ = [
         torch.tensor(slots, dtype=torch.int32), torch.tensor(before) + NODES, torch.tensor(counts, dtype=torch.int32),
-        torch.tensor(path, dtype=torch.int32), table_SC,
+        torch.tensor(path, dtype=torch.int32),
     ]  # fmt: skip
     moved = units.to(device, copy=True)
-    run(STEP_COMPACT, name, device)(*(x.to(device) for x in given_), size, moved, layers, step)
+    of_group = GroupUnits(moved, table_SC.to(device), size, layers, step)
+    run(STEP_COMPACT, name, device)(*(x.to(device) for x in given_), of_group)
     assert torch.equal(moved.cpu(), want)
     assert not torch.equal(want, units)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.decode.op import composed
 from ridgeline.kernels.attention.decode.triton_fused import fused_kernel
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
 from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton import COMBINED, decode_config, paged_attention
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
@@ -100,10 +100,10 @@ def decode_attention(
         raise ValueError(f"decode attention: one token a row expected, got {batch.tokens_each or 'different numbers'}")
     schedule, options = batch.schedule, launch_options(qkv_TX.device)
     if schedule is None:
-        schedule = make_schedule(
-            batch.start_R1, batch.kv_len_R, batch.slots_R,
-            num_tokens=num_rows, tokens_each=1, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window,
-        )  # fmt: skip
+        of_layers = AttentionShape(
+            num_tokens=num_rows, tokens_each=1, num_heads=num_heads, num_kv_heads=num_kv_heads, window=window
+        )
+        schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
         if options["PDL"]:
             # The schedule was made just now and must be complete before the kernel starts. So the kernel is launched
             # strictly. PDL stays on, since without it the compiler's error comes back that `held` avoids.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.latent.choose import MOST_QUERIES, choose
 from ridgeline.kernels.attention.latent.triton_kernel import combine_kernel, latent_kernel
-from ridgeline.kernels.attention.paged.op import RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.attention.paged.triton_common import LOG2E, Cut
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
@@ -54,10 +54,7 @@ def latent_attention(
 
 def _schedule(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedule:
     tokens, heads, _ = q_THL.shape
-    return make_schedule(
-        batch.start_R1,
-        batch.kv_len_R,
-        batch.slots_R,
+    of_layers = AttentionShape(
         num_tokens=tokens,
         tokens_each=batch.tokens_each,
         num_heads=heads,
@@ -66,6 +63,7 @@ def _schedule(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedule:
         item_queries=MOST_QUERIES,
         trees=batch.tree is not None,
     )
+    return make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
 
 
 def _items(schedule: Schedule, tensors: tuple[Tensor, ...], batch: RaggedBatch, scale: float, cut: Cut | None) -> None:

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.paged.op import Cascade
+from ridgeline.kernels.attention.paged.op import AttentionShape, Cascade
 from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
 
 # Rows of a gang's matrix products, whose sums and scores must stay in registers. 128 of them gained at heads of 64 and
@@ -37,26 +37,21 @@ def make_cascade(
     start_R1: Tensor,
     kv_len_R: Tensor,
     slots_R: Tensor,
-    prefix_4R: Tensor,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
+    shape: AttentionShape,
     key_tile: int,
     whole: int,
     max_items: int,
-    alibi: bool,
 ) -> Cascade | None:
     """Cut the shared keys into stretches, by one small kernel. Returns None if a gang would be a single row.
 
     key_tile, whole: as in schedule.py, whose kernel fills `items_I3` afterwards.
-    alibi: the layers need the rows' positions.
     """
-    device, num_rows, group = kv_len_R.device, len(slots_R), num_heads // num_kv_heads
+    device, num_rows, group = kv_len_R.device, len(slots_R), shape.num_heads // shape.num_kv_heads
     queries = max(16, min(QUERIES, triton.next_power_of_2(num_rows * group)))
     gang = queries // group
     if min(gang, num_rows) < 2:
         return None
-    target = max(1, FILLED * num_multiprocessors(device) // num_kv_heads)
+    target = max(1, FILLED * num_multiprocessors(device) // shape.num_kv_heads)
     max_stretches = target + num_rows * 2 // 3  # most gangs come from groups of three rows of which a gang holds two
     rows = triton.next_power_of_2(num_rows)
     entries = max(1, min(16, 16384 // rows))
@@ -64,7 +59,7 @@ def make_cascade(
         stretches_I6=torch.empty(max_stretches, 6, dtype=torch.int32, device=device),
         count_1=torch.empty(1, dtype=torch.int32, device=device),
         members_R=torch.empty(num_rows, dtype=torch.int32, device=device),
-        positions_R=torch.empty(num_rows, dtype=torch.int32, device=device) if alibi else None,
+        positions_R=torch.empty(num_rows, dtype=torch.int32, device=device) if shape.alibi else None,
         rows_R4=torch.empty(num_rows, 4, dtype=torch.int32, device=device),
         items_I3=torch.empty(max_items, 3, dtype=torch.int32, device=device),
         queries=queries,
@@ -74,7 +69,7 @@ def make_cascade(
         start_R1,
         kv_len_R,
         slots_R,
-        prefix_4R,
+        shape.prefix_4R,
         cascade.stretches_I6,
         cascade.count_1,
         cascade.members_R,
@@ -87,7 +82,7 @@ def make_cascade(
         WHOLE=whole,
         ROWS=rows,
         ENTRIES=entries,
-        POSITIONS=alibi,
+        POSITIONS=shape.alibi,
         **launch_options(device),
     )
     return cascade

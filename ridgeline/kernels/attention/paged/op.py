@@ -19,7 +19,7 @@ Legend:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -219,38 +219,41 @@ def softmax_with_sinks(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
     return torch.cat((scores_HQK, sinks_HQ1), -1).softmax(-1)[..., :-1]
 
 
-def no_schedule(
-    start_R1: Tensor,
-    kv_len_R: Tensor,
-    slots_R: Tensor,
-    *,
-    num_tokens: int,
-    tokens_each: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int | None = None,
-    cache_NGPD: Tensor | None = None,
-    prefix_4R: Tensor | None = None,
-    alibi: bool = False,
-    head_bytes: int = 0,
-    item_queries: int = 0,
-    widened: bool = False,
-    trees: bool = False,
-) -> Schedule | None:
-    """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
-    schedule.
+class AttentionShape(NamedTuple):
+    """The step, and the layers that share a schedule, as far as the schedule depends on them.
 
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
     cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
-    widened: these keys are made of others as far as they fit the memory; otherwise the long rows need `tiles_J4`.
-    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py.
+    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window,
+        nor where all rows bring more than one token.
     alibi: the layers have slopes.
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
     item_queries: tokens times heads of a group that a program takes at most, where several share an item or a tile, as
         those of latents do; 0: each takes all of them.
+    widened: these keys are made of others as far as they fit the memory; otherwise the long rows need `tiles_J4`.
     trees: the batch has a `Tree`.
+    fixed: see `Schedule`.
     """
+
+    num_tokens: int
+    tokens_each: int
+    num_heads: int
+    num_kv_heads: int
+    window: int | None = None
+    cache_NGPD: Tensor | None = None
+    prefix_4R: Tensor | None = None
+    alibi: bool = False
+    head_bytes: int = 0
+    item_queries: int = 0
+    widened: bool = False
+    trees: bool = False
+    fixed: bool = False
+
+
+def no_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape) -> Schedule | None:
+    """Cut the step's attention into pieces of work. This reference returns None, for implementations that need no
+    schedule."""
     return None
 
 

@@ -18,8 +18,6 @@ Legend:
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ridgeline.kernels.attention.paged.cascade import make_cascade, pieces_of
 from ridgeline.kernels.attention.paged.cost import ITEM_PAIRS
-from ridgeline.kernels.attention.paged.op import Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, Schedule
 from ridgeline.kernels.base.launch import compute_capability, launch_options, num_multiprocessors
 from ridgeline.kernels.base.tree import NODES
 
@@ -46,37 +44,10 @@ TILE_BYTES = 64 << 10  # so large may a tile's queries be; with twice as many of
 FEW_TOKENS, FEW_ROWS = 512, 64
 
 
-def make_schedule(
-    start_R1: Tensor,
-    kv_len_R: Tensor,
-    slots_R: Tensor,
-    *,
-    num_tokens: int,
-    tokens_each: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int | None = None,
-    cache_NGPD: Tensor | None = None,
-    fixed: bool = False,
-    prefix_4R: Tensor | None = None,
-    alibi: bool = False,
-    head_bytes: int = 0,
-    item_queries: int = 0,
-    widened: bool = False,
-    trees: bool = False,
-) -> Schedule:
-    """Make the schedule for layers with these heads and this window, by some small kernels.
-
-    num_tokens: T, padding included.
-    tokens_each: as in `RaggedBatch`.
-    cache_NGPD: one layer's keys, whose shape and type decide which kernel the long rows get.
-    item_queries, widened, trees: as in `op.no_schedule`.
-    fixed: see `Schedule`.
-    prefix_4R: int32, the rows that share their first blocks, in the form of cascade.py. It is not used with a window,
-        nor where all rows bring more than one token.
-    alibi: the layers have slopes.
-    head_bytes: the bytes of a key's head, or 0 for one of up to NARROW_BYTES.
-    """
+def make_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape) -> Schedule:
+    """Make the schedule by some small kernels."""
+    num_tokens, tokens_each, num_heads, num_kv_heads, window, cache_NGPD, prefix_4R, *_ = shape
+    head_bytes, item_queries, trees, fixed = shape.head_bytes, shape.item_queries, shape.trees, shape.fixed
     device, num_rows = kv_len_R.device, len(slots_R)
     group = num_heads // num_kv_heads
     few = 0 if fixed else max(1, DOT_ROWS // group)
@@ -106,23 +77,12 @@ def make_schedule(
         )
     max_tiles = (
         0
-        if all_short or (hopper and not widened)
+        if all_short or (hopper and not shape.widened)
         else min(num_tokens // (few + 1), num_rows) + num_tokens // tile_tokens
     )
     cascade = None
     if prefix_4R is not None and window is None and not fixed and not trees and tokens_each <= 1:
-        cascade = make_cascade(
-            start_R1,
-            kv_len_R,
-            slots_R,
-            prefix_4R,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            key_tile=KEY_TILE,
-            whole=WHOLE,
-            max_items=max_items,
-            alibi=alibi,
-        )
+        cascade = make_cascade(start_R1, kv_len_R, slots_R, shape, KEY_TILE, WHOLE, max_items)
     rows = 16  # 16, 64, 256, …: few sizes, since each is one more compilation
     while rows < num_rows:
         rows *= 4
@@ -174,8 +134,9 @@ def make_schedule(
     return schedule
 
 
-# A schedule with which a query's result does not depend on what runs beside it
-fixed_schedule = partial(make_schedule, fixed=True)
+def fixed_schedule(start_R1: Tensor, kv_len_R: Tensor, slots_R: Tensor, shape: AttentionShape) -> Schedule:
+    """Make a schedule with which a query's result does not depend on what runs beside it."""
+    return make_schedule(start_R1, kv_len_R, slots_R, shape._replace(fixed=True))
 
 
 def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.op import Cascade, RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, Cascade, RaggedBatch, Schedule
 from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton_cascade import shared_kernel, shared_options
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
@@ -100,10 +100,7 @@ def paged_attention(
     cache = for_kernels(k_cache_NGPD, v_cache_NGPD, scales)
     schedule = batch.schedule
     if schedule is None:
-        schedule = make_schedule(
-            batch.start_R1,
-            batch.kv_len_R,
-            batch.slots_R,
+        of_layers = AttentionShape(
             num_tokens=num_tokens,
             tokens_each=batch.tokens_each,
             num_heads=num_heads,
@@ -113,6 +110,7 @@ def paged_attention(
             head_bytes=head_dim * q_THD.element_size(),
             trees=batch.tree is not None,
         )
+        schedule = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, of_layers)
     elif schedule.window != window:
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
     elif batch.tree is not None and not schedule.trees:

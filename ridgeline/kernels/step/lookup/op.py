@@ -16,6 +16,8 @@ Legend:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -23,30 +25,33 @@ from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 from ridgeline.kernels.step.lookup.continued import continued
 
 
-def lookup_drafts(
-    out_token_RK: Tensor,
-    slots_R: Tensor,
-    kv_len_S: Tensor,
-    max_len_S: Tensor,
-    stopped_S: Tensor,
-    text_SN: Tensor,
-    drafts_SD: Tensor,
-    shared_S: Tensor,
-    shortest: int,
-    longest: int,
-) -> None:
-    """Append the tokens that rows emitted to their slots' texts, and look for drafts of what follows them; in place.
-
-    The slots are those after the step: their texts have kv_len_S + 1 tokens, the emitted ones included. Slots of rows
-    that emitted nothing stay as they are. No two of these rows share a slot.
+class NotedTexts(NamedTuple):
+    """The texts of slots behind a step, and what its rows emitted. No two of these rows share a slot.
 
     out_token_RK: int32, the tokens of each row, then -1.
-    text_SN, drafts_SD: int32. A slot gets as many drafts as there are, then -1: none if it has stopped, if its last
+    text_SN: int32. A text has kv_len_S + 1 tokens, the emitted ones included.
+    """
+
+    out_token_RK: Tensor
+    slots_R: Tensor
+    kv_len_S: Tensor
+    max_len_S: Tensor
+    stopped_S: Tensor
+    text_SN: Tensor
+
+
+def lookup_drafts(noted: NotedTexts, drafts_SD: Tensor, shared_S: Tensor, shortest: int, longest: int) -> None:
+    """Append the tokens that rows emitted to their slots' texts, and look for drafts of what follows them; in place.
+
+    Slots of rows that emitted nothing stay as they are.
+
+    drafts_SD: int32. A slot gets as many drafts as there are, then -1: none if it has stopped, if its last
         `shortest` tokens (1 at least) stand nowhere else in the text, and none behind the last token that it may emit
         (max_len_S). Of the places where they stand, the one wins that shares most of the tokens before it, up to
         `longest`, and of these the latest.
     shared_S: int32. A slot gets how many tokens that is, or 0 if it gets no drafts.
     """
+    out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN = noted
     texts, drafts, emitted_RK = text_SN.cpu().numpy(), drafts_SD.cpu().numpy(), out_token_RK.cpu().numpy()
     slots, ended = slots_R.tolist(), stopped_S.cpu().numpy()
     lengths, most = kv_len_S.cpu().numpy(), max_len_S.cpu().numpy()

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
+from ridgeline.kernels.step.lookup.op import NotedTexts
 
 NOTHING = -1  # the entry of a place that is free
 # The polynomial's base (Knuth, MMIX) and the factor that mixes its value (Stafford's variants of MurmurHash3), odd and
@@ -41,30 +42,20 @@ MIX = 0x7FB5D329728EA185
 
 
 def recent_drafts(
-    out_token_RK: Tensor,
-    slots_R: Tensor,
-    kv_len_S: Tensor,
-    max_len_S: Tensor,
-    stopped_S: Tensor,
-    text_SN: Tensor,
-    shared_S: Tensor,
-    salt_S: Tensor,
-    next_H: Tensor,
-    drafts_SD: Tensor,
-    length: int,
+    noted: NotedTexts, shared_S: Tensor, salt_S: Tensor, next_H: Tensor, drafts_SD: Tensor, length: int
 ) -> None:
     """Note what followed the last `length` tokens before each emitted token, of all rows, and then draft what follows
     rows whose own text has no match as long as that; in place.
 
-    It runs behind `lookup_drafts` of the same rows, whose arguments it shares: the texts hold the emitted tokens. A
-    text of fewer than `length` tokens before a token has no n-gram there.
+    It runs behind `lookup_drafts` of the same rows: the texts hold the emitted tokens. A text of fewer than `length`
+    tokens before a token has no n-gram there.
 
     shared_S: int32, how many tokens a match in the slot's own text shares. Below `length`, what is found here takes the
         place of the drafts that the slot has; if nothing is, they stay.
     salt_S: int64, hashes themselves. Slots with unlike salts find nothing of each other.
     next_H: int64, the table.
     """
-    tables = (out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN, shared_S, salt_S)
+    tables = (*noted, shared_S, salt_S)
     emitted_RK, slots, lengths, most, ended, texts, shared, salts = (x.cpu().numpy() for x in tables)
     entries_H, drafts = next_H.cpu().numpy(), drafts_SD.cpu().numpy()
     known_R, emits_RK = lengths[slots] + 1, emitted_RK >= 0
@@ -87,7 +78,7 @@ def recent_drafts(
             drafts[slots] = -1
         drafts[slots, draft] = token_R
         gram_RG = np.concatenate((gram_RG[found_R, 1:], token_R[:, None]), 1)
-    if text_SN.device.type != "cpu":
+    if drafts_SD.device.type != "cpu":
         next_H.copy_(torch.from_numpy(entries_H))
         drafts_SD.copy_(torch.from_numpy(drafts))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.step.lookup import recent
+from ridgeline.kernels.step.lookup.op import NotedTexts
 
 LANES = 512  # tokens that are noted together: those of most steps, and as many as fit into registers
 WARPS = 8
@@ -128,19 +129,10 @@ def _recent_drafts(
 
 
 def recent_drafts(
-    out_token_RK: Tensor,
-    slots_R: Tensor,
-    kv_len_S: Tensor,
-    max_len_S: Tensor,
-    stopped_S: Tensor,
-    text_SN: Tensor,
-    shared_S: Tensor,
-    salt_S: Tensor,
-    next_H: Tensor,
-    drafts_SD: Tensor,
-    length: int,
+    noted: NotedTexts, shared_S: Tensor, salt_S: Tensor, next_H: Tensor, drafts_SD: Tensor, length: int
 ) -> None:
     """Compute `recent.recent_drafts`. The rows of all tables are contiguous."""
+    out_token_RK, slots_R, kv_len_S, _, _, text_SN = noted
     (rows, columns), drafts = out_token_RK.shape, drafts_SD.shape[1]
     options = launch_options(slots_R.device)
     _note_recent[(1,)](
@@ -149,7 +141,7 @@ def recent_drafts(
         K=columns, LANES=LANES, num_warps=WARPS, **options,
     )  # fmt: skip
     _recent_drafts[(rows,)](
-        out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN, shared_S, salt_S, next_H, drafts_SD,
+        *noted, shared_S, salt_S, next_H, drafts_SD,
         out_token_RK.stride(0), text_SN.stride(0), drafts_SD.stride(0), length, len(next_H) - 1,
         D=drafts, DRAFTS=triton.next_power_of_2(drafts), num_warps=1, **options,
     )  # fmt: skip

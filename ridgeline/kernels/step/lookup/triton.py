@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
+from ridgeline.kernels.step.lookup.op import NotedTexts
 
 BLOCK = 4096  # places that a program looks at together
 WARPS = 8
@@ -81,25 +82,15 @@ def _lookup_drafts(
     tl.store(drafts_ptr + slot * stride_drafts + draft, following, mask=draft < D)
 
 
-def lookup_drafts(
-    out_token_RK: Tensor,
-    slots_R: Tensor,
-    kv_len_S: Tensor,
-    max_len_S: Tensor,
-    stopped_S: Tensor,
-    text_SN: Tensor,
-    drafts_SD: Tensor,
-    shared_S: Tensor,
-    shortest: int,
-    longest: int,
-) -> None:
+def lookup_drafts(noted: NotedTexts, drafts_SD: Tensor, shared_S: Tensor, shortest: int, longest: int) -> None:
     """Compute `op.lookup_drafts`. The rows of all tables are contiguous."""
+    out_token_RK, text_SN = noted.out_token_RK, noted.text_SN
     (rows, columns), drafts = out_token_RK.shape, drafts_SD.shape[1]
     _lookup_drafts[(rows,)](
-        out_token_RK, slots_R, kv_len_S, max_len_S, stopped_S, text_SN, drafts_SD, shared_S,
+        *noted, drafts_SD, shared_S,
         out_token_RK.stride(0), text_SN.stride(0), drafts_SD.stride(0), shortest, longest,
         K=columns, COLUMNS=triton.next_power_of_2(columns), D=drafts, DRAFTS=triton.next_power_of_2(drafts),
-        BLOCK=BLOCK, num_warps=WARPS, **launch_options(slots_R.device),
+        BLOCK=BLOCK, num_warps=WARPS, **launch_options(text_SN.device),
     )  # fmt: skip
 
 
