@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.gemm.codes.op import Coded
-from ridgeline.kernels.gemm.fp8.op import Fp8
-from ridgeline.kernels.gemm.w8a8.onednn import pack
+from ridgeline.kernels.gemm.int8.onednn import pack
+from ridgeline.kernels.gemm.plain.levels import Levels
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.make.grids import Form
 from ridgeline.quantization.outliers import OutlierWeight
-from ridgeline.quantization.scheme import ScaledWeight, Weight
+from ridgeline.quantization.weight import Weight, weight_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +64,13 @@ class Made:
 
     def weight(self, ops: Ops) -> Weight:
         """Return the form that a layer multiplies with."""
-        if isinstance(self.form, Coded):
-            return CodedWeight(ops, self.form)
-        if isinstance(self.form, Fp8):
-            return Fp8Weight(ops, self.form)
-        level_OI, scale_O = self.form
-        if ops.chosen["w8a8_linear"] == "onednn":
-            level_OI = pack(level_OI)
+        form = self.form
+        if isinstance(form, Levels) and ops.chosen["w8a8_linear"] == "onednn":
+            form = form._replace(level_OI=pack(form.level_OI))
+        weight = weight_of(ops, form)
         if self.column_C is None or self.dense_OC is None:
-            return ScaledWeight(ops, ops.w8a8_linear, level_OI, scale_O)
-        return OutlierWeight(ops, ops.w8a8_linear, level_OI, scale_O, self.column_C, self.dense_OC)
+            return weight
+        return OutlierWeight(ops, weight, self.column_C, self.dense_OC)
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,6 @@ class ReorderedWeight(JoinedWeight):
 
     order_O: Tensor
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         y_TO = super().linear(x_TI, None)[:, self.order_O]
         return y_TO if bias_O is None else y_TO + bias_O

@@ -30,7 +30,7 @@ Progress = Callable[[str, float], None]
 logger = logging.getLogger(__name__)
 
 # A CPU's own products of codes also round activations, which is no part of the schemes
-_EXACT = dict.fromkeys(("coded_linear", "coded_norm_linear"), "torch")
+_EXACT = {"coded_linear": "torch"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from ridgeline.layers.experts import ExpertStack
 from ridgeline.quantization.experts import ListedWeights, StackedWeights
 from ridgeline.quantization.joined import JoinedWeight
 from ridgeline.quantization.make.statistics import InputStatistics, ObservedWeight
-from ridgeline.quantization.scheme import PlainWeight, Weight
+from ridgeline.quantization.weight import Weight, weight_of
 
 Progress = Callable[[str, float], None]
 SchemeOfMatrix = Callable[[Matrix], str | None]
@@ -166,7 +166,7 @@ def restored_owner(ours: Sequence[Matrix]) -> None:
     if isinstance(owner, ExpertStack):
         owner.matrices = StackedWeights(owner.ops, owner.weight)
     else:
-        owner.multiply_with(PlainWeight(owner.ops, owner.weight))
+        owner.multiply_with(weight_of(owner.ops, owner.weight))
 
 
 def joined(matrix: Matrix, made: Sequence[Made]) -> Weight:

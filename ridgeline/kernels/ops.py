@@ -18,10 +18,9 @@ from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR
 from ridgeline.kernels.gemm.experts.op import GROUPED_DOWN, GROUPED_GATE_UP
 from ridgeline.kernels.gemm.fp8.op import FP8_LINEAR, FP8_NORM_LINEAR
 from ridgeline.kernels.gemm.heads.op import HEAD_LINEAR
-from ridgeline.kernels.gemm.int8.op import INT8_LINEAR
+from ridgeline.kernels.gemm.int8.op import INT8_LINEAR, W8A8_LINEAR
 from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR
 from ridgeline.kernels.gemm.route.op import ROUTE, ROUTE_TO_SOME
-from ridgeline.kernels.gemm.w8a8.op import W8A8_LINEAR
 from ridgeline.kernels.sampling.noised import NOISED
 from ridgeline.kernels.sampling.op import MASK_LOGITS, SAMPLE, SCORE_TOKENS
 from ridgeline.kernels.sampling.parts import BEST_OF_PARTS, DRAW_PART
@@ -49,7 +48,7 @@ from ridgeline.kernels.step.verify import STEP_VERIFY
 class Ops:
     """The chosen function of every op. Raises InvalidConfig for names that do not exist.
 
-    overrides: op name → implementation name ("reference" always exists).
+    overrides: op name → implementation name ("reference" always exists). An op with a norm follows that without.
     chosen: op name → the name of the implementation in use.
     deterministic: no result for a token depends on the tokens beside it, so neither may the ops that compute it.
     """
@@ -118,9 +117,10 @@ class Ops:
         self.deterministic = DETERMINISTIC.items() <= wanted.items()
         if on_gpu(platform):
             settle_cache_keys()
-        self.chosen = {name: op.chosen(platform, wanted.get(name)) for name, op in OPS.items()}
+        asked = {name: wanted.get(name, wanted.get(op.of)) for name, op in OPS.items()}
+        self.chosen = {name: op.chosen(platform, asked[name]) for name, op in OPS.items()}
         for name, op in OPS.items():
-            setattr(self, name, op.choose(platform, wanted.get(name)))
+            setattr(self, name, op.choose(platform, asked[name]))
 
 
 OPS: Mapping[str, Op[Any]] = {name: op for name, op in vars(Ops).items() if isinstance(op, Op)}

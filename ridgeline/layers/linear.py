@@ -22,7 +22,7 @@ from ridgeline.parallel.axis import ALONE, Axis
 from ridgeline.parallel.token_parts import TokenParts
 from ridgeline.quantization.held import Filling, empty, joined, settled
 from ridgeline.quantization.multiplied import MultipliedWeight, Multipliers, factors
-from ridgeline.quantization.scheme import PlainWeight, Weight, takes_rounded
+from ridgeline.quantization.weight import FormedWeight, Weight, weight_of
 
 
 class Linear(nn.Module):
@@ -71,7 +71,7 @@ class Linear(nn.Module):
             self.weight = weight = tied if tied is not None else build.parameter(sum(parts), inputs)
         self.bias = build.parameter(sum(parts)) if bias else None
         self._factor_O = factors(multipliers, build.device)
-        self.multiply_with(joined(build.ops, self.fillings) if weight is None else PlainWeight(build.ops, weight))
+        self.multiply_with(joined(build.ops, self.fillings) if weight is None else weight_of(build.ops, weight))
 
     def columns_of(self, part: int) -> tuple[int, ...]:
         """Return those of the columns that one of the parts consists of."""
@@ -96,9 +96,8 @@ class Linear(nn.Module):
                 if self.bias is not None:
                     self.bias.mul_(self._factor_O)
             self._factor_O = None
-        loaded = PlainWeight(self.ops, self.weight)
-        self.matrix = self.scheme.prepare(loaded)
-        if self.matrix is not loaded:
+        self.matrix = self.scheme.prepare(self.ops, self.weight)
+        if self.matrix.stored is not self.weight:
             self.weight = None
 
     def multiply_with(self, matrix: Weight) -> None:
@@ -112,16 +111,12 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor | Rounded) -> Tensor:
         """Return [T, O] in the dtype of x [T, I]."""
-        if isinstance(x, Rounded):
-            assert takes_rounded(self.matrix)
-            y_TO = self.matrix.rounded_linear(x, self.bias)
-        else:
-            y_TO = self.matrix.linear(x, self.bias)
+        y_TO = self.matrix.linear(x, self.bias)
         return y_TO if self.over.size == 1 else self.over.all_reduce(y_TO)
 
     def room(self, tokens: int) -> Rounded | None:
         """Return memory for this layer's input if the preceding op should quantize it, else None."""
-        return self.matrix.room(tokens, self.dtype) if takes_rounded(self.matrix) else None
+        return self.matrix.room(tokens, self.dtype) if self.matrix.takes_rounded else None
 
     def normed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
@@ -147,7 +142,7 @@ class Linear(nn.Module):
     ) -> tuple[Tensor | Rounded, Tensor]:
         """Return the result of `normed`, in the form that suits the layer `then`."""
         plain = norm is None or norm.bias is not None or self.pending.size > 1
-        if plain or not takes_rounded(self.matrix) or not self.matrix.rounds_gated(len(x_TI), self.dtype):
+        if plain or not self.matrix.takes_rounded or not self.matrix.rounds_gated(len(x_TI), self.dtype):
             return self.normed(norm, x_TI, residual_TI, gate)
         if (room := then.room(len(x_TI))) is None:
             return self.normed(norm, x_TI, residual_TI, gate)
@@ -167,7 +162,8 @@ class Linear(nn.Module):
         return self._gated(n_TI, gate), s_TI
 
     def _gated(self, n_TI: Tensor, gate: str | None) -> Tensor:
-        if gate and isinstance(self.matrix, PlainWeight) and self.over.size == 1:
-            return self.ops.norm_linear(Operand(n_TI), self.matrix.weight_OI, Epilogue(self.bias, gate))[0]
+        plain = isinstance(self.matrix, FormedWeight) and isinstance(self.matrix.form, Tensor)
+        if gate and plain and self.over.size == 1:
+            return self.matrix.norm_linear(Operand(n_TI), Epilogue(self.bias, gate))[0]
         y_TO = self(n_TI)
         return self.ops.gated_activation(y_TO, gate) if gate else y_TO

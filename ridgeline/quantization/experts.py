@@ -26,15 +26,17 @@ from torch import Tensor
 from ridgeline.kernels.base.onednn import together_in_large_pages
 from ridgeline.kernels.base.op import REFERENCE
 from ridgeline.kernels.base.weight_format import CodedFormat, Fp8Format, Held
-from ridgeline.kernels.gemm.experts.matrices import Quantized, arranged, part, shape_of, stacked
+from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.experts.matrices import Matrices, Quantized, arranged, part, shape_of, stacked
 from ridgeline.kernels.gemm.experts.panels import pack
 from ridgeline.kernels.gemm.experts.torch_ops import down, gate_up
 from ridgeline.kernels.gemm.fp8.op import Fp8
+from ridgeline.kernels.gemm.plain.levels import Levels
 from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.held import Filling, formed, one_by_one
-from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.weight import FormedWeight, Weight, weight_of
 
 
 class ExpertWeights(Protocol):
@@ -50,28 +52,10 @@ class ExpertWeights(Protocol):
 
 @dataclass(frozen=True)
 class StackedWeights:
-    """Weights as they were loaded."""
+    """Weights as they were loaded, or in FP8 or in codes, with the experts in front of each tensor."""
 
     ops: Ops
-    weight_EOI: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight_EOI.nbytes
-
-    def gate_up(self, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
-        return self.ops.grouped_gate_up(x_TM, self.weight_EOI, bias_EO, routes, gate)
-
-    def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
-        return self.ops.grouped_down(h_PF, self.weight_EOI, bias_EM, routes, add_TM)
-
-
-@dataclass(frozen=True)
-class QuantizedStack:
-    """Weights in FP8 or in codes, with the experts in front of each tensor."""
-
-    ops: Ops
-    weight: Quantized
+    weight: Matrices
 
     @property
     def nbytes(self) -> int:
@@ -82,11 +66,6 @@ class QuantizedStack:
 
     def down(self, h_PF: Tensor, bias_EM: Tensor | None, routes: Routes, add_TM: Tensor | None) -> Tensor:
         return self.ops.grouped_down(h_PF, self.weight, bias_EM, routes, add_TM)
-
-    def listed(self) -> ListedWeights:
-        """Return one `Weight` for each expert."""
-        experts, outputs, _ = shape_of(self.weight)
-        return ListedWeights([_one(self.ops, part(self.weight, expert)) for expert in range(experts)], outputs)
 
 
 @dataclass(frozen=True)
@@ -129,32 +108,30 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(getattr(value, field.name))
 
 
-def prepare_experts(loaded: StackedWeights | QuantizedStack, scheme: Scheme, gated: bool = False) -> ExpertWeights:
+def prepare_experts(loaded: StackedWeights, scheme: Scheme, gated: bool = False) -> ExpertWeights:
     """Return the weights in the form of their scheme, or `loaded` itself where no other form is faster. A quantized
     stack keeps its form.
 
     gated: a matrix is gate and up.
     """
-    if isinstance(loaded, QuantizedStack):
-        if not multiplies_stacks(loaded.ops):
-            return loaded.listed()
-        return loaded
-    in_panels = scheme.name == "plain" and _chosen(loaded.ops) == {"panels"}
-    if in_panels and (panels := pack(loaded.weight_EOI, gated)) is not None:
+    ops, weight = loaded.ops, loaded.weight
+    if not isinstance(weight, Tensor):
+        return loaded if multiplies_stacks(ops) else _listed(ops, weight)
+    in_panels = scheme.name == "plain" and _chosen(ops) == {"panels"}
+    if in_panels and (panels := pack(weight, gated)) is not None:
         return panels
-    matrices = [PlainWeight(loaded.ops, matrix) for matrix in loaded.weight_EOI.detach().unbind()]
-    first = scheme.prepare(matrices[0])
-    if multiplies_stacks(loaded.ops) and isinstance(first, Fp8Weight | CodedWeight):
-        # One matrix at a time, since rounding takes float32 copies
-        rest = [scheme.prepare(matrix) for matrix in matrices[1:]]
-        stack = stacked([first.weight, *(other.weight for other in rest)])  # type: ignore[attr-defined]
+    matrices = weight.detach().unbind()
+    # One matrix at a time, since rounding takes float32 copies
+    prepared = [scheme.prepare(ops, matrix) for matrix in matrices]
+    forms = [each.form for each in prepared if isinstance(each, FormedWeight) and isinstance(each.form, Fp8 | Coded)]
+    if multiplies_stacks(ops) and forms:
+        stack = stacked(forms)
         half = shape_of(stack)[1] // 2  # there may be two parts
-        return QuantizedStack(loaded.ops, _arranged(loaded.ops, stack, loaded.weight_EOI.dtype, (half, half)))
-    prepared = [first, *map(scheme.prepare, matrices[1:])]
-    if all(new is old for new, old in zip(prepared, matrices, strict=True)):
+        return StackedWeights(ops, _arranged(ops, stack, weight.dtype, (half, half)))
+    if all(new.stored is old for new, old in zip(prepared, matrices, strict=True)):
         return loaded
-    together_in_large_pages([weight.stored for weight in prepared])
-    return ListedWeights(prepared, loaded.weight_EOI.shape[1])
+    together_in_large_pages([each.stored for each in prepared])
+    return ListedWeights(prepared, weight.shape[1])
 
 
 def keeps_stacks(ops: Ops, helds: Sequence[Held | None]) -> bool:
@@ -169,7 +146,8 @@ def held_experts(ops: Ops, filling: Filling, dtype: torch.dtype) -> ExpertWeight
     each expert. dtype: of the activations."""
     if filling.held is not None and multiplies_stacks(ops) and keeps_stacks(ops, [filling.held]):
         stack = formed(filling.held, filling.tensors)
-        return QuantizedStack(ops, _arranged(ops, stack, dtype, tuple(filling.parts.values())))
+        assert not isinstance(stack, Levels)  # no kernel takes stacks of them
+        return StackedWeights(ops, _arranged(ops, stack, dtype, tuple(filling.parts.values())))
     return ListedWeights(one_by_one(ops, filling, dtype), sum(filling.parts.values()))
 
 
@@ -187,5 +165,7 @@ def _chosen(ops: Ops) -> set[str]:
     return {ops.chosen["grouped_gate_up"], ops.chosen["grouped_down"]}
 
 
-def _one(ops: Ops, weight: Quantized) -> Weight:
-    return Fp8Weight(ops, weight) if isinstance(weight, Fp8) else CodedWeight(ops, weight)
+def _listed(ops: Ops, weight: Quantized) -> ListedWeights:
+    """Return one `Weight` for each expert."""
+    experts, outputs, _ = shape_of(weight)
+    return ListedWeights([weight_of(ops, part(weight, expert)) for expert in range(experts)], outputs)

@@ -3,16 +3,20 @@ On a CPU, which multiplies no FP8 numbers, activations stay as they are."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ridgeline.kernels.base.op import anywhere
 from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, IN_BLOCKS, to_fp8
+from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.layout import laid_out
-from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.weight import Weight
 
 
 def _rounding_to(fp8: Fp8Format, name: str) -> Scheme:
-    def prepare(loaded: PlainWeight) -> Weight:
-        return laid_out(loaded.ops, to_fp8(loaded.weight_OI.detach(), fp8), loaded.weight_OI.dtype)
+    def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
+        return laid_out(ops, to_fp8(weight_OI.detach(), fp8), weight_OI.dtype)
 
     return Scheme(name=name, prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1)
 

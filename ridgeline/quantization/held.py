@@ -24,11 +24,12 @@ from ridgeline.kernels.base.op import REFERENCE
 from ridgeline.kernels.base.weight_format import BLOCK, SUPER, CodedFormat, Fp8Format, Held, HeldMatrix, Int8Format
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
 from ridgeline.kernels.gemm.fp8.op import LARGEST, Fp8
+from ridgeline.kernels.gemm.plain.levels import Levels
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.forms import CodedWeight, Fp8Weight
 from ridgeline.quantization.joined import JoinedWeight
-from ridgeline.quantization.layout import laid_out, levels_laid_out
-from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme, SchemeOf, Weight
+from ridgeline.quantization.layout import laid_out
+from ridgeline.quantization.scheme import Scheme, SchemeOf
+from ridgeline.quantization.weight import FormedWeight, Weight, weight_of
 
 Field = tuple[tuple[int, ...], torch.dtype]
 WHOLE = ("x_scale", "scale", "order_I")  # fields that all outputs share
@@ -87,11 +88,12 @@ def _coded_fields(held: Held, how: CodedFormat, outputs: int, inputs: int) -> di
     return found
 
 
-def formed(held: Held, tensors: Mapping[str, Tensor]) -> Fp8 | Coded:
+def formed(held: Held, tensors: Mapping[str, Tensor]) -> Fp8 | Coded | Levels:
     """Return a weight, or a stack of them, of the tensors of its fields."""
+    if isinstance(held.format, Int8Format):
+        return Levels(tensors["level_OI"], tensors["scale_O"], held.format)
     if isinstance(held.format, Fp8Format):
         return Fp8(tensors["weight_OI"], tensors["scale_SC"], tensors.get("x_scale"), held.format)
-    assert isinstance(held.format, CodedFormat)
     return Coded(**{name: tensors.get(name) for name in Coded._fields[:-1]}, format=held.format)  # type: ignore[arg-type]
 
 
@@ -101,19 +103,12 @@ def dequantized(held: Held, tensors: Mapping[str, Tensor]) -> Tensor:
     if first.ndim > 2:
         experts = ({name: tensor[expert] for name, tensor in tensors.items()} for expert in range(len(first)))
         return torch.stack([dequantized(held, expert) for expert in experts])
-    if isinstance(held.format, Int8Format):
-        return tensors["level_OI"].float() * tensors["scale_O"].float()[..., None]
     return formed(held, tensors).dequantized()
 
 
 def weight(ops: Ops, held: Held | None, tensors: Mapping[str, Tensor]) -> Weight:
     """Return the form that multiplies with these tensors."""
-    if held is None:
-        return PlainWeight(ops, tensors["weight_OI"])
-    if isinstance(held.format, Int8Format):
-        return ScaledWeight(ops, ops.w8a8_linear, tensors["level_OI"], tensors["scale_O"])
-    form = formed(held, tensors)
-    return Fp8Weight(ops, form) if isinstance(form, Fp8) else CodedWeight(ops, form)
+    return weight_of(ops, tensors["weight_OI"] if held is None else formed(held, tensors))
 
 
 @dataclass(frozen=True)
@@ -189,14 +184,11 @@ def settled(loaded: Weight, dtype: torch.dtype) -> Weight:
     """Return a filled weight in the layout that the platform multiplies fastest. dtype: of the activations."""
     if isinstance(loaded, JoinedWeight):
         return JoinedWeight(loaded.ops, [settled(each, dtype) for each in loaded.weights])
-    if isinstance(loaded, ScaledWeight):
-        return levels_laid_out(loaded.ops, loaded.level_OI, loaded.scale_O)
-    if not isinstance(loaded, CodedWeight | Fp8Weight):
+    if not isinstance(loaded, FormedWeight) or not isinstance(form := loaded.form, Fp8 | Coded | Levels):
         return loaded
-    weight = loaded.weight
-    if isinstance(weight, Coded) and _in_order(weight.order_I):
-        weight = weight._replace(order_I=None)
-    return laid_out(loaded.ops, weight, dtype)
+    if isinstance(form, Coded) and _in_order(form.order_I):
+        form = form._replace(order_I=None)
+    return laid_out(loaded.ops, form, dtype)
 
 
 def _in_order(order_I: Tensor | None) -> bool:

@@ -9,19 +9,22 @@ Legend:
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ridgeline.kernels.base.op import on_cpu
-from ridgeline.kernels.gemm.int8.op import RUN
+from ridgeline.kernels.gemm.int8.op import KEPT, RUN
+from ridgeline.kernels.gemm.plain.levels import Levels
+from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.rounding import round_rows
-from ridgeline.quantization.scheme import PlainWeight, ScaledWeight, Scheme
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.weight import Weight, weight_of
 
 
-def prepare(loaded: PlainWeight) -> ScaledWeight:
+def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
     """Round a weight to levels, and fill its inputs up with zeros to whole runs."""
-    outputs, inputs = loaded.weight_OI.shape
-    level_OJ = torch.zeros(outputs, -(-inputs // RUN) * RUN, dtype=torch.int8, device=loaded.weight_OI.device)
-    scale_O = round_rows(loaded.weight_OI, level_OJ)
-    return ScaledWeight(loaded.ops, loaded.ops.int8_linear, level_OJ, scale_O)
+    outputs, inputs = weight_OI.shape
+    level_OJ = torch.zeros(outputs, -(-inputs // RUN) * RUN, dtype=torch.int8, device=weight_OI.device)
+    return weight_of(ops, Levels(level_OJ, round_rows(weight_OI, level_OJ), KEPT))
 
 
 INT8 = Scheme(name="int8", prepare=prepare, supports=on_cpu, needs="a CPU", weight_bytes=1)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import InThree, Weight
+from ridgeline.quantization.weight import Weight
 
 
 @dataclass(frozen=True)
-class JoinedWeight(InThree):
+class JoinedWeight(Weight):
     """A `Weight` whose outputs are those of several weights, one after the other."""
 
     ops: Ops
@@ -33,6 +34,6 @@ class JoinedWeight(InThree):
     def stored(self) -> Tensor:
         return self.weights[0].stored
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         y_TO = torch.cat([weight.linear(x_TI, None) for weight in self.weights], -1)
         return y_TO if bias_O is None else y_TO + bias_O

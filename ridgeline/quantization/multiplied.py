@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import InThree, Weight
+from ridgeline.quantization.weight import Weight
 
 Multipliers = Sequence[tuple[int, float]]  # so many outputs, and what multiplies them
 
 
 @dataclass(frozen=True)
-class MultipliedWeight(InThree):
+class MultipliedWeight(Weight):
     """A weight in any form, and the factor of each of its outputs, float32."""
 
     ops: Ops
@@ -36,7 +37,7 @@ class MultipliedWeight(InThree):
     def stored(self) -> Tensor:
         return self.inner.stored
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         return (self.inner.linear(x_TI, bias_O) * self.factor_O).to(x_TI.dtype)
 
 

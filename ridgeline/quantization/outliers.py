@@ -16,27 +16,37 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ridgeline.quantization.scheme import ScaledWeight
+from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline.kernels.ops import Ops
+from ridgeline.quantization.weight import Weight
 
 THRESHOLD = 6.0  # magnitude from which an input is an outlier, as in the paper
 
 
 @dataclass(frozen=True)
-class OutlierWeight(ScaledWeight):
+class OutlierWeight(Weight):
     """Levels whose product is of int8 activations, and a dense side product.
 
+    rest: the levels.
     column_C: the inputs of outliers, int64. The levels there multiply zeros.
     dense_OC: their columns of the weight.
     """
 
+    ops: Ops
+    rest: Weight
     column_C: Tensor
     dense_OC: Tensor
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self.column_C.nbytes + self.dense_OC.nbytes
+        return self.rest.nbytes + self.column_C.nbytes + self.dense_OC.nbytes
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    @property
+    def stored(self) -> Tensor:
+        return self.rest.stored
+
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
+        assert isinstance(x_TI, Tensor)  # this weight gives no room for others
         outlier_TC = x_TI[:, self.column_C]
         rest_TI = x_TI.index_fill(1, self.column_C, 0.0)
-        return super().linear(rest_TI, bias_O) + outlier_TC @ self.dense_OC.to(x_TI.dtype).T
+        return self.rest.linear(rest_TI, bias_O) + outlier_TC @ self.dense_OC.to(x_TI.dtype).T

@@ -3,18 +3,19 @@ faster."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ridgeline.kernels.base.op import anywhere
 from ridgeline.kernels.gemm.plain.onednn import pack
-from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+from ridgeline.kernels.ops import Ops
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.weight import Weight, weight_of
 
 
-def prepare(loaded: PlainWeight) -> Weight:
+def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
     """Pack the weight if both ops that read it run on oneDNN. Other implementations get the weight as it was loaded."""
-    chosen = loaded.ops.chosen
-    if {chosen["linear"], chosen["norm_linear"]} != {"onednn"}:
-        return loaded
-    packed_OI = pack(loaded.weight_OI)
-    return loaded if packed_OI is loaded.weight_OI else PlainWeight(loaded.ops, packed_OI)
+    both_on_onednn = {ops.chosen["linear"], ops.chosen["norm_linear"]} == {"onednn"}
+    return weight_of(ops, pack(weight_OI) if both_on_onednn else weight_OI)
 
 
 PLAIN = Scheme(name="plain", prepare=prepare, supports=anywhere, needs="nothing")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LEVELS = 127  # levels to either side of zero, in eight bits
+from ridgeline.kernels.gemm.plain.levels import LEVELS
+
 PIECE = 4096  # rows that are rounded at once, since rounding takes a float32 copy of them
 
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from ridgeline.kernels.base.op import anywhere
 from ridgeline.kernels.base.weight_format import CodedFormat
 from ridgeline.kernels.gemm.codes.op import Coded, packed
+from ridgeline.kernels.ops import Ops
 from ridgeline.quantization.layout import laid_out
-from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.weight import Weight, weight_of
 
 MIDDLE = 8
 GROUPS = (128, 64, 32, 16, 8)
@@ -47,12 +49,10 @@ def _rounded(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return packed(level.flatten(1).to(torch.uint8), 4), scale[..., 0]
 
 
-def prepare(loaded: PlainWeight) -> Weight:
+def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
     """Round a weight. One whose inputs divide into no group stays as it is."""
-    coded = round_to_levels(loaded.weight_OI)
-    if coded is None:
-        return loaded
-    return laid_out(loaded.ops, coded, loaded.weight_OI.dtype)
+    coded = round_to_levels(weight_OI)
+    return weight_of(ops, weight_OI) if coded is None else laid_out(ops, coded, weight_OI.dtype)
 
 
 W4A16 = Scheme(name="w4a16", prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1)

@@ -9,21 +9,25 @@ Legend:
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ridgeline.kernels.base.native import has_compiler
 from ridgeline.kernels.base.op import Platform, has_byte_products, on_gpu
-from ridgeline.kernels.gemm.w8a8.op import has_vnni
-from ridgeline.quantization.layout import levels_laid_out
+from ridgeline.kernels.gemm.int8.op import has_vnni
+from ridgeline.kernels.gemm.plain.levels import Levels
+from ridgeline.kernels.ops import Ops
+from ridgeline.quantization.layout import laid_out
 from ridgeline.quantization.rounding import round_rows
-from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight
+from ridgeline.quantization.scheme import Scheme
+from ridgeline.quantization.weight import Weight
 
 
-def prepare(loaded: PlainWeight) -> Weight:
+def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
     """Round a weight, and lay it out for the fastest product there is. Its scales are rounded to the weight's dtype,
     then held in float32."""
-    level_OI = torch.empty(loaded.weight_OI.shape, dtype=torch.int8, device=loaded.weight_OI.device)
-    scale_O = round_rows(loaded.weight_OI, level_OI).float()
-    return levels_laid_out(loaded.ops, level_OI, scale_O)
+    level_OI = torch.empty(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
+    scale_O = round_rows(weight_OI, level_OI).float()
+    return laid_out(ops, Levels(level_OI, scale_O), weight_OI.dtype)
 
 
 def has_products(platform: Platform) -> bool:

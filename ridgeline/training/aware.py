@@ -28,6 +28,8 @@ from ridgeline.compression.schemes import SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.weight_format import Fp8Format
 from ridgeline.kernels.gemm.fp8.op import rounded as rounded_to_fp8
+from ridgeline.kernels.gemm.plain.levels import LEVELS
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
@@ -35,8 +37,7 @@ from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization.make.grids import Fp8Grid, Grid, dequantized
 from ridgeline.quantization.make.rtn import round_to_nearest
-from ridgeline.quantization.rounding import LEVELS
-from ridgeline.quantization.scheme import InThree
+from ridgeline.quantization.weight import Weight
 
 Rounding = Callable[[Tensor], Tensor]
 FEW_BITS = 3  # up to which groups have zeros: with so few numbers, a range around zero wastes one of them
@@ -109,7 +110,7 @@ def _rounded_weight(weight_OI: Tensor, parts: Sequence[int], grid: Grid) -> Tens
 
 
 @dataclass(frozen=True)
-class AwareWeight(InThree):
+class AwareWeight(Weight):
     """A `Weight` that is rounded whenever it multiplies.
 
     weight_OI: the parameter that is trained.
@@ -130,7 +131,8 @@ class AwareWeight(InThree):
     def stored(self) -> Tensor:
         return self.weight_OI
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
+        assert isinstance(x_TI, Tensor)  # this weight gives no room for others
         x_TI = x_TI if self.inputs is None else self.inputs(x_TI)
         return self.ops.linear(x_TI, _rounded_weight(self.weight_OI, self.parts, self.grid), bias_O)
 

@@ -29,7 +29,15 @@ from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.profile.made_plan import layout_for, made_plan
 
 # Bookkeeping of some hundred bytes. An embedding that is no parameter picks the hidden states to score.
-UNPRICED = ("step_inputs", "step_metadata", "attention_schedule", "step_advance", "step_verify", "embedding")
+UNPRICED = (
+    "step_inputs",
+    "step_metadata",
+    "attention_schedule",
+    "step_advance",
+    "step_verify",
+    "step_post",
+    "embedding",
+)
 NAMED_ALIKE = (  # ops that the cost model calls by their own names, and not after their parameters
     *("route", "grouped_gate_up", "grouped_down"),
     *("causal_conv", "gated_delta", "gated_norm", "selective_scan", "ssd"),
@@ -92,13 +100,15 @@ def record_step(model: ModelSpec, shape: StepShape, device: torch.device, dtype:
     kinds = tuple(dict.fromkeys(model.layers))
     spec = replace(model, layers=(kinds[0], *kinds))
     lengths = [int(length) for length in shape.kv_len_R]
-    ops, calls = Ops(Platform.of(device)), list[Recorded]()
+    ops, names, calls = Ops(Platform.of(device)), dict[int, str](), list[Recorded]()
+    _listen(ops, names, calls)  # before layers take functions of it
     decoder = Decoder(spec, ops, dtype=getattr(torch, dtype), device=device, max_positions=max(lengths) + 1)
     for parameter in decoder.requires_grad_(False).parameters():
         parameter.normal_(std=0.02)
     layout = layout_for(spec, shape, dtype, DEFAULT_BLOCK_SIZE[device.type])
     runner = Runner(decoder, layout, num_slots=len(lengths) + 1, max_model_len=max(lengths) + layout.block_size)
-    _listen(ops, _weight_names(decoder), calls)
+    names.update(_weight_names(decoder))
+    calls.clear()
     runner.sample(runner.forward(made_plan(spec, shape, layout)), {})
     for call in calls:
         for cache in _caches_of(call):

@@ -34,7 +34,7 @@ from ridgeline.layers.experts import ExpertStack
 from ridgeline.layers.linear import Linear
 from ridgeline.perf.explain import JOINT
 from ridgeline.quantization.experts import ExpertWeights
-from ridgeline.quantization.scheme import TakesRounded, Weight
+from ridgeline.quantization.weight import Weight
 from ridgeline.worker.local import LocalWorker
 from ridgeline_bench.profile.ops import module_name, step_name
 
@@ -71,7 +71,7 @@ def named_ranges(engine: Engine, worker: LocalWorker) -> Iterator[list[StepShape
             _replace(undo, runner.decoder.ops, op, named.op(getattr(runner.decoder.ops, op), op))
         for name, module in runner.decoder.named_modules():
             if isinstance(module, Linear):
-                _replace(undo, module, "matrix", _named(module.matrix, module_name(name), named))
+                _replace(undo, module, "matrix", _NamedWeight(module.matrix, module_name(name), named))
             if isinstance(module, ExpertStack):
                 _replace(undo, module, "matrices", _NamedExperts(module.matrices, named))
         yield shapes
@@ -133,7 +133,7 @@ class _OpRanges:
 
 
 @dataclass(frozen=True)
-class _NamedWeight:
+class _NamedWeight(Weight):
     """A linear map's weight, in whatever form, whose products are ranges under the map's name."""
 
     weight: Weight
@@ -144,7 +144,11 @@ class _NamedWeight:
     def nbytes(self) -> int:
         return self.weight.nbytes
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    @property
+    def stored(self) -> Tensor:
+        return self.weight.stored
+
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
         with self.ranges.around(lambda: self.name):
             return self.weight.linear(x_TI, bias_O)
 
@@ -154,28 +158,15 @@ class _NamedWeight:
         with self.ranges.around(lambda: JOINT.join(named)):
             return self.weight.norm_linear(x, epilogue)
 
-
-@dataclass(frozen=True)
-class _NamedTakesRounded(_NamedWeight):
-    """Likewise, of a weight that takes rounded activations, which is given twice."""
-
-    taking: TakesRounded
+    @property
+    def takes_rounded(self) -> bool:
+        return self.weight.takes_rounded
 
     def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
-        return self.taking.room(tokens, dtype)
+        return self.weight.room(tokens, dtype)
 
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
-        return self.taking.rounds_gated(tokens, dtype)
-
-    def rounded_linear(self, x: Rounded, bias_O: Tensor | None) -> Tensor:
-        with self.ranges.around(lambda: self.name):
-            return self.taking.rounded_linear(x, bias_O)
-
-
-def _named(weight: Weight, name: str, ranges: _OpRanges) -> _NamedWeight:
-    if isinstance(weight, TakesRounded):
-        return _NamedTakesRounded(weight, name, ranges, weight)
-    return _NamedWeight(weight, name, ranges)
+        return self.weight.rounds_gated(tokens, dtype)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ridgeline.quantization.make.hqq import POWER, half_quadratic
 from ridgeline.quantization.make.rtn import round_to_nearest
 from ridgeline.quantization.make.statistics import InputStatistics, ObservedWeight
 from ridgeline.quantization.outliers import OutlierWeight
+from ridgeline.quantization.weight import weight_of
 
 OPS = Ops(Platform(device_type="cpu"))
 W4 = LevelGrid(4, 16, True, torch.bfloat16)
@@ -185,7 +186,7 @@ def test_an_observed_weight_sees_normalized_inputs() -> None:
     y_TO, s_TI = observed.norm_linear(Operand(x_TI, residual_TI, norm_I, 1e-5), Epilogue())
     n_TI = torch.nn.functional.rms_norm(x_TI + residual_TI, (16,), norm_I, 1e-5)
     torch.testing.assert_close(observed.seen.hessian_II, n_TI.T @ n_TI)
-    torch.testing.assert_close(y_TO, n_TI @ observed.weight_OI.T)
+    torch.testing.assert_close(y_TO, n_TI @ observed.stored.T)
     assert torch.equal(s_TI, x_TI + residual_TI)
 
 
@@ -225,22 +226,16 @@ def test_searched_factors_lessen_the_error_of_the_outputs() -> None:
 def test_outliers_are_multiplied_apart() -> None:
     x_TI, weight_OI = torch.randn(20, 32), matrix(8, 32)
     x_TI[:, 7] *= 50
-    made = round_to_nearest(weight_OI, Int8Grid())
-    form = Int8Grid().form(made)
+    form = Int8Grid().form(round_to_nearest(weight_OI, Int8Grid()))
     column_C = torch.tensor([7])
-    weight = OutlierWeight(OPS, reference_w8a8, *form, column_C, weight_OI[:, column_C])
+    ops = Ops(OPS.platform, {"w8a8_linear": "reference"})
+    weight = OutlierWeight(ops, weight_of(ops, form), column_C, weight_OI[:, column_C])
     want_TO = x_TI @ weight_OI.T
     apart = (weight.linear(x_TI, None) - want_TO).abs().max()
-    together = (reference_w8a8(x_TI, *form, None) - want_TO).abs().max()
+    together = (weight_of(ops, form).linear(x_TI, None) - want_TO).abs().max()
     assert apart < 0.1 * together
     bias_O = torch.randn(8)
     torch.testing.assert_close(weight.linear(x_TI, bias_O), weight.linear(x_TI, None) + bias_O)
-
-
-def reference_w8a8(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
-    scale_T1 = x_TI.abs().amax(1, keepdim=True) / 127
-    y_TO = (x_TI / scale_T1).round() * scale_T1 @ (level_OI.float() * scale_O[:, None]).T
-    return y_TO if bias_O is None else y_TO + bias_O
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

@@ -55,6 +55,12 @@ def test_an_instance_holds_the_functions_chosen_for_it() -> None:
     assert Ops.linear is OPS["linear"]
 
 
+def test_an_op_behind_a_norm_follows_the_op_alone() -> None:
+    assert Ops(HERE, {"coded_linear": "torch"}).chosen["coded_norm_linear"] == "torch"
+    both = {"coded_linear": "torch", "coded_norm_linear": "reference"}
+    assert both.items() <= Ops(HERE, both).chosen.items()
+
+
 def test_what_is_deterministic_is_read_off_the_ops() -> None:
     assert {"linear", "norm_linear", "decode_attention", "sample"} <= set(DETERMINISTIC)
     gpu = Platform(device_type="cuda", arch="sm_90")

@@ -22,7 +22,8 @@ from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.moves import Takes, near, takes
 from ridgeline.perf.placement import equal_parts, placed
 from ridgeline.quantization.experts import ListedWeights
-from ridgeline.quantization.scheme import PlainWeight, everywhere, scheme
+from ridgeline.quantization.scheme import everywhere, scheme
+from ridgeline.quantization.weight import weight_of
 from ridgeline.weights.loader import load_weights, read_model_config
 from ridgeline.worker.moving import Mover
 from tests.parallel.test_copies import skewed
@@ -184,7 +185,7 @@ def test_experts_in_a_layout_of_onednn_are_refused(tiny_model: Callable[[str], P
     decoder = decoder_of(tiny_model("qwen3_moe"), Mesh())
     Mover(decoder).check()
     experts = next(layer.feed_forward for layer in decoder.layers if isinstance(layer.feed_forward, Experts))
-    blocked = PlainWeight(experts.ops, torch.zeros(16, 16).to_mkldnn())
+    blocked = weight_of(experts.ops, torch.zeros(16, 16).to_mkldnn())
     experts.down.matrices = ListedWeights([blocked], 16)
     with pytest.raises(InvalidConfig, match="oneDNN's own layout"):
         Mover(decoder).check()

@@ -29,7 +29,7 @@ WIDER: dict[str, Any] = {
     "head_dim": 64,
 }
 # codes as plain numbers, so that no activation is rounded
-UNROUNDED = {"coded_linear": "torch", "coded_norm_linear": "torch"}
+UNROUNDED = {"coded_linear": "torch"}
 ALONE: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "enable_prefix_caching": False}
 CODED = ("gguf Q8_0", "gguf Q5_1", "gptq order", "ct nvfp4")
 SEVERAL = (

@@ -29,7 +29,7 @@ from ridgeline.layers.build import Build
 from ridgeline.layers.experts import Experts, ExpertStack
 from ridgeline.layers.norm import Norm
 from ridgeline.quantization import SCHEMES
-from ridgeline.quantization.experts import ListedWeights, QuantizedStack, prepare_experts
+from ridgeline.quantization.experts import ListedWeights, StackedWeights, prepare_experts
 from ridgeline.quantization.scheme import everywhere, scheme
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
@@ -160,7 +160,7 @@ def test_kernels_multiply_a_stack_in_fp8_and_torch_its_matrices(name: str) -> No
     kernels = Ops(HERE, {"grouped_gate_up": "triton", "grouped_down": "triton", **exact})
     x_TM = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1))
     want_TM, _ = layer(SPEC, "plain", dtype=torch.float32)(norm(torch.float32), x_TM, None)
-    for ops, form in ((kernels, QuantizedStack), (Ops(HERE, exact), ListedWeights)):
+    for ops, form in ((kernels, StackedWeights), (Ops(HERE, exact), ListedWeights)):
         made = layer(SPEC, name, ops, torch.float32)
         plain = made.gate_up.weight.nbytes
         prepare(made)
@@ -176,10 +176,10 @@ def test_a_stack_in_codes_is_listed_where_no_kernel_multiplies_it() -> None:
     case = ExpertsCase(6, 64, 64, experts=4, used=2, format=MXFP4, scales=torch.uint8)
     x_TM, weight, bias_EG, routes, gate = case.gate_up_inputs(torch.float32, CPU)
     kernels = Ops(HERE, {"grouped_gate_up": "triton", "grouped_down": "triton"})
-    stack = QuantizedStack(kernels, weight)
+    stack = StackedWeights(kernels, weight)
     assert prepare_experts(stack, scheme(None)) == stack
     one_by_one = Ops(HERE, {"coded_linear": "reference"})  # others may round activations
-    listed = prepare_experts(QuantizedStack(one_by_one, weight), scheme(None))
+    listed = prepare_experts(StackedWeights(one_by_one, weight), scheme(None))
     assert isinstance(listed, ListedWeights)
     assert listed.nbytes == stack.nbytes
     want_PF = stack.gate_up(x_TM, bias_EG, routes, gate)

@@ -1,5 +1,5 @@
-"""Activations that the op before rounds, from layer to layer. `Fp8Weight.room` gives room on Hopper alone; here it is
-made to give it everywhere."""
+"""Activations that the op before rounds, from layer to layer. `FormedWeight.room` gives room on Hopper alone; here it
+is made to give it everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, to_fp8
+from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, Fp8, to_fp8
 from ridgeline.kernels.gemm.plain import rounded
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
@@ -19,13 +19,13 @@ from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.mlp import GatedMLP
-from ridgeline.quantization.forms import Fp8Weight
 from ridgeline.quantization.scheme import everywhere, scheme
+from ridgeline.quantization.weight import FormedWeight, weight_of
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
 from tests.driving import ask, rig
 
-REFERENCE = {"fp8_linear": "reference", "fp8_norm_linear": "reference"}
+REFERENCE = {"fp8_linear": "reference"}
 
 
 @pytest.fixture
@@ -33,18 +33,21 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Rounded]:
     """All FP8 weights give room. The list gets what they then multiply."""
     found: list[Rounded] = []
 
-    def room(weight: Fp8Weight, tokens: int, dtype: torch.dtype) -> Rounded:
+    def room(weight: FormedWeight, tokens: int, dtype: torch.dtype) -> Rounded | None:
+        if not isinstance(weight.form, Fp8):
+            return None
         return rounded.room(tokens, weight.stored.shape[1], dtype, weight.stored.device)
 
-    linear = Fp8Weight.rounded_linear
+    linear = FormedWeight.linear
 
-    def rounded_linear(weight: Fp8Weight, x: Rounded, bias_O: Tensor | None) -> Tensor:
-        found.append(x)
-        return linear(weight, x, bias_O)
+    def observed(weight: FormedWeight, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
+        if isinstance(x_TI, Rounded):
+            found.append(x_TI)
+        return linear(weight, x_TI, bias_O)
 
-    monkeypatch.setattr(Fp8Weight, "room", room)
-    monkeypatch.setattr(Fp8Weight, "rounds_gated", lambda weight, tokens, dtype: True)
-    monkeypatch.setattr(Fp8Weight, "rounded_linear", rounded_linear)
+    monkeypatch.setattr(FormedWeight, "room", room)
+    monkeypatch.setattr(FormedWeight, "rounds_gated", lambda weight, tokens, dtype: isinstance(weight.form, Fp8))
+    monkeypatch.setattr(FormedWeight, "linear", observed)
     return found
 
 
@@ -59,7 +62,7 @@ def test_a_feed_forward_errs_no_more_with_scales_of_128_inputs_than_with_those_o
     assert isinstance(mlp, GatedMLP)
     x_TM, residual_TM = torch.randn(33, spec.hidden_size), torch.randn(33, spec.hidden_size)
     n_TM = rms_norm((x_TM + residual_TM).double(), None, norm.weight.double(), norm.eps)[0]
-    both, down = (matrix.weight.dequantized().double() for matrix in (mlp.gate_up.matrix, mlp.down.matrix))
+    both, down = (matrix.form.dequantized().double() for matrix in (mlp.gate_up.matrix, mlp.down.matrix))
     want_TM = gated_activation(n_TM @ both.T, mlp.kind) @ down.T
     errors = []
     for _ in range(2):
@@ -89,4 +92,4 @@ def test_no_room_is_given_where_a_token_must_have_the_same_bits_in_any_company()
     for chosen in ("batch_invariant", "torch", "reference"):
         ops = Ops(Platform(device_type="cpu"), {"fp8_linear": chosen})
         with torch.inference_mode():
-            assert Fp8Weight(ops, to_fp8(torch.randn(256, 256), BY_TOKEN)).room(1, torch.bfloat16) is None
+            assert weight_of(ops, to_fp8(torch.randn(256, 256), BY_TOKEN)).room(1, torch.bfloat16) is None

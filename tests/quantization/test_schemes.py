@@ -18,16 +18,16 @@ import torch
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.int8.op import RUN
+from ridgeline.kernels.gemm.int8.op import RUN, has_vnni
 from ridgeline.kernels.gemm.plain.cases import CASES, NORM_CASES, LinearCase, NormLinearCase
+from ridgeline.kernels.gemm.plain.levels import LEVELS
 from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR, Epilogue, Operand, has_onednn
-from ridgeline.kernels.gemm.w8a8.op import has_vnni
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
 from ridgeline.quantization import SCHEMES
-from ridgeline.quantization.rounding import LEVELS
-from ridgeline.quantization.scheme import PlainWeight, Scheme, Weight, everywhere, scheme
+from ridgeline.quantization.scheme import Scheme, everywhere, scheme
+from ridgeline.quantization.weight import Weight
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline.weights.loader import read_model_config
 
@@ -41,7 +41,7 @@ needs_packing = pytest.mark.skipif(
 
 
 def prepared(name: str, weight_OI: torch.Tensor, ops: Ops = OPS) -> Weight:
-    return scheme(name).prepare(PlainWeight(ops, weight_OI))
+    return scheme(name).prepare(ops, weight_OI)
 
 
 @needs_packing
@@ -49,8 +49,7 @@ def prepared(name: str, weight_OI: torch.Tensor, ops: Ops = OPS) -> Weight:
 def test_a_packed_weight_multiplies_like_the_plain_one(case: LinearCase) -> None:
     x_TI, weight_OI, bias_O = case.inputs(torch.bfloat16, CPU)
     packed = prepared("plain", weight_OI)
-    assert isinstance(packed, PlainWeight)
-    assert packed.weight_OI.is_mkldnn
+    assert packed.stored.is_mkldnn
     assert packed.nbytes >= weight_OI.nbytes
     got, want = packed.linear(x_TI, bias_O), LINEAR.reference(x_TI, weight_OI, bias_O)
     eps = torch.finfo(torch.bfloat16).eps
@@ -140,17 +139,16 @@ def test_a_rounded_weight_behind_a_norm_is_the_norm_the_product_and_the_gate(nam
 def test_weights_are_packed_only_if_both_linear_ops_can_read_them() -> None:
     weight_OI = torch.ones(32, 32, dtype=torch.bfloat16)
     for name in ("reference", "torch"):
-        loaded = PlainWeight(Ops(HERE, {"norm_linear": name}), weight_OI)
-        assert scheme(None).prepare(loaded) is loaded
-    loaded = PlainWeight(OPS, weight_OI.float())
-    assert scheme(None).prepare(loaded) is loaded
+        assert prepared("plain", weight_OI, Ops(HERE, {"norm_linear": name})).stored is weight_OI
+    weight_OI = weight_OI.float()
+    assert prepared("plain", weight_OI).stored is weight_OI
 
 
 def test_nobody_gets_int8_unasked() -> None:
     assert scheme(None) is SCHEMES["plain"]
     for device in ("cpu", "mps"):
-        weight = PlainWeight(Ops(Platform(device_type=device)), torch.ones(32, 32))
-        assert scheme(None).prepare(weight) is weight
+        weight_OI = torch.ones(32, 32)
+        assert scheme(None).prepare(Ops(Platform(device_type=device)), weight_OI).stored is weight_OI
     with pytest.raises(InvalidConfig, match="int7"):
         scheme("int7")
 
@@ -212,7 +210,7 @@ def test_a_loaded_weight_can_be_trained_and_copied(spec: ModelSpec) -> None:
     again = copy.deepcopy(decoder)
     linear = decoder.get_submodule("layers.0.mixer.out")
     assert isinstance(linear, Linear)
-    x_TI = torch.ones(2, linear.matrix.weight_OI.shape[1])  # type: ignore[attr-defined]
+    x_TI = torch.ones(2, linear.matrix.stored.shape[1])
     linear(x_TI).sum().backward()
     assert linear.weight is not None
     assert linear.weight.grad is not None

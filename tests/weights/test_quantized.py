@@ -96,7 +96,7 @@ def test_a_config_alone_gives_random_weights_in_its_form(name: str, tmp_path: Pa
             assert 0.012 < numbers(ours).std() < 0.03, module  # a power of two is 0.02 by a factor of at most 1.5
 
 
-EXACT = {"coded_linear": "reference", "coded_norm_linear": "reference"}
+EXACT = {"coded_linear": "reference"}
 
 
 @pytest.mark.parametrize("kernels", [{}, EXACT], ids=["as the platform likes", "exact"])

@@ -26,9 +26,8 @@ from ridgeline.compression.made import Made
 from ridgeline.compression.writers import Written
 from ridgeline.compression.writers.packing import nibbles
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
-from ridgeline.quantization.make.grids import Levels
+from ridgeline.kernels.gemm.plain.levels import LEVELS, Levels
 from ridgeline.quantization.outliers import THRESHOLD
-from ridgeline.quantization.rounding import LEVELS
 
 
 class BitsAndBytes:

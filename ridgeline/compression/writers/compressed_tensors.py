@@ -22,7 +22,7 @@ from ridgeline.compression.writers import Written
 from ridgeline.compression.writers.packing import nibbles, words
 from ridgeline.kernels.gemm.codes.op import Coded
 from ridgeline.kernels.gemm.fp8.op import Fp8
-from ridgeline.quantization.make.grids import Levels
+from ridgeline.kernels.gemm.plain.levels import Levels
 
 _FORMATS = {
     "fp8": "float-quantized",

@@ -91,18 +91,20 @@ class Op(Generic[F]):
     call is checked against that signature.
 
     matrix: the rate of the matrix units limits the op too, and not memory alone.
+    of: the op whose implementation it follows where no other is asked for by its own name.
     """
 
     name: str
     reference: F
     implementations: tuple[Implementation, ...] = ()
     matrix: bool = False
+    of: str = ""
 
     def fused(self, name: str, reference: G) -> Op[G]:
         """Return an op that adds something to this one, with an implementation of its own, of that name, beside each of
-        this op's."""
+        this op's. Who chooses this op's implementation chooses that one too."""
         beside = (replace(each, target=f"{each.target.partition(':')[0]}:{name}") for each in self.implementations)
-        return Op(name, reference, tuple(beside), self.matrix)
+        return Op(name, reference, tuple(beside), self.matrix, self.name)
 
     def choose(self, platform: Platform, wanted: str | None = None) -> F:
         """Return the function of the implementation that `chosen` names."""

@@ -73,7 +73,12 @@ class CodedFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Format:
-    """Int8 levels with a float32 scale for each output. Activations are rounded to int8 too, token by token."""
+    """Int8 levels with a scale for each output.
+
+    rounds: activations are rounded to int8 too, token by token.
+    """
+
+    rounds: bool = True
 
 
 WeightFormat = Fp8Format | CodedFormat | Int8Format

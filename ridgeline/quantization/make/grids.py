@@ -21,29 +21,10 @@ from torch import Tensor
 from ridgeline.kernels.base.weight_format import BLOCK, CodedFormat, Fp8Format
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded, packed
 from ridgeline.kernels.gemm.fp8.op import LARGEST, Fp8
-from ridgeline.quantization.rounding import LEVELS
+from ridgeline.kernels.gemm.plain.levels import LEVELS, Levels
 
 LARGEST_E2M1 = 6.0
 _E2M1_POWER = 2  # exponent of E2M1's largest number
-
-
-class Levels(NamedTuple):
-    """A weight as int8 levels: weight = level * scale.
-
-    level_OI: int8.
-    scale_O: float32.
-    """
-
-    level_OI: Tensor
-    scale_O: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.level_OI.nbytes + self.scale_O.nbytes
-
-    def dequantized(self) -> Tensor:
-        """Return the weight in float32."""
-        return self.level_OI.float() * self.scale_O[:, None]
 
 
 Form = Coded | Fp8 | Levels

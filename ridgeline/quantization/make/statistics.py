@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import InThree, PlainWeight
+from ridgeline.quantization.weight import FormedWeight, Weight, product_of
 
 
 class InputStatistics:
@@ -68,15 +69,20 @@ def pooled(parts: list[InputStatistics]) -> InputStatistics:
 
 
 @dataclass(frozen=True)
-class ObservedWeight(InThree, PlainWeight):
+class ObservedWeight(FormedWeight):
     """A plain weight that counts what it multiplies."""
 
     seen: InputStatistics = field(kw_only=True)
 
     @classmethod
     def of(cls, ops: Ops, weight_OI: Tensor) -> ObservedWeight:
-        return cls(ops, weight_OI, seen=InputStatistics(weight_OI.shape[1], weight_OI.device))
+        return cls(
+            ops, weight_OI, product_of(ops, weight_OI), seen=InputStatistics(weight_OI.shape[1], weight_OI.device)
+        )
 
-    def linear(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
+        assert isinstance(x_TI, Tensor)  # this weight gives no room for others
         self.seen.add(x_TI)
-        return PlainWeight.linear(self, x_TI, bias_O)
+        return super().linear(x_TI, bias_O)
+
+    norm_linear = Weight.norm_linear  # of which the linear map counts

@@ -26,14 +26,13 @@ from ridgeline.kernels.base.weight_format import CodedFormat
 from ridgeline.kernels.gemm.codes import cases, op, panels
 from ridgeline.kernels.gemm.codes.cases import CodedCase
 from ridgeline.kernels.gemm.codes.op import Coded
+from ridgeline.kernels.gemm.int8.cases import W8A8_CASES, W8A8Case
+from ridgeline.kernels.gemm.int8.op import w8a8_linear
+from ridgeline.kernels.gemm.plain.levels import Levels
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.w8a8 import cases as w8a8_cases
-from ridgeline.kernels.gemm.w8a8 import op as w8a8
-from ridgeline.kernels.gemm.w8a8.cases import W8A8Case
 from ridgeline.kernels.ops import Ops
 from ridgeline.quantization import SCHEMES
-from ridgeline.quantization.panels import PanelWeight
-from ridgeline.quantization.scheme import PlainWeight, scheme
+from ridgeline.quantization.scheme import scheme
 from ridgeline.quantization.w4a16 import round_to_levels
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
@@ -132,7 +131,7 @@ def test_sums_of_the_largest_codes_and_activations_are_exact(
 def test_sums_of_the_largest_levels_are_exact(multiply: panels.Multiply) -> None:
     level_OI = torch.randint(0, 2, (40, 256), generator=torch.Generator().manual_seed(0)) * 255 - 128
     level_OI[0], level_OI[1] = -128, 127
-    packed = panels.pack_levels(level_OI.to(torch.int8), torch.ones(40), multiply)
+    packed = panels.pack_levels(Levels(level_OI.to(torch.int8), torch.ones(40)), multiply)
     assert packed is not None
     assert_exact(packed, level_OI)
 
@@ -194,8 +193,8 @@ def test_a_token_depends_on_no_other_whatever_the_format(dtype: torch.dtype, mul
         assert packed is not None
         assert bias_O is not None
         assert_bits_of_each_alone(packed, x_TI, bias_O)
-    x_TI, level_OI, scale_O, bias_O = W8A8Case(41, 512, 40, bias=True).inputs(dtype, CPU)
-    packed = panels.pack_levels(level_OI, scale_O, multiply)
+    x_TI, levels, bias_O = W8A8Case(41, 512, 40, bias=True).inputs(dtype, CPU)
+    packed = panels.pack_levels(levels, multiply)
     assert packed is not None
     assert bias_O is not None
     assert_bits_of_each_alone(packed, x_TI, bias_O)
@@ -222,8 +221,8 @@ def test_a_token_depends_on_no_thread() -> None:
 def test_what_is_no_number_stays_in_its_row(tokens: int, dtype: torch.dtype) -> None:
     x_TI, weight, _ = CodedCase(tokens, 256, 48, op.W4).inputs(dtype, CPU)
     x_TI[1, 3], x_TI[2, 200] = torch.nan, torch.inf
-    levels = torch.ones(48, 256, dtype=torch.int8)
-    for packed in (panels.pack(weight), panels.pack_levels(levels, torch.ones(48))):
+    levels = Levels(torch.ones(48, 256, dtype=torch.int8), torch.ones(48))
+    for packed in (panels.pack(weight), panels.pack_levels(levels)):
         assert packed is not None
         finite_TO = torch.isfinite(panels.linear(x_TI, packed, None))
         assert not finite_TO[1].any()
@@ -267,15 +266,15 @@ def test_inputs_that_do_not_fit_the_weight_are_refused() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", [*w8a8_cases.CASES, W8A8Case(530, 1100, 280, bias=True)], ids=str)
+@pytest.mark.parametrize("case", [*W8A8_CASES, W8A8Case(530, 1100, 280, bias=True)], ids=str)
 def test_levels_in_panels_multiply_like_the_reference(case: W8A8Case, multiply: panels.Multiply) -> None:
     for dtype in DTYPES:
-        x_TI, level_OI, scale_O, bias_O = case.inputs(dtype, CPU)
-        packed = panels.pack_levels(level_OI, scale_O, multiply)
+        x_TI, levels, bias_O = case.inputs(dtype, CPU)
+        packed = panels.pack_levels(levels, multiply)
         assert packed is not None
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(
-            panels.linear(x_TI, packed, bias_O), w8a8.w8a8_linear(x_TI, level_OI, scale_O, bias_O),
+            panels.linear(x_TI, packed, bias_O), w8a8_linear(x_TI, levels, bias_O),
             rtol=4 * eps, atol=4 * eps + case.in_width * 2.0**-24,
         )  # fmt: skip
 
@@ -316,15 +315,15 @@ def test_w4a16_errs_by_at_most_one_step_of_the_group(inputs: int, group: int) ->
 
 
 def test_w4a16_leaves_what_has_no_groups() -> None:
-    loaded = PlainWeight(Ops(HERE), torch.ones(4, 12))
-    assert scheme("w4a16").prepare(loaded) is loaded
+    weight_OI = torch.ones(4, 12)
+    assert scheme("w4a16").prepare(Ops(HERE), weight_OI).stored is weight_OI
 
 
 def test_schemes_take_panels_where_they_can_be_compiled() -> None:
     weight_OI = torch.randn(40, 256).to(torch.bfloat16)
-    prepared = [SCHEMES[name].prepare(PlainWeight(Ops(HERE), weight_OI)) for name in ("w4a16", "w8a8")]
+    prepared = [SCHEMES[name].prepare(Ops(HERE), weight_OI) for name in ("w4a16", "w8a8")]
     if panels.multiply() is not None and has_byte_products(HERE):
-        assert all(isinstance(weight, PanelWeight) for weight in prepared)
+        assert all(isinstance(weight.form, panels.Panels) for weight in prepared)
         assert prepared[0].nbytes < weight_OI.nbytes / 3
     x_TI = torch.randn(2, 256).to(torch.bfloat16)
     want_TO = x_TI.float() @ weight_OI.float().T
@@ -336,11 +335,11 @@ WITHOUT_COMPILER = """
 import torch
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
-from ridgeline.quantization.scheme import PlainWeight, scheme
+from ridgeline.quantization.scheme import scheme
 weight = torch.randn(40, 256)
 x = torch.randn(2, 256)
 for name, error in (("w4a16", 0.2), ("w8a8", 0.03)):
-    got = scheme(name).prepare(PlainWeight(Ops(Platform(device_type="cpu")), weight)).linear(x, None)
+    got = scheme(name).prepare(Ops(Platform(device_type="cpu")), weight).linear(x, None)
     assert (got - x @ weight.T).norm() < error * (x @ weight.T).norm(), name
 """
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ridgeline.kernels.gemm.codes.cases import CASES, CodedCase, random_codes
 from ridgeline.kernels.gemm.codes.choose import SHARED, WIDE_TOKENS, choose, wide_cuts
-from ridgeline.kernels.gemm.codes.cost import coded_linear_cost
 from ridgeline.kernels.gemm.codes.fragments import Fragments, arranged, fits, rows, span, unit
 from ridgeline.kernels.gemm.codes.op import CODED_LINEAR, CODED_NORM_LINEAR, MXFP4, Coded
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
@@ -62,9 +61,7 @@ def test_fragments_hold_the_same_numbers(case: CodedCase) -> None:
 @pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_cost_counts_the_bytes_that_are_stored(case: CodedCase) -> None:
     weight = weight_of(replace(case, ordered=True))
-    least = coded_linear_cost(
-        1, case.in_width, case.out_width, case.format, itemsize=2, scale_itemsize=weight.scale_OG.itemsize
-    )
+    least = replace(case, tokens=1, bias=False).cost(itemsize=2)
     stored = weight.nbytes - (0 if weight.scale is None else weight.scale.nbytes)
     assert least.bytes == stored + 2 * (case.in_width + case.out_width)
 

@@ -24,8 +24,8 @@ from ridgeline.kernels.gemm.fp8.op import (
     rounded,
     to_fp8,
 )
+from ridgeline.kernels.gemm.int8.cases import W8A8Case
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
-from ridgeline.kernels.gemm.w8a8.cases import W8A8Case
 from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.kernels.small.norm.op import rms_norm
 
@@ -307,7 +307,8 @@ def test_sums_of_int8_levels_are_exact_on_matrix_units(cut: Stream | Tiles | Non
         rows = 2 * outputs if gate else outputs
         if isinstance(cut, Stream) and cut.split > 1 and tokens > 64:
             continue  # parts of a sum wait for one another, so all of them must run at once
-        x_TI, level_OI, scale_O, bias_O = W8A8Case(tokens, inputs, rows, bias=True).inputs(torch.bfloat16, device, seed)
+        case = W8A8Case(tokens, inputs, rows, bias=True)
+        x_TI, (level_OI, scale_O, _), bias_O = case.inputs(torch.bfloat16, device, seed)
         x, _ = round_rows(Operand(x_TI), torch.int8, "token", None)
         want_TO = tokens_of(x, inputs) @ level_OI.double().T * scale_O.double()
         want_TO = want_TO + bias_O.double() if bias_O is not None else want_TO

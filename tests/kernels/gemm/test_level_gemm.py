@@ -6,6 +6,7 @@ the bias: 4 epsilons of the dtype. Sums of products of levels are exact, so w8a8
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,16 +14,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.int8 import cases as int8_cases
+from ridgeline.kernels.gemm.int8 import cases
 from ridgeline.kernels.gemm.int8 import op as int8
-from ridgeline.kernels.gemm.w8a8 import cases as w8a8_cases
-from ridgeline.kernels.gemm.w8a8 import op as w8a8
 
 CPU, HERE = torch.device("cpu"), Platform(device_type="cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = [
-    *(pytest.param(int8.INT8_LINEAR, case, id=f"int8-{case}") for case in int8_cases.CASES),
-    *(pytest.param(w8a8.W8A8_LINEAR, case, id=f"w8a8-{case}") for case in w8a8_cases.CASES),
+    *(pytest.param(int8.INT8_LINEAR, case, id=f"int8-{case}") for case in cases.CASES),
+    *(pytest.param(int8.W8A8_LINEAR, case, id=f"w8a8-{case}") for case in cases.W8A8_CASES),
 ]
 
 
@@ -37,11 +36,12 @@ def rounded(x_TI: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_the_reference_is_the_formula(op: Any, case: Any, dtype: torch.dtype) -> None:
-    x_TI, level_OI, scale_O, bias_O = case.inputs(dtype, CPU)
+    x_TI, levels, bias_O = case.inputs(dtype, CPU)
+    level_OI, scale_O, _ = levels
     weight_OI = (level_OI.double() * scale_O.double()[:, None])[:, : case.in_width]
-    want_TO = (rounded(x_TI) if op is w8a8.W8A8_LINEAR else x_TI.double()) @ weight_OI.T
+    want_TO = (rounded(x_TI) if op is int8.W8A8_LINEAR else x_TI.double()) @ weight_OI.T
     want_TO = want_TO if bias_O is None else want_TO + bias_O.double()
-    got_TO = op.reference(x_TI, level_OI, scale_O, bias_O)
+    got_TO = op.reference(x_TI, levels, bias_O)
     assert got_TO.dtype == dtype
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(got_TO.double(), want_TO, rtol=2 * eps, atol=4 * eps + case.in_width * 2.0**-24)
@@ -51,7 +51,7 @@ def test_the_reference_is_the_formula(op: Any, case: Any, dtype: torch.dtype) ->
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_implementations_equal_the_reference(op: Any, case: Any, dtype: torch.dtype) -> None:
     inputs = case.inputs(dtype, CPU)
-    given = [x.clone() if isinstance(x, Tensor) else x for x in inputs]
+    given = copy.deepcopy(inputs)
     ran = 0
     for implementation in op.implementations:
         if implementation.supports(HERE):
@@ -59,19 +59,19 @@ def test_implementations_equal_the_reference(op: Any, case: Any, dtype: torch.dt
             tolerance = {"rtol": 4 * eps, "atol": 4 * eps + case.in_width * 2.0**-24}
             torch.testing.assert_close(got_TO, op.reference(*inputs), **tolerance)
             ran += 1
-    assert ran or op is w8a8.W8A8_LINEAR
-    assert all(now is None or torch.equal(now, before) for now, before in zip(inputs, given, strict=True))
+    assert ran or op is int8.W8A8_LINEAR
+    for now, before in zip((inputs[0], *inputs[1][:2]), (given[0], *given[1][:2]), strict=True):
+        assert torch.equal(now, before)
+    assert inputs[2] is None or torch.equal(inputs[2], given[2])
 
 
-@pytest.mark.skipif(not w8a8.has_vnni(HERE), reason="no VNNI")
+@pytest.mark.skipif(not int8.has_vnni(HERE), reason="no VNNI")
 def test_packed_levels_multiply_like_levels() -> None:
-    from ridgeline.kernels.gemm.w8a8.onednn import pack, w8a8_linear
+    from ridgeline.kernels.gemm.int8.onednn import pack, w8a8_linear
 
-    x_TI, level_OI, scale_O, bias_O = w8a8_cases.CASES[2].inputs(torch.float32, CPU)
-    packed = pack(level_OI)
-    assert packed.is_mkldnn
-    assert torch.equal(w8a8_linear(x_TI, packed, scale_O, bias_O), w8a8_linear(x_TI, level_OI, scale_O, bias_O))
-    for packed_or_not in (packed, level_OI):
-        torch.testing.assert_close(
-            w8a8.w8a8_linear(x_TI, packed_or_not, scale_O, bias_O), w8a8_linear(x_TI, level_OI, scale_O, bias_O)
-        )
+    x_TI, levels, bias_O = cases.W8A8_CASES[2].inputs(torch.float32, CPU)
+    packed = levels._replace(level_OI=pack(levels.level_OI))
+    assert packed.stored.is_mkldnn
+    assert torch.equal(w8a8_linear(x_TI, packed, bias_O), w8a8_linear(x_TI, levels, bias_O))
+    for packed_or_not in (packed, levels):
+        torch.testing.assert_close(int8.w8a8_linear(x_TI, packed_or_not, bias_O), w8a8_linear(x_TI, levels, bias_O))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.case import Cases, as_cases
-from ridgeline.kernels.base.cost import Cost
-from ridgeline.kernels.base.weight_format import SUPER, CodedFormat
+from ridgeline.kernels.base.weight_format import SUPER, CodedFormat, Held
 from ridgeline.kernels.gemm.codes.op import (
     IQ2_S,
     IQ4_XS,
@@ -29,7 +28,6 @@ from ridgeline.kernels.gemm.codes.op import (
     packed,
 )
 from ridgeline.kernels.gemm.plain.cases import PROJECTIONS, NormedProductCase, ProductCase
-from ridgeline.kernels.gemm.plain.cost import linear_cost, norm_linear_cost
 
 
 @dataclass(frozen=True)
@@ -67,30 +65,13 @@ class CodedCase(ProductCase):
         times that."""
         return 1 << 20
 
-    @property
-    def weight_itemsize(self) -> float:
-        """The bytes of a weight as the file has it, with its share of scales, zeros and minima."""
-        minimum = self.format.zeros == "minimum"
-        scale = 1 if self.format.nested else self.scales.itemsize
-        zero = scale if minimum else self.format.zeros == "levels"
-        outer = 2 * (1 + minimum) / SUPER if self.format.nested else 0
-        return self.format.bits / 8 + (scale + zero) / (self.format.group or self.in_width) + outer
-
-    def cost(self, itemsize: int) -> Cost:
-        return linear_cost(
-            self.tokens, self.in_width, self.out_width, itemsize=itemsize, weight_itemsize=self.weight_itemsize,
-            bias=self.bias,
-        )  # fmt: skip
+    def weight_bytes(self, itemsize: float) -> float:
+        scales = "int8" if self.format.nested else str(self.scales).removeprefix("torch.")
+        return Held(format=self.format, scales=scales).num_bytes(self.out_width, self.in_width)
 
 
 class CodedNormCase(NormedProductCase, CodedCase):
     """The same with a norm, a residual and a gate."""
-
-    def cost(self, itemsize: int) -> Cost:
-        return norm_linear_cost(
-            self.tokens, self.in_width, self.out_width // 2, itemsize=itemsize, weight_itemsize=self.weight_itemsize,
-            bias=self.bias, gate="silu",
-        )  # fmt: skip
 
 
 def random_codes(case: CodedCase, device: torch.device, generator: torch.Generator) -> Coded:

@@ -72,6 +72,10 @@ class Coded(NamedTuple):
         return sum(x.nbytes for x in self if isinstance(x, Tensor))
 
     @property
+    def stored(self) -> Tensor:
+        return self.code_OB
+
+    @property
     def inputs(self) -> int:
         return self.code_OB.shape[-1] * 8 // self.format.bits
 

@@ -33,6 +33,7 @@ from ridgeline.kernels.base.onednn import in_large_pages
 from ridgeline.kernels.base.weight_format import CodedFormat
 from ridgeline.kernels.gemm.codes import op
 from ridgeline.kernels.gemm.codes.op import TABLES, Coded
+from ridgeline.kernels.gemm.plain.levels import Levels
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 from ridgeline.kernels.gemm.plain.op import linear as plain_linear
 from ridgeline.kernels.small.activation.torch_ops import gated_activation
@@ -108,7 +109,7 @@ class Panels:
         return sum(x.nbytes for x in (*self.parts, self.order_I) if x is not None)
 
     @property
-    def code(self) -> Tensor:
+    def stored(self) -> Tensor:
         code = self.parts[0]
         assert code is not None
         return code
@@ -146,10 +147,11 @@ def pack(weight: Coded, function: Multiply | None = None) -> Panels | None:
     )  # fmt: skip
 
 
-def pack_levels(level_OI: Tensor, scale_O: Tensor, function: Multiply | None = None) -> Panels | None:
+def pack_levels(weight: Levels, function: Multiply | None = None) -> Panels | None:
     """Lay out int8 levels with a scale for each output, as the op `w8a8_linear` has them: a token's activations then
     have one step."""
     function = function or multiply()
+    level_OI, scale_O, _ = weight
     outputs, inputs = level_OI.shape
     if function is None or inputs > LONGEST:
         return None

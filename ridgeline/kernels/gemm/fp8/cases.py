@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.case import Cases, as_cases
-from ridgeline.kernels.base.cost import Cost
-from ridgeline.kernels.base.weight_format import Fp8Format
-from ridgeline.kernels.gemm.fp8.cost import fp8_linear_cost, fp8_norm_linear_cost
+from ridgeline.kernels.base.weight_format import Fp8Format, Held
 from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, IN_BLOCKS, LARGEST, to_fp8
 from ridgeline.kernels.gemm.plain.cases import PROJECTIONS, NormedProductCase, ProductCase
 
@@ -52,20 +50,12 @@ class Fp8Case(ProductCase):
         deviation in the mean square, and one in millions by six times that."""
         return self.in_width if self.format.activations is None else 1 << 22
 
-    def cost(self, itemsize: int) -> Cost:
-        return fp8_linear_cost(
-            self.tokens, self.in_width, self.out_width, itemsize=itemsize, format=self.format, bias=self.bias
-        )
+    def weight_bytes(self, itemsize: float) -> float:
+        return Held(format=self.format).num_bytes(self.out_width, self.in_width)
 
 
 class Fp8NormCase(NormedProductCase, Fp8Case):
     """The same with a norm, a residual and a gate."""
-
-    def cost(self, itemsize: int) -> Cost:
-        return fp8_norm_linear_cost(
-            self.tokens, self.in_width, self.out_width // 2, itemsize=itemsize, format=self.format, bias=self.bias,
-            gate="silu",
-        )  # fmt: skip
 
 
 CASES = (

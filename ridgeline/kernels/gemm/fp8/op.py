@@ -46,6 +46,10 @@ class Fp8(NamedTuple):
     def nbytes(self) -> int:
         return self.weight_OI.nbytes + self.scale_SC.nbytes
 
+    @property
+    def stored(self) -> Tensor:
+        return self.weight_OI
+
     def dequantized(self) -> Tensor:
         """Return the weight in float32, of any number of dimensions."""
         weight_OI, scale_SC = self.weight_OI.float(), self.scale_SC

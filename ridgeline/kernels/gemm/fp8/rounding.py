@@ -1,6 +1,6 @@
 """Activations rounded to 8 bits in one kernel, with the residual addition and the norm before it if there are any.
 
-A program takes one row. The rounding is that of op.round_activations for E4M3, and that of gemm/w8a8/op.py for int8.
+A program takes one row. The rounding is that of op.round_activations for E4M3, and that of gemm/int8/op.py for int8.
 Scales are at least 1e-30, so rows with smaller numbers than that are rounded coarsely, and rows of zeros need no case.
 
 Legend:

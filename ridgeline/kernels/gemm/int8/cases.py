@@ -7,39 +7,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.case import Cases
-from ridgeline.kernels.base.cost import Cost
-from ridgeline.kernels.gemm.int8.cost import int8_linear_cost
-from ridgeline.kernels.gemm.int8.op import LEVELS, RUN
+from ridgeline.kernels.base.case import Cases, as_cases
+from ridgeline.kernels.gemm.int8.op import KEPT, ROUNDED, RUN
 from ridgeline.kernels.gemm.plain.cases import PROJECTIONS, ProductCase
+from ridgeline.kernels.gemm.plain.levels import LEVELS, Levels
 
 
 @dataclass(frozen=True)
 class Int8Case(ProductCase):
-    """A case for tests and benchmarks."""
+    """A case of `int8_linear` for tests and benchmarks."""
 
     tokens: int
     in_width: int
     out_width: int
     bias: bool = False
 
-    def inputs(
-        self, dtype: torch.dtype, device: torch.device, seed: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Levels, Tensor | None]:
         """Return random inputs, with scales such that outputs have a standard deviation of about one."""
         generator = torch.Generator(device).manual_seed(seed)
-        level_OJ = torch.zeros(self.out_width, -(-self.in_width // RUN) * RUN, dtype=torch.int8, device=device)
-        level_OJ[:, : self.in_width] = torch.randint(
-            -LEVELS, LEVELS + 1, (self.out_width, self.in_width), generator=generator, device=device
-        )
-        spread = LEVELS * (self.in_width / 3) ** 0.5
-        scale_O = (0.5 + torch.rand(self.out_width, generator=generator, device=device)) / spread
+        shape = self.out_width, self.in_width
+        level_OI = torch.randint(-LEVELS, LEVELS + 1, shape, generator=generator, device=device).to(torch.int8)
+        scale_O = (0.5 + torch.rand(self.out_width, generator=generator, device=device)) / LEVELS
         x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
         bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
-        return x_TI, level_OJ, scale_O.to(dtype), bias_O
+        return x_TI, self.weight(level_OI, scale_O * (3 / self.in_width) ** 0.5, dtype), bias_O
 
-    def cost(self, itemsize: int) -> Cost:
-        return int8_linear_cost(self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias)
+    def weight(self, level_OI: Tensor, scale_O: Tensor, dtype: torch.dtype) -> Levels:
+        """Return the weight as the op takes it."""
+        filled_OJ = torch.nn.functional.pad(level_OI, (0, -self.in_width % RUN))
+        return Levels(filled_OJ, scale_O.to(dtype), KEPT)
+
+    def weight_bytes(self, itemsize: float) -> float:
+        return self.out_width * (self.in_width + itemsize)
+
+
+class W8A8Case(Int8Case):
+    """A case of `w8a8_linear`."""
+
+    def weight(self, level_OI: Tensor, scale_O: Tensor, dtype: torch.dtype) -> Levels:
+        return Levels(level_OI, scale_O, ROUNDED)
 
 
 CASES = (
@@ -51,5 +57,6 @@ CASES = (
     Int8Case(40, 768, 2304, bias=True),
     Int8Case(256, 1024, 512),
 )
+W8A8_CASES = as_cases(W8A8Case, CASES)
 
 OP_CASES = {"int8_linear": Cases(CASES, [Int8Case(t, i, o) for i, o in PROJECTIONS for t in (1, 8, 64)])}

@@ -35,6 +35,20 @@ class ProductCase(OpCase):
     def slack(self) -> int:
         return self.in_width
 
+    def weight_bytes(self, itemsize: float) -> float:
+        """Return the bytes of the weight, with its scales."""
+        return itemsize * self.in_width * self.out_width
+
+    def weight_itemsize(self, itemsize: float) -> float:
+        """Return the bytes of one of its numbers."""
+        return self.weight_bytes(itemsize) / (self.in_width * self.out_width)
+
+    def cost(self, itemsize: int) -> Cost:
+        return linear_cost(
+            self.tokens, self.in_width, self.out_width, itemsize=itemsize,
+            weight_itemsize=self.weight_itemsize(itemsize), bias=self.bias,
+        )  # fmt: skip
+
 
 class NormedProductCase(ProductCase):
     """The same with a norm, a residual and a gate. It stands in front of the case of the product alone."""
@@ -53,6 +67,12 @@ class NormedProductCase(ProductCase):
         x_TI, weight, bias_O = super().inputs(dtype, device, seed)  # type: ignore[safe-super, call-arg]
         norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=x_TI.device).to(x_TI.dtype)
         return Operand(x_TI, x_TI.flip(0), norm_I, 1e-5), weight, Epilogue(bias_O, "silu")
+
+    def cost(self, itemsize: int) -> Cost:
+        return norm_linear_cost(
+            self.tokens, self.in_width, self.out_width // 2, itemsize=itemsize,
+            weight_itemsize=self.weight_itemsize(itemsize), bias=self.bias, gate="silu",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,9 +94,6 @@ class LinearCase(ProductCase):
         x_TI = normal(self.tokens, self.in_width).to(dtype)
         weight_OI = (normal(self.out_width, self.in_width) * self.in_width**-0.5).to(dtype)
         return x_TI, weight_OI, normal(self.out_width).to(dtype) if self.bias else None
-
-    def cost(self, itemsize: int) -> Cost:
-        return linear_cost(self.tokens, self.in_width, self.out_width, itemsize=itemsize, bias=self.bias)
 
 
 @dataclass(frozen=True)

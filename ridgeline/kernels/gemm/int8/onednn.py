@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.onednn import in_large_pages
-from ridgeline.kernels.gemm.w8a8.op import LEVELS, MIDDLE
+from ridgeline.kernels.gemm.int8.op import MIDDLE
+from ridgeline.kernels.gemm.plain.levels import LEVELS, Levels
 
 
 def pack(level_OI: Tensor) -> Tensor:
@@ -16,8 +17,9 @@ def pack(level_OI: Tensor) -> Tensor:
     return in_large_pages(torch.ops.onednn.qlinear_prepack(level_OI, None))
 
 
-def w8a8_linear(x_TI: Tensor, level_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Tensor:
+def w8a8_linear(x_TI: Tensor, weight: Levels, bias_O: Tensor | None) -> Tensor:
     """Compute `op.w8a8_linear`. Levels that are not packed yet are packed for this call alone."""
+    level_OI, scale_O, _ = weight
     packed = level_OI if level_OI.is_mkldnn else pack(level_OI)
     scale_T1 = x_TI.abs().amax(-1, keepdim=True).float().div_(LEVELS)
     # This rounds halves up, since all values are above zero. The levels of a row of zeros are undefined, but its scale
