@@ -38,8 +38,8 @@ versions:
 # On a machine with a GPU. `make gpu PART=1/2` runs one of two halves. What passed is listed in a file named after the
 # code, and is left out the next time, so a run that was cut off goes on. What measures runs alone.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' mark.gpu tests)
-TIMED = tests/bench/machine/% tests/bench/profile/% tests/worker/test_machine.py tests/worker/test_second_gpu.py \
-  tests/worker/test_stopwatch.py
+TIMED = tests/api/test_sleep.py tests/bench/machine/% tests/bench/profile/% tests/worker/test_machine.py \
+  tests/worker/test_second_gpu.py tests/worker/test_stopwatch.py
 WORKERS ?= $(shell nproc)
 CODE = $(shell find ridgeline tests -name '*.py' | LC_ALL=C sort | xargs cat | sha1sum | cut -c1-12)
 GPU = $(BIN)/pytest -m gpu $(if $(PART),--part $(PART)) --resume build/gpu-$(CODE).passed

@@ -7,7 +7,8 @@ import os
 import random
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +32,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined, so before any is imported
 
 from ridgeline.engine import pressure
-from tests import selection, tiny_models
+from tests import forks, selection, tiny_models
 
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
     from tests import interpreter
@@ -132,6 +133,13 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
 def seed() -> None:
     """Begin every test with the same random numbers, in whatever order tests run. RIDGELINE_TEST_SEED gives others."""
     start_numbers()
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Let ranks begin as forks of a process that has imported torch (`tests/forks.py`)."""
+    with forks.forking() if os.environ.get("RIDGELINE_TEST_FORKS") != "0" else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -97,8 +97,11 @@ def disturbed(own: Rig, draw: Random, *, gives_way: float, leaves: float) -> set
 
 @contextmanager
 def rig(folder: Path, **settings: Any) -> Iterator[Rig]:
-    """An engine on the CPU in float32 with debug checks and small steps, unless `settings` say otherwise."""
+    """An engine on the CPU in float32 with debug checks and small steps, unless `settings` say otherwise. On a GPU it
+    takes a little memory for its cache, and not all that is free, since other tests run beside it."""
     options = {"max_num_batched_tokens": 32, "block_size": 4, "max_num_seqs": 4, **settings}
+    if options.get("device") == "cuda":
+        options.setdefault("kv_cache_memory", 1 << 26)
     config = LLMConfig(model=folder, **{"dtype": "float32", "device": "cpu", "debug_checks": True, **options})
     engine = assemble(config).engine
     try:

@@ -3,11 +3,14 @@ fewer steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.worker.inputs import Shape
+from ridgeline.worker.step import DeviceStep
 from tests.test_speculation import Turning
 
 pytestmark = pytest.mark.gpu
@@ -87,12 +90,14 @@ def test_steps_that_verify_replay_graphs() -> None:
     limits: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 256, "kv_cache_memory": 1 << 27}
     with LLM(device="cuda", speculative_config=LOOKUP, **limits) as llm:
         graphs = llm.assembly.local.runner.launch.graphs  # type: ignore[union-attr]
-        replayed = []
+        replayed = list[Shape]()
         for (shape, _), graph in graphs._graphs.items():
 
-            def forward(shape: Any = shape, run: Any = graph.forward) -> Any:
+            def forward(
+                step: DeviceStep, shape: Shape = shape, run: Callable[[DeviceStep], None] = graph.forward
+            ) -> None:
                 replayed.append(shape)
-                return run()
+                run(step)
 
             graph.forward = forward  # type: ignore[method-assign]
         llm.generate(PROMPTS[:3], ASKED[0], use_tqdm=False)

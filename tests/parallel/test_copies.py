@@ -27,6 +27,8 @@ from tests.parallel.test_exchange import CAPACITY, PROMPTS, decoder_of, logits
 from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.weights.quantized_files import SCHEMES, quantize
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 MIXTURE = Path(EMBEDDED_MODEL).with_name("embedded-moe")
 
 

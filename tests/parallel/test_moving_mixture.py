@@ -11,6 +11,8 @@ import torch
 from ridgeline import LLM, SamplingParams
 from ridgeline.weights.folder import EMBEDDED_MODEL
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 pytest.importorskip("msgspec")
 
 MIXTURE = Path(EMBEDDED_MODEL).with_name("embedded-moe")

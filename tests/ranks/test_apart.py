@@ -21,6 +21,8 @@ from ridgeline.ranks.apart import Apart
 from tests.driving import Rig, ask, rig
 from tests.ranks import test_group
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SOON = 15
 
 

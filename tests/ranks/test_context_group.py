@@ -23,6 +23,8 @@ from ridgeline.weights.loader import read_model_config
 from tests.driving import Outcome, ask, rig
 from tests.ranks.test_group import requests
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LONG = [int(token) for token in np.random.default_rng(3).integers(5, 250, 150)]
 
 

@@ -17,6 +17,8 @@ from tests.test_draft_heads import LAYERS
 from tests.test_recent_drafts import accepted, again, named
 from tests.test_speculation import DRAFTS, LOOKUP, Always, check_same, prompt, requests
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 RANKS = {"tensor_parallel_size": 2, "debug_checks": False}
 VOCABULARY = 320  # of the tiny models
 AGAIN = ask("again", [*prompt(30, 1), 7], max_tokens=16)  # its prompt begins as that of a request before

@@ -26,6 +26,8 @@ from tests.driving import Rig, ask
 from tests.engine.profiles import machine_settings
 from tests.ranks.test_group import OneOf
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LONG = tuple(range(10, 43))
 PROMPTS = [(5, 6, 7), (9, 9, 9, 9, 9), LONG[:9], LONG[:20], LONG, (*LONG, 7)]
 ENDS = frozenset(range(2, 300, 9))  # tokens that end a request, so many that some do

@@ -15,6 +15,8 @@ from ridgeline.core.errors import DeviceLost
 from tests.driving import ask, rig
 from tests.ranks.test_group import step_on
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SOON = 20.0  # seconds; notices take one or two, on a machine with other work more
 
 

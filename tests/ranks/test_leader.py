@@ -13,6 +13,8 @@ from ridgeline.ranks import leader, members, recruits
 from ridgeline.ranks.leader import Group
 from tests.ranks.fake_rank import STEP
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LIMIT = 1.1  # seconds; two steps last longer
 Start = Callable[..., Group]
 

@@ -26,6 +26,8 @@ from tests.driving import Outcome, Rig, ask, rig
 from tests.ranks.stages import Stages, staged
 from tests.ranks.test_group import SOON, OneOf, group_of, processes_of, requests, step_on, wrong_plan
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LONG = [(7 * i) % 300 + 3 for i in range(90)]  # three steps
 
 

@@ -22,6 +22,8 @@ from tests.parallel.test_covering_design import asked
 from tests.ranks.stages import Stages, staged
 from tests.ranks.test_pipeline import LONG, assert_same
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 ROOM = {"kv_cache_memory": 1 << 22}
 QUICK = ("jamba", "qwen3_next", "falcon_h1", "zamba2")  # the last hands on the tokens as embedded, and shares weights
 DEEPER: dict[str, dict[str, Any]] = {

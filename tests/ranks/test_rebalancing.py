@@ -30,6 +30,8 @@ from tests.driving import Rig, ask, disturbed, rig
 from tests.perf.test_moves import after
 from tests.ranks.test_group import step_on
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SOON = 20.0  # seconds; notices take one or two, on a machine with other work more
 EPLB = {"window_size": 4, "step_interval": 6, "num_redundant_experts": 4}
 MOVING = {"enable_expert_parallel": True, "enable_eplb": True, "eplb_config": EPLB}

@@ -25,6 +25,8 @@ from tests.parallel.threads import ThreadAxis, on_ranks
 from tests.ranks.stages import meshes
 from tests.ranks.test_group import check, group_of
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 def test_the_smallest_cache_wins() -> None:
     layout = layout_of(((None, 2),), 4, 1)

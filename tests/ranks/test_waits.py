@@ -25,6 +25,8 @@ from ridgeline.ranks.waits import Clocks, StepWaits, Waits, events_of, trace
 from tests.driving import ask, rig
 from tests.ranks.slow_rank import SLEEP
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SUM, GATHER = KINDS.index("all_reduce"), KINDS.index("all_gather")
 
 
