@@ -8,7 +8,6 @@ import random
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,7 +137,7 @@ def seed() -> None:
 @pytest.fixture(scope="module")
 def forked_ranks() -> Iterator[None]:
     """Let ranks begin as forks of a process that has imported torch (`tests/forks.py`)."""
-    with forks.forking() if os.environ.get("RIDGELINE_TEST_FORKS") != "0" else nullcontext():
+    with forks.forking():
         yield
 
 

@@ -1,9 +1,9 @@
 """Processes of some modules that begin as forks of one that has imported torch and the engine already.
 
-Importing takes 1.7 s of a core, and most of what a rank does in a test takes less. `forked_ranks` (a fixture) lets
-`subprocess.Popen` start such modules so, in every other respect as always: the process is a child of this one, with its
-own environment, descriptors, folder and session. Files whose subject is how processes start do without the fixture, and
-`RIDGELINE_TEST_FORKS=0` lets all do so.
+Importing takes 2.2 s of a core, and most of what a rank does in a test takes less. `forking` lets `subprocess.Popen`
+start such modules so, in every other respect as always: the process is a child of this one, with its own environment,
+descriptors, folder and session. `forked_ranks` is a fixture that does so for a file. Files whose subject is how
+processes start do without it, and `RIDGELINE_TEST_FORKS=0` lets all do so.
 
     python -P -m tests.forks DESCRIPTOR
 
@@ -35,6 +35,7 @@ from unittest.mock import patch
 RANK = ("ridgeline.assembly.rank", "ridgeline.ranks.rank")
 MODULES = {
     "ridgeline.rank_process": RANK,
+    "ridgeline.serving.processes.engine_process": ("ridgeline.serving.processes.engine_host",),
     "ridgeline_bench.communication.rank": ("ridgeline_bench.communication.ways",),
     "tests.ranks.fake_rank": RANK,
     "tests.ranks.slow_rank": RANK,
@@ -79,6 +80,9 @@ class Nursery:
 @contextmanager
 def forking() -> Iterator[None]:
     """Let the modules above begin as forks meanwhile."""
+    if os.environ.get("RIDGELINE_TEST_FORKS") == "0":
+        yield
+        return
     start = subprocess._fork_exec  # type: ignore[attr-defined]  # it has every fact that `Popen` knows of a process
 
     def fork_exec(*facts: Any) -> int:

@@ -37,6 +37,7 @@ from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import READY
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from tests.forks import forking
 
 MODEL = "embedded"
 DTYPE = "float32"  # where batches that differ, as they do on a busy machine, change the last bits only
@@ -48,7 +49,8 @@ def start_engine(socket: Path, *, life: int = 1, **options: object) -> subproces
     """An engine process that API servers can reach; closing its standard input ends it. Fails with what it said where
     it ends instead."""
     command = [sys.executable, "-m", "ridgeline.serving.processes.engine_process"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with forking():
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     options = {"dtype": DTYPE} | options

@@ -24,6 +24,8 @@ from ridgeline_bench.communication.ways import WAYS
 from ridgeline_bench.results import read
 from tests.command import run_here
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 CPU = torch.device("cpu")
 TOPOLOGY = """
 \x1b[4m\tGPU0\tGPU1\tNIC0\tCPU Affinity\x1b[0m
