@@ -43,7 +43,7 @@ class Found(NamedTuple):
 class Search:
     def __init__(self, specs: PySequence[StateSpec], names: Names, index: PrefixIndex) -> None:
         self._specs, self._names, self._index, self._block_size = specs, names, index, names.block_size
-        self._exact = [g for g, spec in enumerate(specs) if spec.exact]
+        self._exact = {g for g, spec in enumerate(specs) if spec.exact}
 
     def search(self, seq: Sequence) -> Found:
         """Return the most tokens at which every group can resume: of whole blocks, and with a block to copy.
@@ -51,29 +51,54 @@ class Search:
         That block follows whole ones of which all groups have what they need. One that is exact has all that its group
         needs, so there it may follow any number of them.
         """
-        whole = best = Hit()
         if not self._names.shares(seq):
-            return Found(whole, best, (0,) * len(self._specs))
-        size, hashes, root = self._block_size, self._names.skippable(seq), self._names.root(seq)
+            return Found(Hit(), Hit(), (0,) * len(self._specs))
+        size, hashes = self._block_size, self._names.skippable(seq)
         bounded = int(self._specs[0].span is None)  # full attention ends every hit where its own run from 0 ends
-        others = list(enumerate(self._specs))[bounded:]
+        nodes = self._nodes(hashes, bounded)
+        if bounded and len(self._specs) == 1:
+            whole, alone, ends = Hit(len(nodes)), [len(nodes) * size], [len(nodes)]
+        else:
+            whole, alone, ends = self._common(nodes, bounded)
+        best = whole
+        for n in reversed(ends):  # an end behind fewer blocks than another hit has is the shorter one
+            if n < whole.blocks:
+                break
+            hit = self._with_end(seq, n, hashes[n - 1] if n else self._names.root(seq))
+            if hit.end is not None:
+                best = hit
+                break
+        return Found(whole, best, tuple(max(tokens, best.tokens(size)) for tokens in alone))
+
+    def _nodes(self, hashes: PySequence[Hash], bounded: int) -> list[Node | None]:
+        """Return the nodes of the blocks, as far as full attention's run of cached ones goes, if it is there."""
+        nodes: list[Node | None] = []
+        for node_hash in hashes:
+            node = self._index.get(node_hash)
+            if bounded and (node is None or node.blocks[0] is None):
+                break
+            nodes.append(node)
+        return nodes
+
+    def _common(self, nodes: PySequence[Node | None], bounded: int) -> tuple[Hit, list[int], list[int]]:
+        """Return the most whole blocks at which every group can resume, after how many tokens each could by itself, and
+        behind how many blocks an end would do."""
+        size, others = self._block_size, list(enumerate(self._specs))[bounded:]
+        whole, ends = Hit(), []
         runs = [0] * len(self._specs)  # consecutive cached blocks of the group, ending here
         alone = [0] * len(self._specs)
-        for n in range(len(hashes) + 1):
-            node = self._index.get(hashes[n - 1]) if n else None
-            if n and bounded and (node is None or node.blocks[0] is None):
-                break
+        for n in range(len(nodes) + 1):
             for g, _ in others if n else ():
+                node = nodes[n - 1]
                 runs[g] = runs[g] + 1 if node is not None and node.blocks[g] is not None else 0
-            lacking = [g for g, spec in others if runs[g] < n - spec.first_needed(n * size) // size]
+            lacking = {g for g, spec in others if runs[g] < n - spec.first_needed(n * size) // size}
             for g in range(len(alone)):
                 alone[g] = alone[g] if g in lacking else n * size
             if not lacking:
                 whole = Hit(n)
-            if not lacking or set(lacking) <= set(self._exact):
-                hit = self._with_end(seq, n, hashes[n - 1] if n else root)
-                best = max(whole, best, hit, key=lambda hit: hit.tokens(size))
-        return Found(whole, best, tuple(max(tokens, best.tokens(size)) for tokens in alone))
+            if lacking <= self._exact:
+                ends.append(n)
+        return whole, alone, ends
 
     def _with_end(self, seq: Sequence, n: int, parent: Hash) -> Hit:
         """Return the hit of n blocks, lengthened by an end after `parent` that agrees with what follows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.state import KVSpec
-from ridgeline.engine.cache.prefix import Hash, chain_hash, root_hash
+from ridgeline.engine.cache.prefix import Hash, chain_hashes, root_hash
 from ridgeline.engine.sequence import Sequence
 
 
@@ -35,9 +35,8 @@ class Names:
     def hashes(self, seq: Sequence, end: int) -> list[Hash]:
         """Hashes of the sequence's blocks, at least the first `end`; each computed once."""
         hashes, size = seq.hashes, self.block_size
-        while len(hashes) < end:
-            n = len(hashes)
-            start, end_n = n * size, (n + 1) * size
-            block = seq.identity(start, end_n) if seq.inserted else seq.tokens[start:end_n]
-            hashes.append(chain_hash(hashes[-1] if n else self.root(seq), block))
+        if (known := len(hashes)) < end:
+            span = known * size, end * size
+            tokens = seq.identity(*span) if seq.inserted else seq.tokens[slice(*span)]
+            hashes += chain_hashes(hashes[-1] if known else self.root(seq), tokens, size)
         return hashes

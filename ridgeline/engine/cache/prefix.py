@@ -44,6 +44,18 @@ def chain_hash(parent: Hash, tokens: Sequence[int]) -> Hash:
         return blake2b(parent + wide, digest_size=16, person=b"inserted").digest()
 
 
+def chain_hashes(parent: Hash, tokens: Sequence[int], size: int) -> Iterator[Hash]:
+    """Yield the hash of each block of `size` tokens after `parent`, as `chain_hash` has it."""
+    try:
+        data, width = array("i", tokens).tobytes(), size * array("i").itemsize
+    except OverflowError:
+        for start in range(0, len(tokens), size):
+            yield (parent := chain_hash(parent, tokens[start : start + size]))
+        return
+    for start in range(0, len(data), width):
+        yield (parent := blake2b(parent + data[start : start + width], digest_size=16).digest())
+
+
 class Node:
     """One cached block of tokens; `blocks[g]` holds its state for group g (None: not cached there).
 
