@@ -80,7 +80,7 @@ class JobFlags:
 
     case: Annotated[list[str] | None, typer.Option(help="Only these cases.")] = None
     op: Annotated[list[str] | None, typer.Option(help="Of a family, only these ops.")] = None
-    form: Annotated[list[str] | None, typer.Option(help="Of a family, only these formats.")] = None
+    form: Annotated[list[str] | None, typer.Option(help="Only these formats of weights or caches.")] = None
     tokens: Annotated[list[int] | None, typer.Option(help="Only cases of so many tokens.")] = None
     chosen: Annotated[bool, typer.Option("--chosen", help="Only cuts that would be chosen.")] = False
     seconds: Annotated[float, typer.Option(min=0, help="Stop by then, compiling included; 0: what is usual.")] = 0

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 
+from ridgeline.cli.options import with_records
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.progress import counted
 
 if TYPE_CHECKING:
     from ridgeline_bench.communication.figures import Figure
@@ -29,66 +31,90 @@ def _group() -> None:
     """Keep `bench` a verb of its own, although it is the only one."""
 
 
-@app.command()
-def bench(
+@dataclass(frozen=True)
+class CaseFlags:
+    """The ops, sizes and ways, and the ranks."""
+
     ops: Annotated[
         str,
         typer.Option(
             help="all_reduce, all_reduce_norm, all_gather, reduce_scatter, all_to_all, exchange, send (put, get), copy."
         ),
-    ] = "",
+    ] = ""
     sizes: Annotated[
         str, typer.Option(help="8K,64K,1M, or 1K:1G in steps of four (default: that; on a CPU up to 64M).")
-    ] = "",
-    backends: Annotated[str, typer.Option(help="Ways, separated by commas (default: all that there are).")] = "",
-    ranks: Annotated[int, typer.Option(min=0, help="Ranks (default: all GPUs; 2 on a CPU).")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    ] = ""
+    backends: Annotated[str, typer.Option(help="Ways, separated by commas (default: all that there are).")] = ""
+    ranks: Annotated[int, typer.Option(min=0, help="Ranks (default: all GPUs; 2 on a CPU).")] = 0
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+
+
+@dataclass(frozen=True)
+class ReportFlags:
+    """The forms of the results."""
+
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the fitted lines for `ridgeline plan`.")] = False
+    out: Annotated[Path | None, typer.Option(help="Append the figures to this result file (.jsonl).")] = None
+    plot: Annotated[Path | None, typer.Option(help="Picture of time and bandwidth over size (.svg).")] = None
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False
+    commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = ""
+
+
+@app.command()
+@with_records
+def bench(
+    *,
+    cases: CaseFlags,
     seconds: Annotated[float, typer.Option(min=1, help="Time for everything; what is left then is left out.")] = 300,
     effort: Annotated[float, typer.Option(min=0, help="Seconds for each size of each op and way.")] = 0.1,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the fitted lines for `ridgeline plan`.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Append the figures to this result file (.jsonl).")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture of time and bandwidth over size (.svg).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-    commit: Annotated[str, typer.Option(help="Recorded with the results; default: what git says.")] = "",
+    report: ReportFlags,
 ) -> None:
     """Measure latency and bus bandwidth of collectives over GPUs (NCCL by protocol and algorithm, our own sums,
     symmetric memory, copies), or over processes on a CPU (gloo). Every result is checked before it is timed. Exit code
     1 if one was wrong or processes failed."""
+    plot = report.plot
     if plot is not None and plot.suffix != ".svg":
         raise InvalidConfig(f"--plot writes .svg, got {str(plot)!r}.")
     try:  # of all that is needed, tables and pictures too: what is missing must not be found after minutes of measuring
         from ridgeline.perf.links import save_links
         from ridgeline.worker.machine import device_name, hardware_of
-        from ridgeline_bench.communication.figures import lines, link_between_gpus, links, parse_ops, parse_sizes
+        from ridgeline_bench.communication.figures import (
+            lines,
+            link_between_gpus,
+            links,
+            parse_ops,
+            parse_sizes,
+            records,
+        )
         from ridgeline_bench.communication.runs import Request
         from ridgeline_bench.communication.runs import backends as known
         from ridgeline_bench.communication.show import draw
-        from ridgeline_bench.results import host_with
+        from ridgeline_bench.results import append, host_with
     except ModuleNotFoundError as error:
         raise _missing(error) from error
 
-    where, ranks = _device(device, ranks)
+    where, ranks = _device(cases.device, cases.ranks)
     request = Request(
         device=where.type,
         ranks=ranks,
-        ops=parse_ops(ops),
-        sizes=parse_sizes(sizes or SIZES[where.type]),
-        backends=[name.strip() for name in backends.split(",") if name.strip()] or known(where.type, ranks),
+        ops=parse_ops(cases.ops),
+        sizes=parse_sizes(cases.sizes or SIZES[where.type]),
+        backends=[name.strip() for name in cases.backends.split(",") if name.strip()] or known(where.type, ranks),
         seconds=seconds,
         effort=effort,
     )
     link = link_between_gpus() if where.type == "cuda" else "loopback"
-    machine, date = host_with(where, commit), datetime.now(UTC).isoformat(timespec="seconds")
+    machine, date = host_with(where, report.commit), datetime.now(UTC).isoformat(timespec="seconds")
     found, failed = _measured(request)
-    if out is not None:
-        _append(found, machine, link, hardware_of(where), out)
-    if keep:
+    if report.out is not None:
+        append(report.out, records(found, machine, link, hardware_of(where)))
+    if report.keep:
         path = save_links(links(found, device_name(where), machine, date, link))
         print(f"ridgeline: kept in {path}", file=sys.stderr)
     title = f"{ranks} x {device_name(where)}{f' ({link})' if link else ''}, torch {machine.torch}, {date[:10]}"
     if plot is not None:
         draw(found, title, plot)
-    if as_json:
+    if report.as_json:
         about = {"device": device_name(where), "ranks": ranks, "link": link, "date": date, "machine": asdict(machine)}
         fitted = [line._asdict() | {"bus_gb_s": line.bus / 1e9 if line.beta else None} for line in lines(found)]
         print(json.dumps({**about, "figures": [each.as_dict for each in found], "lines": fitted}))
@@ -125,9 +151,8 @@ def _measured(request: Request) -> tuple[list[Figure], bool]:
     from ridgeline_bench.communication.figures import figure, size_name
     from ridgeline_bench.communication.runs import run
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     found, failed = [], False
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with counted("{task.description}", TimeElapsedColumn()) as bar:
         total = sum(len(cases) for _, cases in request.chosen())
         task = bar.add_task("starting", total=total)
         for event in run(request):
@@ -143,13 +168,6 @@ def _measured(request: Request) -> tuple[list[Figure], bool]:
                 found.append(one)
                 bar.update(task, advance=1)
     return found, failed
-
-
-def _append(found: list[Figure], machine: Any, link: str, hardware: Any, out: Path) -> None:
-    from ridgeline_bench.communication.figures import records
-    from ridgeline_bench.results import append
-
-    append(out, records(found, machine, link, hardware))
 
 
 def _show(found: list[Figure], title: str) -> None:

@@ -7,11 +7,12 @@ import json
 import os
 import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import typer
 
-from ridgeline.cli.options import json_object
+from ridgeline.cli.options import json_object, with_records
 from ridgeline.cli.sizes import config_path, read_config
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
@@ -23,30 +24,44 @@ MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_
 LARGE = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
+@dataclass(frozen=True)
+class EngineFlags:
+    """Values that the engine will be started with."""
+
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    max_model_len: Annotated[int | None, typer.Option(help="Value that the engine will be started with.")] = None
+    max_num_seqs: Annotated[int, typer.Option(help="Value that the engine will be started with.")] = 256
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Value that the engine will be started with; default: its own.")
+    ] = None
+    block_size: Annotated[int, typer.Option(help="Value that the engine will be started with.")] = DEFAULT_BLOCK_SIZE[
+        "cuda"
+    ]
+    deterministic: Annotated[bool, typer.Option(help="Value that the engine will be started with.")] = False
+    speculative_config: Annotated[str, typer.Option(help="Value that the engine will be started with, as JSON.")] = ""
+
+
+@with_records
 def compile(
-    model: str = typer.Argument(..., help="Folder, config.json or hub id. Weights are not needed."),
-    arch: str = typer.Option(..., "--arch", help="Architecture to compile for, such as sm_90 or gfx942."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    max_model_len: int = typer.Option(None, help="Value that the engine will be started with."),
-    max_num_seqs: int = typer.Option(256, help="Value that the engine will be started with."),
-    max_num_batched_tokens: int = typer.Option(
-        None, help="Value that the engine will be started with; default: its own."
+    model: Annotated[str, typer.Argument(help="Folder, config.json or hub id. Weights are not needed.")],
+    arch: Annotated[str, typer.Option("--arch", help="Architecture to compile for, such as sm_90 or gfx942.")],
+    *,
+    engine: EngineFlags,
+    multiprocessors: Annotated[
+        int | None, typer.Option(help="Multiprocessors of the GPU (default: of the largest common one of its kind).")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that compile at the same time.")] = min(
+        8, available()
     ),
-    block_size: int = typer.Option(DEFAULT_BLOCK_SIZE["cuda"], help="Value that the engine will be started with."),
-    deterministic: bool = typer.Option(False, help="Value that the engine will be started with."),
-    speculative_config: str = typer.Option("", help="Value that the engine will be started with, as JSON."),
-    multiprocessors: int = typer.Option(
-        None, help="Multiprocessors of the GPU (default: of the largest common one of its kind)."
-    ),
-    processes: int = typer.Option(min(8, available()), min=1, help="Processes that compile at the same time."),
-    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Compile a model's kernels into Triton's cache, without a GPU, so that the engine starts faster.
 
     The same versions of Ridgeline and Triton find them on any machine whose cache (TRITON_CACHE_DIR, else
     ~/.triton/cache) has the same path, as in a container's image, because Triton notes its files' full paths.
     """
-    config, drafts = read_config(model), json_object(speculative_config, "--speculative-config")
+    config, drafts = read_config(model), json_object(engine.speculative_config, "--speculative-config")
+    dtype, deterministic = engine.dtype, engine.deterministic
     if dtype != "auto" and dtype not in DTYPES:
         raise InvalidConfig(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}.")
     if not re.fullmatch(r"sm_[89]\d|sm_1\d\d|gfx\w+", arch):
@@ -67,7 +82,7 @@ def compile(
     from ridgeline.worker.precompile import KernelSet
 
     started, longest = time.perf_counter(), config.spec.max_position_embeddings
-    longest = min(max_model_len or longest, longest)
+    longest = min(engine.max_model_len or longest, longest)
     asked = LLMConfig(speculative_config=drafts or None)
     draft, speculation = None, asked.speculation
     if speculation is not None:
@@ -84,9 +99,9 @@ def compile(
         multiprocessors=units,
         dtype=config.dtype if dtype == "auto" else dtype,
         max_model_len=longest,
-        max_seqs=max_num_seqs,
-        max_tokens=max_num_batched_tokens or (LARGE_STEP if arch in LARGE else DEFAULT_LIMITS["cuda"][1]),
-        block_size=block_size,
+        max_seqs=engine.max_num_seqs,
+        max_tokens=engine.max_num_batched_tokens or (LARGE_STEP if arch in LARGE else DEFAULT_LIMITS["cuda"][1]),
+        block_size=engine.block_size,
         cascade=not deterministic,
         overrides=tuple(sorted(DETERMINISTIC.items())) if deterministic else (),
         speculation=speculation,

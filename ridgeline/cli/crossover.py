@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.options import with_records
+from ridgeline.cli.rates import Gpu, Json, MeasureFlags, RateFlags, columns, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_precision, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.crossover import CONTEXTS, LONGEST, Curve, Point, crossings
@@ -18,44 +20,65 @@ from ridgeline.perf.crossover import CONTEXTS, LONGEST, Curve, Point, crossings
 Measured = Mapping[int, tuple[float, float]]  # context → seconds of a step, and of a chunk
 
 
+@dataclass(frozen=True)
+class GrowthFlags:
+    """The steps that are compared, as contexts grow."""
+
+    batch: Annotated[int, typer.Option(help="Requests that decode together.")] = 1
+    contexts: Annotated[str, typer.Option(help="Contexts to show, such as 1k,32k,1M (default: 1k to 1M).")] = ""
+    chunk: Annotated[int, typer.Option(help="Tokens of a prompt that run in one step.")] = 8192
+    utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
+
+
+@dataclass(frozen=True)
+class StepsFlags(MeasureFlags):
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Also run such steps on this machine, with random weights, up to what memory holds."
+        ),
+    ] = False
+
+
+@with_records
 def crossover(
-    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Folders, config.json files or hub ids."),
-    gpu: str = typer.Option(..., "--gpu", help="Device, such as H200."),
-    batch: int = typer.Option(1, help="Requests that decode together."),
-    contexts: str = typer.Option("", help="Contexts to show, such as 1k,32k,1M (default: 1k to 1M)."),
-    chunk: int = typer.Option(8192, help="Tokens of a prompt that run in one step."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
-    kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
-    utilization: float = typer.Option(0.9, help="Share of the device's memory to use."),
-    datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
-    measure: bool = typer.Option(
-        False, "--measure", help="Also run such steps on this machine, with random weights, up to what memory holds."
-    ),
-    device: str = typer.Option("auto", help="Device to measure on: auto, cpu, cuda or cuda:N."),
-    plot: Path = typer.Option(None, help="Draw step times and memory over the context into this file."),
-    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, config.json files or hub ids.")],
+    gpu: Gpu,
+    *,
+    growth: GrowthFlags,
+    rates: RateFlags,
+    beside: StepsFlags,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw step times and memory over the context into this file.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Compare attention, hybrids and models of constant state: milliseconds and bytes as the context grows."""
-    shown, hardware = read_contexts(contexts), read_hardware(gpu, datasheet)
+    shown, hardware = read_contexts(growth.contexts), read_hardware(gpu, rates.datasheet)
+    batch, chunk, utilization = growth.batch, growth.chunk, growth.utilization
     if not 0 < utilization <= 1:
         raise InvalidConfig(f"--utilization must be above 0 and at most 1, got {utilization}.")
     curves = []
     for name, model in zip(names_of(models), models, strict=True):
         config = read_config(model)
-        exact = read_precision(dtype, model, config)
+        exact = read_precision(rates.dtype, model, config)
         curves.append(
             Curve(
                 name=name,
                 model=config.spec,
                 hardware=hardware,
                 precision=exact,
-                kv_dtype=kv_dtype or exact.other_rate,
+                kv_dtype=rates.kv_dtype or exact.other_rate,
                 batch=batch,
                 chunk=chunk,
                 utilization=utilization,
             )
         )
-    measured = [_measure(curve, model, shown, device) for curve, model in zip(curves, models, strict=True) if measure]
+    measured = [
+        _measure(curve, model, shown, beside.device)
+        for curve, model in zip(curves, models, strict=True)
+        if beside.measure
+    ]
     points = [[curve.at(context) for context in shown] for curve in curves]
     if as_json:
         print_json(_record(curves, points, measured))
@@ -105,12 +128,9 @@ def _measure(curve: Curve, model: str, contexts: Sequence[int], device: str) -> 
 
 
 def _table(curves: Sequence[Curve], points: Sequence[Sequence[Point]], measured: Sequence[Measured]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     names = ["step ms", *(["measured"] if measured else []), "read", "chunk ms", *(["measured"] if measured else [])]
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("model", no_wrap=True)
-    for name in (*names, "a request holds", "room for"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = columns(("context", "model"), (*names, "a request holds", "room for"))
+    table.columns[0].justify = "right"
     for row in zip(*points, strict=True):
         for index, (curve, point) in enumerate(zip(curves, row, strict=True)):
             seen = measured[index].get(point.context) if measured else None
@@ -165,12 +185,8 @@ def _record(
 
 def draw(curves: Sequence[Curve], points: Sequence[Sequence[Point]], measured: Sequence[Measured], path: Path) -> None:
     """Draw time and memory over the context, one line per model and a cross per measurement. Raise InvalidConfig."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidConfig("--plot needs matplotlib; install ridgeline[train] or matplotlib itself.") from error
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    picture = figure((10, 4.5))
+    left, right = picture.subplots(1, 2)
     for index, (curve, line) in enumerate(zip(curves, points, strict=True)):
         x = [point.context for point in line]
         [drawn] = left.plot(x, [1e3 * point.step for point in line], label=curve.name)
@@ -181,10 +197,6 @@ def draw(curves: Sequence[Curve], points: Sequence[Sequence[Point]], measured: S
     left.set(title=f"a step of {curves[0].batch} decoding, least ms", xlabel="context, tokens")
     right.set(title="a request holds, GB", xlabel="context, tokens")
     for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.grid(alpha=0.3, which="both")
+        logarithmic(axes)
     left.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(f"the plot cannot be written to {path} ({error}).") from error
+    save(picture, path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.bench import Device, Model
+from ridgeline.cli.options import with_records
 from ridgeline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -35,23 +37,46 @@ RESULTS = Path("benchmarks/results/quantization.jsonl")
 Out = Annotated[Path, typer.Option(help="Append the figures to this result file.")]
 
 
+@dataclass(frozen=True)
+class CalibrationFlags:
+    """The text to calibrate with, and what of it is read."""
+
+    calibration: Annotated[Path | None, typer.Option(help="Text to calibrate with (default: Python source).")] = None
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences to calibrate with.")] = 64
+    length: Annotated[int, typer.Option(min=2, help="Tokens of such a sequence.")] = 512
+
+
+@dataclass(frozen=True)
+class SchemeFlags:
+    """The schemes, and what they are compared with."""
+
+    schemes: Annotated[
+        str, typer.Option(help="scheme or scheme:method, separated by commas; quip and aqlm; default: one of each.")
+    ] = ""
+    baseline: Annotated[str, typer.Option(help="Compare with this model (default: the model itself).")] = ""
+    group: Annotated[int, typer.Option(help="Weights that share a scale, for whole numbers in groups.")] = 128
+
+
+@dataclass(frozen=True)
+class ReadFlags:
+    """The windows that are read, the speeds, and where."""
+
+    batches: Annotated[str, typer.Option(help="Batch sizes of the speed, separated by commas; none: no speed.")] = (
+        "1,8,64"
+    )
+    context: Context = None
+    windows: Windows = 16
+    device: Device = "auto"
+
+
+@with_records
 def quantization(
     files: Files = None,
     model: Model = "",
-    schemes: Annotated[
-        str, typer.Option(help="scheme or scheme:method, separated by commas; quip and aqlm; default: one of each.")
-    ] = "",
-    baseline: Annotated[str, typer.Option(help="Compare with this model (default: the model itself).")] = "",
-    group: Annotated[int, typer.Option(help="Weights that share a scale, for whole numbers in groups.")] = 128,
-    calibration: Annotated[Path | None, typer.Option(help="Text to calibrate with (default: Python source).")] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Sequences to calibrate with.")] = 64,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of such a sequence.")] = 512,
-    batches: Annotated[
-        str, typer.Option(help="Batch sizes of the speed, separated by commas; none: no speed.")
-    ] = "1,8,64",
-    context: Context = None,
-    windows: Windows = 16,
-    device: Device = "auto",
+    *,
+    how: SchemeFlags,
+    text: CalibrationFlags,
+    read: ReadFlags,
     plot: Annotated[Path | None, typer.Option(help="Draw quality over bits and over speed (.svg or .png).")] = None,
     as_json: Json = False,
     out: Out = RESULTS,
@@ -62,18 +87,26 @@ def quantization(
     from ridgeline.defaults import choose_device
     from ridgeline.progress import LoadingBar
     from ridgeline_bench.quality.dense import DenseModel
-    from ridgeline_bench.quality.quantized import DEFAULT, Choice, measure
+    from ridgeline_bench.quality.quantized import DEFAULT, Choice, Speeds, measure
     from ridgeline_bench.quality.rounding_results import draw, quantization_records
     from ridgeline_bench.results import append
 
-    choices = [Choice.of(name.strip()) for name in (schemes or ",".join(DEFAULT)).split(",") if name.strip()]
-    sizes, where = _sizes(batches), choose_device(device)
-    dense, beside = (DenseModel.of(_folder(name), where) for name in (model, baseline or model))
-    tokens_WT1 = dense.windows(_texts(files), context, windows)
-    documents = default_documents() if calibration is None else list(_read([calibration])[0].documents)
-    seen_BS = cut(documents, dense.tokenizer, count=sequences, length=length, bos=dense.tokenizer.bos_id)
-    options = {"group": group, "sequences": len(seen_BS), "windows": len(tokens_WT1), "baseline": beside.folder.name}
-    options |= {"context": tokens_WT1.shape[1] - 1, "calibration": "" if calibration is None else calibration.name}
+    choices = [Choice.of(name.strip()) for name in (how.schemes or ",".join(DEFAULT)).split(",") if name.strip()]
+    sizes, where = _sizes(read.batches), choose_device(read.device)
+    dense, beside = (DenseModel.of(_folder(name), where) for name in (model, how.baseline or model))
+    tokens_WT1 = dense.windows(_texts(files), read.context, read.windows)
+    documents = default_documents() if text.calibration is None else list(_read([text.calibration])[0].documents)
+    seen_BS = cut(documents, dense.tokenizer, count=text.sequences, length=text.length, bos=dense.tokenizer.bos_id)
+    options = {
+        "group": how.group,
+        "sequences": len(seen_BS),
+        "windows": len(tokens_WT1),
+        "baseline": beside.folder.name,
+    }
+    options |= {
+        "context": tokens_WT1.shape[1] - 1,
+        "calibration": "" if text.calibration is None else text.calibration.name,
+    }
     rows: list[Row] = []
     with LoadingBar() as bar:
         for row in measure(
@@ -81,9 +114,8 @@ def quantization(
             choices,
             tokens_WT1,
             seen_BS,
-            group=group,
-            engine={"model": dense.folder, "device": device},
-            batches=sizes,
+            group=how.group,
+            speeds=Speeds({"model": dense.folder, "device": read.device}, sizes),
             progress=bar,
             baseline=beside,
         ):

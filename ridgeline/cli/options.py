@@ -190,10 +190,16 @@ def _options_of(record: type[Any]) -> list[inspect.Parameter]:
     return [
         inspect.Parameter(
             field.name, keyword, annotation=hints[field.name],
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            default=_default(field),
         )
         for field in dataclasses.fields(record)
     ]  # fmt: skip
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
 def option(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.explain import verifying_table
+from ridgeline.cli.options import with_records
 from ridgeline.cli.plan_divisions import show_divisions
+from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.speculation import MOST_DRAFTS
@@ -20,56 +22,85 @@ from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 
 
+@dataclass(frozen=True)
+class DivisionFlags:
+    """The devices that one model is divided over."""
+
+    gpus: Annotated[
+        int, typer.Option(min=0, help="So many devices: compare all ways to divide the model over them.")
+    ] = 0
+    tp: Annotated[int, typer.Option(help="Devices that share each layer (tensor parallelism).")] = 1
+    pp: Annotated[int, typer.Option(help="Stages of layers (pipeline parallelism).")] = 1
+    ep: Annotated[
+        int,
+        typer.Option(
+            help="Devices that divide the experts: as many as --tp, or a multiple that brings requests of its own."
+        ),
+    ] = 1
+    cp: Annotated[int, typer.Option(help="Devices that divide the cache and long prompts (context parallelism).")] = 1
+
+    @property
+    def one(self) -> bool:
+        """True for a single device."""
+        return replace(self, gpus=0) == DivisionFlags()
+
+
+@dataclass(frozen=True)
+class DemandFlags:
+    """The requests, and what is asked of their times."""
+
+    input_tokens: Annotated[int, typer.Option("--input", help="Tokens of a prompt.")] = 1024
+    output_tokens: Annotated[int, typer.Option("--output", help="Tokens of an answer.")] = 256
+    slo_ttft: Annotated[float | None, typer.Option(help="Longest time to the first token, in ms.")] = None
+    slo_itl: Annotated[float | None, typer.Option(help="Longest mean time between tokens, in ms.")] = None
+    price_per_hour: Annotated[float | None, typer.Option(help="Price of one device for an hour, in any currency.")] = (
+        None
+    )
+    utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
+
+
+@with_records
 def plan(
-    model: str = typer.Argument(..., help="Folder, config.json or hub id."),
-    gpu: str = typer.Option(..., "--gpu", help="Device, or several to compare: H200,A100."),
-    gpus: int = typer.Option(0, min=0, help="So many devices: compare all ways to divide the model over them."),
-    tp: int = typer.Option(1, help="Devices that share each layer (tensor parallelism)."),
-    pp: int = typer.Option(1, help="Stages of layers (pipeline parallelism)."),
-    ep: int = typer.Option(
-        1, help="Devices that divide the experts: as many as --tp, or a multiple that brings requests of its own."
-    ),
-    cp: int = typer.Option(1, help="Devices that divide the cache and long prompts (context parallelism)."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16, float16, fp8, int8 or int4."),
-    kv_dtype: str = typer.Option(None, help="Type of the KV cache (default: the activations')."),
-    input_tokens: int = typer.Option(1024, "--input", help="Tokens of a prompt."),
-    output_tokens: int = typer.Option(256, "--output", help="Tokens of an answer."),
-    slo_ttft: float = typer.Option(None, help="Longest time to the first token, in ms."),
-    slo_itl: float = typer.Option(None, help="Longest mean time between tokens, in ms."),
-    price_per_hour: float = typer.Option(None, help="Price of one device for an hour, in any currency."),
-    utilization: float = typer.Option(0.9, help="Share of the device's memory to use."),
-    datasheet: bool = typer.Option(False, "--datasheet", help="Use the maker's rates even if measured ones are known."),
-    drafts: int = typer.Option(
-        0, min=0, max=MOST_DRAFTS, help="Show as well when it pays to verify so many drafts a row, at these batches."
-    ),
-    plot: Path = typer.Option(None, help="Draw throughput over latency into this file."),
-    as_json: bool = typer.Option(False, "--json", help="JSON on standard output."),
+    model: Model,
+    gpu: Annotated[str, typer.Option("--gpu", help="Device, or several to compare: H200,A100.")],
+    *,
+    over: DivisionFlags,
+    rates: RateFlags,
+    demand: DemandFlags,
+    drafts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_DRAFTS, help="Show as well when it pays to verify so many drafts a row, at these batches."
+        ),
+    ] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw throughput over latency into this file.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Plan a deployment: what fits, how fast it can be, what it costs. Times are the hardware's limit."""
-    config = read_config(model)
-    if gpus and (tp, pp, ep, cp) != (1, 1, 1, 1):
+    config, gpus = read_config(model), over.gpus
+    if gpus and not over.one:
         raise InvalidConfig("--gpus compares all divisions; leave --tp, --pp, --ep and --cp out, or --gpus.")
-    if drafts and (gpus or (tp, pp, ep, cp) != (1, 1, 1, 1)):
+    if drafts and (gpus or not over.one):
         raise InvalidConfig("--drafts compares steps of one device by their limits; leave the divisions out.")
     deployments = [
         Deployment(
             model=config.spec,
             hardware=hardware,
-            input=input_tokens,
-            output=output_tokens,
-            tp=tp,
-            pp=pp,
-            ep=ep,
-            cp=cp,
-            links=read_links(hardware, datasheet),
-            dtype=read_precision(dtype, model, config),
-            kv_dtype=kv_dtype,
-            utilization=utilization,
-            slo_ttft=None if slo_ttft is None else slo_ttft / 1e3,
-            slo_itl=None if slo_itl is None else slo_itl / 1e3,
-            price_per_hour=price_per_hour,
+            input=demand.input_tokens,
+            output=demand.output_tokens,
+            tp=over.tp,
+            pp=over.pp,
+            ep=over.ep,
+            cp=over.cp,
+            links=read_links(hardware, rates.datasheet),
+            dtype=read_precision(rates.dtype, model, config),
+            kv_dtype=rates.kv_dtype,
+            utilization=demand.utilization,
+            slo_ttft=None if demand.slo_ttft is None else demand.slo_ttft / 1e3,
+            slo_itl=None if demand.slo_itl is None else demand.slo_itl / 1e3,
+            price_per_hour=demand.price_per_hour,
         )
-        for hardware in (read_hardware(name, datasheet) for name in gpu.split(","))
+        for hardware in (read_hardware(name, rates.datasheet) for name in gpu.split(","))
     ]
     if gpus:
         show_divisions(deployments, gpus, as_json=as_json, plot=plot)
@@ -190,22 +221,15 @@ def _print_points(points: Sequence[Point], best: Point | None) -> None:
 
 def draw(plans: Sequence[Plan], path: Path) -> None:
     """Draw output tokens per second over mean time between tokens, one line per device. Raise InvalidConfig."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InvalidConfig("--plot needs matplotlib; install ridgeline[train] or matplotlib itself.") from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot(xlabel="mean time between tokens, ms", ylabel="output tokens per second")
+    picture = figure((8, 5))
+    axes = picture.add_subplot(xlabel="mean time between tokens, ms", ylabel="output tokens per second")
     for one in plans:
         points = one.points()
         x, y = [p.itl * 1e3 for p in points], [p.tokens_per_second for p in points]
         axes.plot(x, y, marker="o", label=f"{one.deployment.devices} x {one.deployment.hardware.name}")
         for p, at in zip(points, zip(x, y, strict=True), strict=True):
             axes.annotate(str(p.batch), at, textcoords="offset points", xytext=(4, -10), fontsize=7)
-    axes.set(xscale="log", yscale="log", title="Limit by batch size (numbers at the points)")
-    axes.grid(alpha=0.3, which="both")
+    axes.set(title="Limit by batch size (numbers at the points)")
+    logarithmic(axes)
     axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(f"the plot cannot be written to {path} ({error}).") from error
+    save(picture, path)

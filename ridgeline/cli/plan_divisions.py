@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.rates import columns
 from ridgeline.cli.sizes import basis, print_json
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.division import Division
@@ -70,10 +70,7 @@ def _links(deployment: Deployment) -> Links:
 
 
 def _table(shown: Sequence[Candidate]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("division", no_wrap=True)
-    for name in ("GB", "room", "batch", "step ms", "tok/s", "TTFT", "step"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = columns(("division",), ("GB", "room", "batch", "step ms", "tok/s", "TTFT", "step"))
     table.add_column("a step, beside computing")
     for each in shown:
         assert each.plan is not None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli.options import with_ranks
+from ridgeline.cli.options import with_ranks, with_records
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
@@ -21,23 +22,41 @@ if TYPE_CHECKING:
     from ridgeline.llm import LLM
 
 
+@dataclass(frozen=True)
+class WorkFlags:
+    """The requests of random tokens, where no prompts are given."""
+
+    batch: Annotated[int, typer.Option(help="Requests of random tokens at once.")] = 8
+    input_tokens: Annotated[int, typer.Option("--input", help="Prompt tokens of each request.")] = 128
+    output_tokens: Annotated[int, typer.Option("--output", help="Output tokens of each request.")] = 32
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """The way to load the model."""
+
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    load_format: Annotated[str, typer.Option(help="auto, safetensors, or dummy (random weights).")] = "auto"
+
+
 @with_ranks
+@with_records
 def profile(
-    model: str = typer.Argument(..., help="Model folder or hub id; '' is the embedded model."),
-    prompts: list[str] = typer.Argument(None, metavar="[PROMPT]...", help="Texts to complete; else random tokens."),
-    batch: int = typer.Option(8, help="Requests of random tokens at once."),
-    input_tokens: int = typer.Option(128, "--input", help="Prompt tokens of each request."),
-    output_tokens: int = typer.Option(32, "--output", help="Output tokens of each request."),
-    out: Path = typer.Option(..., help="Folder for trace.json, flame.svg, memory.json, summary.txt."),
-    device: str = typer.Option("auto", help="auto, cpu, cuda or cuda:N."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    load_format: str = typer.Option("auto", help="auto, safetensors, or dummy (random weights)."),
-    ncu: bool = typer.Option(False, "--ncu", help="Also run Nsight Compute on one decode step's kernels."),
-    ncu_kernels: int = typer.Option(20, help="Kernels Nsight Compute looks at."),
+    model: Annotated[str, typer.Argument(help="Model folder or hub id; '' is the embedded model.")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to complete; else random tokens.")
+    ] = None,
     *,
+    work: WorkFlags,
+    out: Annotated[Path, typer.Option(help="Folder for trace.json, flame.svg, memory.json, summary.txt.")],
+    load: LoadFlags,
+    ncu: Annotated[bool, typer.Option("--ncu", help="Also run Nsight Compute on one decode step's kernels.")] = False,
+    ncu_kernels: Annotated[int, typer.Option(help="Kernels Nsight Compute looks at.")] = 20,
     ranks: dict[str, Any],
 ) -> None:
     """Run a workload under the profilers and write what they saw. On several devices: which rank waited for which."""
+    prompts, batch, input_tokens, output_tokens = prompts or [], work.batch, work.input_tokens, work.output_tokens
     for name, value in (("batch", batch), ("input", input_tokens), ("output", output_tokens)):
         if value < 1:
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
@@ -49,12 +68,12 @@ def profile(
     from ridgeline_bench.profile.profile import op_limits, summary
     from ridgeline_bench.profile.profile import profile as measure
 
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
+    options = asdict(load)
     if LLMConfig(**ranks).divided_by:
         if ncu:
             raise InvalidConfig("--ncu looks at one device; leave out what divides the model.")
         with LLM(model, **options, **ranks, rank_trace_dir=str(out), skip_tokenizer_init=not prompts) as llm:
-            _workload(llm, prompts or [], batch, input_tokens, output_tokens)()
+            _workload(llm, prompts, work)()
             text = waits_of(llm.rank_waits())
         (out / "summary.txt").write_text(text)
         print(text, end="")
@@ -62,11 +81,11 @@ def profile(
         return
     with LLM(model, **options, skip_tokenizer_init=not prompts, enable_prefix_caching=False) as llm:
         assembly = llm.assembly
-        work = _workload(llm, prompts or [], batch, input_tokens, output_tokens)
+        run = _workload(llm, prompts, work)
         hardware = hardware_of(assembly.device)
         limits = op_limits(assembly.model.spec, hardware, assembly.precision) if hardware is not None else None
         assert isinstance(assembly.engine, Engine)  # one device has no other
-        report = measure(assembly.engine, assembly.local, work, out, limits)
+        report = measure(assembly.engine, assembly.local, run, out, limits)
         size = f"{len(prompts)} prompts" if prompts else f"batch {batch}, {input_tokens} tokens in"
         title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"
     text = summary(report, title)
@@ -89,11 +108,11 @@ def waits_of(ranks: Sequence[RankWaits]) -> str:
     return "\n".join([*lines, f"rank {last.rank} was waited for the longest", ""])
 
 
-def _workload(llm: LLM, prompts: list[str], batch: int, inputs: int, outputs: int) -> Any:
+def _workload(llm: LLM, prompts: list[str], work: WorkFlags) -> Any:
     """Return the run to profile, with the same tokens every time."""
-    params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=work.output_tokens, ignore_eos=True)
     if prompts:
         return lambda: llm.generate(prompts, params, use_tqdm=False)
     draw, vocabulary = random.Random(0), llm.assembly.model.spec.vocab_size
-    ids = [[draw.randrange(vocabulary) for _ in range(inputs)] for _ in range(batch)]
+    ids = [[draw.randrange(vocabulary) for _ in range(work.input_tokens)] for _ in range(work.batch)]
     return lambda: llm.generate([{"prompt_token_ids": row} for row in ids], params, use_tqdm=False)

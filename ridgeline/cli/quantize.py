@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.options import with_records
 from ridgeline.compression.schemes import FOLDINGS, FORMATS, ROUNDINGS, SCHEMES, MakeConfig
 from ridgeline.core.errors import InvalidConfig
 
@@ -20,36 +22,49 @@ if TYPE_CHECKING:
 _CALIBRATION, _ROUNDING = "Calibration", "Rounding"
 
 
-def quantize(
-    model: Annotated[str, typer.Argument(help="Folder, hub id, or a model that ships, such as embedded.")],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+@dataclass(frozen=True)
+class SchemeFlags:
+    """The schemes, and the modules that get them."""
+
     scheme: Annotated[
         list[str], typer.Option(help=f"{', '.join(SCHEMES)}. Several: a budget chooses for each module.")
-    ] = ["w4a16"],  # noqa: B006 (typer copies it)
+    ] = field(default_factory=lambda: ["w4a16"])
     method: Annotated[
         str, typer.Option(help=f"{', '.join(ROUNDINGS)}; {' or '.join(FOLDINGS)} alone or before +, as in awq+gptq.")
-    ] = "rtn",
-    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: the scheme's own.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Size of all weights, such as 5GB, for several schemes.")] = None,
+    ] = "rtn"
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: the scheme's own.")] = None
+    budget: Annotated[str | None, typer.Option(help="Size of all weights, such as 5GB, for several schemes.")] = None
     ignore: Annotated[
         list[str] | None, typer.Option(help="Modules that stay as they are, such as '*.down_proj' (one or more).")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class CalibrationFlags:
+    """The text that is read, and where."""
+
     calibration: Annotated[
         Path | None,
         typer.Option(
             help="Text, or .jsonl with `text`; default: Python source of the standard library.",
             rich_help_panel=_CALIBRATION,
         ),
-    ] = None,
-    sequences: Annotated[int, typer.Option(help="Sequences to read, at most.", rich_help_panel=_CALIBRATION)] = 128,
+    ] = None
+    sequences: Annotated[int, typer.Option(help="Sequences to read, at most.", rich_help_panel=_CALIBRATION)] = 128
     length: Annotated[
         int | None,
         typer.Option(help="Tokens of a sequence; default: 512, or the context.", rich_help_panel=_CALIBRATION),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_CALIBRATION)] = "auto",
+    ] = None
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=_CALIBRATION)] = "auto"
+
+
+@dataclass(frozen=True)
+class RoundingFlags:
+    """The way to round."""
+
     group: Annotated[
         int, typer.Option(help="Inputs that share a scale; 0: all of a row.", rich_help_panel=_ROUNDING)
-    ] = 128,
+    ] = 128
     symmetric: Annotated[
         bool | None,
         typer.Option(
@@ -57,26 +72,36 @@ def quantize(
             help="Without or with zeros; default: as the format has it.",
             rich_help_panel=_ROUNDING,
         ),
-    ] = None,
+    ] = None
     clip: Annotated[
         bool, typer.Option("--clip", help="Search ranges that lessen the error.", rich_help_panel=_ROUNDING)
-    ] = False,
+    ] = False
     act_order: Annotated[
         bool, typer.Option("--act-order", help="GPTQ: columns of large inputs first.", rich_help_panel=_ROUNDING)
-    ] = False,
+    ] = False
     static_groups: Annotated[
         bool,
         typer.Option(
             help="GPTQ: neighbours share a scale in spite of another order, as fast kernels need it.",
             rich_help_panel=_ROUNDING,
         ),
-    ] = True,
+    ] = True
     damping: Annotated[
         float, typer.Option(help="GPTQ: share of the mean added to the diagonal.", rich_help_panel=_ROUNDING)
-    ] = 0.01,
+    ] = 0.01
     alpha: Annotated[
         float, typer.Option(help="SmoothQuant: how much moves to the weights.", rich_help_panel=_ROUNDING)
-    ] = 0.5,
+    ] = 0.5
+
+
+@with_records
+def quantize(
+    model: Annotated[str, typer.Argument(help="Folder, hub id, or a model that ships, such as embedded.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+    *,
+    how: SchemeFlags,
+    text: CalibrationFlags,
+    rounding: RoundingFlags,
     shard_size: Annotated[str, typer.Option(help="Largest size of one file, such as 5GB or 1GiB.")] = "5GB",
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
@@ -85,22 +110,16 @@ def quantize(
     Embeddings, the output layer, norms and routers stay as they are. The folder appears when it is complete.
     """
     make = MakeConfig(
-        schemes=tuple(scheme),
-        method=method,
-        format=format,
-        group=group,
-        symmetric=symmetric,
-        act_order=act_order,
-        static_groups=static_groups,
-        damping=damping,
-        alpha=alpha,
-        clip=clip,
-        ignore=tuple(ignore or ()),
-        budget=None if budget is None else _size("budget", budget),
+        schemes=tuple(how.scheme),
+        method=how.method,
+        format=how.format,
+        ignore=tuple(how.ignore or ()),
+        budget=None if how.budget is None else _size("budget", how.budget),
+        **asdict(rounding),
     )
     make.check()
-    if calibration is not None and not make.calibrated:
-        raise InvalidConfig(f"the method {method} reads no text; leave --calibration out, or add --clip.")
+    if text.calibration is not None and not make.calibrated:
+        raise InvalidConfig(f"the method {how.method} reads no text; leave --calibration out, or add --clip.")
     from ridgeline.compression.folder import check_target, write  # imports torch, which takes seconds
     from ridgeline.compression.quantize import quantized
     from ridgeline.defaults import choose_device
@@ -109,15 +128,15 @@ def quantize(
 
     started, shards = time.perf_counter(), _size("shard size", shard_size)
     check_target(out)
-    documents = None if calibration is None else read_file(calibration).documents
+    documents = None if text.calibration is None else read_file(text.calibration).documents
     with LoadingBar() as bar:
         made = quantized(
             model,
             make,
             documents=documents,
-            count=sequences,
-            length=length,
-            device=choose_device(device),
+            count=text.sequences,
+            length=text.length,
+            device=choose_device(text.device),
             progress=bar,
         )
         num_bytes = write(made, out, shard_size=shards, progress=bar)

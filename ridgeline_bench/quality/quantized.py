@@ -115,6 +115,26 @@ class Row:
         }
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """The speeds to measure: of LLM with these arguments, at these batch sizes; of none, no speed."""
+
+    engine: Mapping[str, Any]
+    batches: Sequence[int]
+
+    def of(self, scheme: str | None, device: torch.device) -> Mapping[int, float]:
+        """Return the speeds of the engine with a scheme, or nothing if it has none that runs here."""
+        if scheme is not None and (scheme not in SERVED or not served_scheme(scheme).supports(Platform.of(device))):
+            return {}
+        options = {"max_num_seqs": max(self.batches), **self.engine, "quantization": scheme}
+        with LLM(**options) as llm:
+            found = {batch: speed(llm, batch) for batch in self.batches}
+        del llm
+        gc.collect()
+        torch.cuda.empty_cache()  # the next engine sizes its cache by what is free
+        return found
+
+
 def measure(
     model: DenseModel,
     choices: Sequence[Choice],
@@ -122,31 +142,29 @@ def measure(
     calibration_BS: Tensor,
     *,
     group: int,
-    engine: Mapping[str, Any],
-    batches: Sequence[int],
+    speeds: Speeds,
     progress: Progress,
     baseline: DenseModel | None = None,
 ) -> Iterator[Row]:
     """Yield a row for the model as it is, and one for each choice, as they are found.
 
-    engine: arguments of LLM, for the speeds; no speed is measured without `batches`.
     baseline: the model that the predictions are compared with; default: the same.
     """
     original = (baseline or model).decoder()
     exact = [logprobs(original, tokens_T1).cpu() for tokens_T1 in tokens_WT1]
     del original
-    speeds: dict[str | None, Mapping[int, float]] = {}
-    for name in dict.fromkeys([None, *(choice.scheme for choice in choices)]) if batches else ():
+    found: dict[str | None, Mapping[int, float]] = {}
+    for name in dict.fromkeys([None, *(choice.scheme for choice in choices)]) if speeds.batches else ():
         progress(f"{name or 'plain'}: speed", 0.0)
-        speeds[name] = _speed_of(name, model.device, engine, batches)
+        found[name] = speeds.of(name, model.device)
     decoder = model.decoder()
     count = sum(p.numel() for p in decoder.parameters())
-    yield _row("plain", "", (16.0, KEPT_BYTES * count), decoder, exact, tokens_WT1, speeds.get(None))
+    yield _row("plain", "", (16.0, KEPT_BYTES * count), decoder, exact, tokens_WT1, found.get(None))
     for index, choice in enumerate(choices):
         progress(f"{choice.scheme} {choice.method}", index / len(choices))
         decoder = model.decoder()
         size = quantized(decoder, model, choice, calibration_BS, group)
-        yield _row(choice.scheme, choice.method, size, decoder, exact, tokens_WT1, speeds.get(choice.scheme))
+        yield _row(choice.scheme, choice.method, size, decoder, exact, tokens_WT1, found.get(choice.scheme))
 
 
 def _row(
@@ -196,21 +214,6 @@ def _by_reference(decoder: Decoder, model: DenseModel, method: str, calibration_
             bits += made.bits_per_weight * matrix.weight_OI.numel()
         run.advance(index)
     return weights, bits
-
-
-def _speed_of(
-    scheme: str | None, device: torch.device, engine: Mapping[str, Any], batches: Sequence[int]
-) -> Mapping[int, float]:
-    """Return the speeds of the engine with a scheme, or nothing if it has none that runs here."""
-    if scheme is not None and (scheme not in SERVED or not served_scheme(scheme).supports(Platform.of(device))):
-        return {}
-    options = {"max_num_seqs": max(batches), **engine, "quantization": scheme}
-    with LLM(**options) as llm:
-        found = {batch: speed(llm, batch) for batch in batches}
-    del llm
-    gc.collect()
-    torch.cuda.empty_cache()  # the next engine sizes its cache by what is free
-    return found
 
 
 def speed(llm: LLM, batch: int) -> float:

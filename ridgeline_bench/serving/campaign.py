@@ -70,7 +70,7 @@ class Campaign:
             for found in session.measure(on_progress):
                 curve.points.append(found)
                 yield curve
-            if left := session.rates[len(curve.points) :]:
+            if left := session.sending.rates[len(curve.points) :]:
                 curve.notes.append(f"{curve.label}: no time was left for {', '.join(map(rate_name, left))}.")
             if (death := up.ended()) is not None:
                 curve.notes.append(f"{curve.label} {death}")

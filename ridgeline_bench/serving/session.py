@@ -41,30 +41,40 @@ def parse_rates(text: str, work: Work) -> list[float]:
     return rates
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """The way to send requests to any server.
+
+    rates: requests a second, one after another. fields: go into every request's body.
+    max_concurrency: requests open at once; 0: as many as there are. timeout: seconds that a request may take.
+    processes: that send.
+    """
+
+    rates: Sequence[float]
+    slo: Slo
+    fields: Mapping[str, Any]
+    api_key: str = ""
+    max_concurrency: int = 0
+    timeout: float
+    processes: int = 1
+
+
 @dataclass(frozen=True)
 class Session:
-    """A session. `server` is measured, and `task` is the task of each of `processes`, except the rate."""
+    """A session. `server` is measured, and `task` is the task of each process, except the rate."""
 
     server: Server
     task: Task
-    rates: Sequence[float]
-    slo: Slo
-    processes: int
+    sending: Sending
 
     @classmethod
-    def begin(
-        cls, *, url: str, api_key: str, model: str, work: Work, rates: Sequence[float], slo: Slo,
-        fields: Mapping[str, Any], max_concurrency: int, timeout: float, processes: int, until: float = math.inf,
-    ) -> Session:  # fmt: skip
-        """Ask the server what it serves, and check that the work suits it.
-
-        `fields` go into every request's body. `until` is the monotonic moment at which everything must be over.
-        """
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    def begin(cls, url: str, model: str, work: Work, sending: Sending, until: float = math.inf) -> Session:
+        """Ask the server what it serves, and check that the work suits it. `until` is the monotonic moment at which
+        everything must be over."""
+        headers = {"Authorization": f"Bearer {sending.api_key}"} if sending.api_key else {}
         server = Server.ask(url, headers, model)
         work = replace(work, vocab_size=work.vocab_size or server.vocab_size)
         _check(work, server)
-        body = {"model": server.model, **STREAMING, **fields}
         task = Task(
             url=server.url,
             headers=headers,
@@ -72,12 +82,12 @@ class Session:
             rate=math.inf,
             point="",
             share=(0, 1),
-            body=body,
-            max_concurrency=max_concurrency,
-            timeout=timeout,
+            body={"model": server.model, **STREAMING, **sending.fields},
+            max_concurrency=sending.max_concurrency,
+            timeout=sending.timeout,
             until=until,
         )
-        return cls(server, task, rates, slo, processes)
+        return cls(server, task, sending)
 
     def warm_up(self, count: int) -> None:
         """Send one request after another, with prompts unlike any that are measured. Raise InvalidConfig if none of
@@ -92,15 +102,15 @@ class Session:
     def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
         """Yield a point per rate, in turn, as far as time allows. A rate whose requests could not all leave is not
         begun."""
-        for number, rate in enumerate(self.rates):
+        for number, rate in enumerate(self.sending.rates):
             name, arrivals = rate_name(rate), self.task.work.arrivals(rate)
             if not arrivals:
                 raise InvalidConfig(f"at {name} no request leaves within --duration; make it longer.")
             if time.monotonic() + arrivals[-1] >= self.task.until:
                 return
             total = len(arrivals)
-            done = run(self._at(rate, f"point {number}"), self.processes, partial(on_progress, name, total))
-            yield point(rate, done, self.slo)
+            done = run(self._at(rate, f"point {number}"), self.sending.processes, partial(on_progress, name, total))
+            yield point(rate, done, self.sending.slo)
 
     def _at(self, rate: float, name: str, **changes: Any) -> Task:
         return msgspec.structs.replace(self.task, rate=rate, point=name, **changes)

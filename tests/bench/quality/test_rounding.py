@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.quality import cache
 from ridgeline_bench.quality.dense import DenseModel
 from ridgeline_bench.quality.documents import TextFile, held_out_files
-from ridgeline_bench.quality.quantized import Choice, measure, quantized
+from ridgeline_bench.quality.quantized import Choice, Speeds, measure, quantized
 from ridgeline_bench.quality.rounding_results import draw
 from ridgeline_bench.results import read
 from tests.bench.quality.conftest import TEXT
@@ -137,8 +137,7 @@ def test_rows_compare_with_the_plain_model(
         windows,
         calibration,
         group=GROUP,
-        engine={"model": dense.folder, "device": "cpu", "block_size": 4},
-        batches=(2,),
+        speeds=Speeds({"model": dense.folder, "device": "cpu", "block_size": 4}, (2,)),
         progress=lambda what, fraction: heard.append(what),
     )
     nats = torch.cat([-their_logprobs(theirs, t).gather(1, t[1:, None])[:, 0] for t in windows]).mean()

@@ -27,7 +27,7 @@ from ridgeline_bench.results import read
 from ridgeline_bench.serving.figures import Point, Slo, point
 from ridgeline_bench.serving.outcome import Outcome
 from ridgeline_bench.serving.run import Run
-from ridgeline_bench.serving.session import Session
+from ridgeline_bench.serving.session import Sending, Session
 from ridgeline_bench.serving.stream import Stream
 from ridgeline_bench.serving.work import Lengths, Work
 from tests.bench.serving.scripted_server import ScriptedServer
@@ -55,11 +55,9 @@ def scripts(*found: dict[str, Any], apart: float = 0.02) -> Work:
 
 
 def session(server: ScriptedServer, work: Work, *rates: float, **changes: Any) -> Session:
-    options: dict[str, Any] = {
-        "api_key": "", "model": "", "slo": Slo({}), "fields": {"ignore_eos": True}, "max_concurrency": 0,
-        "timeout": 1.0, "processes": 1,
-    }  # fmt: skip
-    return Session.begin(url=server.url, work=work, rates=rates or (0.0,), **{**options, **changes})
+    options: dict[str, Any] = {"slo": Slo({}), "fields": {"ignore_eos": True}, "timeout": 1.0, **changes}
+    until = options.pop("until", math.inf)
+    return Session.begin(server.url, "", work, Sending(rates=rates or (0.0,), **options), until)
 
 
 def measure(server: ScriptedServer, work: Work, *rates: float, **changes: Any) -> Point:
