@@ -47,7 +47,7 @@ class OpSweep(Sweep):
 
     def jobs(self) -> list[Job]:
         return [
-            Job(label, self.of.name, tokens_of(case), "", way, chosen=i == 0, timed=timed)
+            Job(label, self.of.name, tokens_of(case), case.form, way, chosen=i == 0, timed=timed)
             for timed, cases in ((False, self.small_cases), (True, self.real_cases))
             for label, case in cases.items()
             for i, way in enumerate(self.ways(case, timed))
@@ -56,6 +56,8 @@ class OpSweep(Sweep):
     def ways(self, case: OpCase, timed: bool) -> list[Any]:
         """Return what to launch: what is chosen by itself, other implementations, cuts, peers."""
         others = list(self.functions)[1:] or ([] if self.functions else ["reference"])
+        if timed and self.of.matrix:  # plain torch is much slower, and waits for the host, which no graph can hold
+            others = [name for name in others if name != "torch"]
         cuts = self.cuts.candidates(case) if self.cuts else ()
         return [*([None] if self.functions else []), *others, *cuts, *(self.peers if timed and not self.dry else ())]
 
@@ -68,14 +70,25 @@ class OpSweep(Sweep):
         for peer in self.peers.values():
             peer.forget()
         if self.device.type == "meta":
-            return [moved(self._given(case.reduced(), torch.device("cpu")), self.device)]
+            return [self._without_memory(case)]
         first = self._given(case, self.device)
         nbytes = sum(x.nbytes for x in tensors(tuple(first[0])))
         number = min(self.turns(case.cost(2).bytes), max(1, int(MEMORY / max(1, nbytes)))) if job.timed else 1
         return [first, *(self._given(case, self.device) for _ in range(number - 1))]
 
+    def _without_memory(self, case: OpCase) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments on the meta device: made there, or copied from a smaller case."""
+        if case.bare:
+            return self._given(case, self.device)
+        cpu, small = torch.device("cpu"), case.reduced()
+        given = moved((small.lasting(self.dtype, cpu), small.options(self.dtype, cpu)), self.device)
+        return self._prepared(given[0]), given[1]
+
     def _given(self, case: OpCase, device: torch.device) -> tuple[Any, dict[str, Any]]:
-        return case.lasting(self.dtype, device), case.options(self.dtype, device)
+        return self._prepared(case.lasting(self.dtype, device)), case.options(self.dtype, device)
+
+    def _prepared(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.cuts.prepared(given) if self.cuts and self.platform.device_type == "cuda" else given
 
     def launch(self, job: Job, arguments: Any) -> Any:
         """Return the outputs, and if results are compared what is written to the arguments. Nothing that another launch
@@ -98,6 +111,8 @@ class OpSweep(Sweep):
 
     def reference(self, job: Job, arguments: Any) -> Any:
         (given, options), case = arguments, self.case_of(job)
+        if not case.checked:
+            return None
         return copied((self.of.reference(*given, **options), case.written(given)))
 
     def defined(self, job: Job, arguments: Any, result: Any) -> Any:

@@ -10,13 +10,7 @@ from ridgeline.kernels.ops import OPS
 
 # Sweeps of several ops together, or of kernels beside libraries: name → "module:class". Any other name is an op's.
 FAMILIES = {
-    "fp8": "ridgeline_bench.sweep.fp8:Fp8Sweep",
-    "coded": "ridgeline_bench.sweep.coded:CodedSweep",
-    "grouped": "ridgeline_bench.sweep.grouped:GroupedSweep",
-    "grouped_quantized": "ridgeline_bench.sweep.grouped_quantized:GroupedQuantized",
-    "experts": "ridgeline_bench.sweep.experts:ExpertsSweep",
     "kv": "ridgeline_bench.sweep.kv:KVSweep",
-    "latent": "ridgeline_bench.sweep.latent:LatentSweep",
 }
 OF_OPS = "ridgeline_bench.sweep.of_op:OpSweep"
 
@@ -49,8 +43,9 @@ def kind_of(name: str) -> str:
     """Return "module:class" of the sweep with this name. Raise InvalidConfig if there is none."""
     if name in FAMILIES:
         return FAMILIES[name]
-    if name not in OPS or not OPS[name].cases().small:
-        known = [*FAMILIES, *(known for known, op in OPS.items() if op.cases().small)]
+    swept = [known for known, op in OPS.items() if (cases := op.cases()).small or cases.swept]
+    if name not in swept:
+        known = [*FAMILIES, *swept]
         raise InvalidConfig(f"there is no sweep {name!r}; known: {', '.join(known)}.")
     return OF_OPS
 

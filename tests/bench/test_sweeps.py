@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.base.launch import INTERPRETED
+from ridgeline.kernels.gemm.fp8.cases import Fp8Case
 from ridgeline.kernels.ops import OPS
 from ridgeline_bench.sweep.of_op import OpSweep
 from ridgeline_bench.sweep.options import FAMILIES, SweepOptions, kind_of, loaded
 from ridgeline_bench.sweep.runs import run, show, work
-from ridgeline_bench.sweep.sweep import Job, short
+from ridgeline_bench.sweep.sweep import Job, short, tensors
 from tests.bench.toy_sweep import Toy
 
-SLOW = ("latent", "linear_attention", "delta_attention", "gated_delta", "wkv", "selective_scan", "paged_attention")
+PRODUCTS = ("fp8_linear", "coded_linear", "coded_norm_linear", "grouped_gate_up", "route")
+SLOW = (
+    "fp8_norm_linear",
+    "grouped_down",
+    "latent_attention",
+    "expanded_attention",
+    "linear_attention",
+    "delta_attention",
+    "gated_delta",
+    "wkv",
+    "selective_scan",
+    "paged_attention",
+)
 
 
 @pytest.mark.parametrize(
     "name",
-    [*(name for name in FAMILIES if name not in SLOW), "causal_conv", "ssd", "rms_norm",
+    [*FAMILIES, *PRODUCTS, "causal_conv", "ssd", "rms_norm",
      *(pytest.param(name, marks=pytest.mark.thorough) for name in SLOW)],
 )  # fmt: skip
 def test_a_dry_run_walks_every_job(
@@ -84,7 +99,7 @@ def test_the_table_shows_the_fastest_cut_first_and_marks_the_chosen_one(capsys: 
 
 
 def test_a_sweep_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InvalidConfig, match=r"no sweep 'norms'; known: fp8, .*rms_norm"):
+    with pytest.raises(InvalidConfig, match=r"no sweep 'norms'; known: kv, .*rms_norm"):
         kind_of("norms")
     with pytest.raises(InvalidConfig, match="no sweep 'step_inputs'"):  # an op without cases
         kind_of("step_inputs")
@@ -114,3 +129,42 @@ def test_cases_are_compiled_with_few_tokens(name: str) -> None:
     cases = OPS[name].cases()
     assert [case.reduced() for case in cases.small] == list(cases.small)
     assert max(sum(case.reduced().rows) for case in (*cases.real, *cases.swept)) <= 15_000  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS[:-1], "grouped_down", "fp8_norm_linear", "w8a8_linear"])
+def test_arguments_of_large_weights_are_made_without_memory(name: str) -> None:
+    """So that hundreds of cuts can be listed and compiled on any machine."""
+    sweep = OpSweep(SweepOptions(name=name), "meta")
+    forms = {job.form: job for job in sweep.jobs() if job.timed}  # the largest case of each format is the last one
+    for job in forms.values():
+        [(given, _)] = sweep.arguments(job)
+        found = tensors(tuple(given))
+        assert found
+        assert all(x.is_meta for x in found)
+        assert sum(x.nbytes for x in found) > 4 << 20
+
+
+def test_every_format_has_cuts_and_is_checked_within_its_own_tolerance() -> None:
+    sweep = OpSweep(SweepOptions(name="grouped_down"), "meta")
+    cuts: dict[str, set[type]] = {}
+    for job in sweep.jobs():
+        cuts.setdefault(job.form, set()).update({type(job.cut)} if job.ours else ())
+    assert {form: {kind.__name__ for kind in kinds} for form, kinds in cuts.items()} == {
+        "": {"Stream", "Tiles", "Rows"}, "MXFP4": {"Stream", "Widened"}, "fp8": {"Stream", "Tiles", "Rows"},
+        "fp8-block": {"Stream", "Tiles", "Rows"},
+    }  # fmt: skip
+    slack = {job.form: sweep.case_of(job).slack for job in sweep.jobs() if job.timed}
+    assert slack["fp8"] == slack["fp8-block"] > 1 << 22 > slack["MXFP4"]
+
+
+def test_a_product_that_leaves_out_a_block_is_wrong_and_one_that_does_not_round_is_right() -> None:
+    """The tolerance of FP8 is a quarter of a standard deviation, which a block of the longest sums exceeds."""
+    sweep = OpSweep(SweepOptions(name="fp8_linear"), "cpu")
+    case, job = Fp8Case(8, 14_336, 512), Job("down", "fp8_linear", 8)
+    sweep.real_cases["down"] = case
+    x_TI, weight, bias_O = case.inputs(torch.bfloat16, torch.device("cpu"))
+    want, without = sweep.of.reference(x_TI, weight, bias_O), x_TI.clone()
+    without[:, :128] = 0
+    exact = weight._replace(format=replace(weight.format, activations=None))
+    assert sweep.error(job, [sweep.of.reference(without, weight, bias_O)], [want]) > 1
+    assert sweep.error(job, [sweep.of.reference(x_TI, exact, bias_O)], [want]) < 1

@@ -21,15 +21,28 @@ class OpCase(ABC):
     epsilons: the relative error of roundings, in units of the dtype's: an implementation may round an intermediate
         besides its result.
     stores: the op returns nothing, and stores its result in its first argument.
+    bare: the inputs can be made on the meta device too, where tensors have no memory: weights are large, and no shape
+        depends on a number.
     """
 
     epsilons: ClassVar[int] = 4
     stores: ClassVar[bool] = False
+    bare: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def label(self) -> str:
         """The case in a table of results."""
+
+    @property
+    def form(self) -> str:
+        """The format of weights or caches in a table of results; "" is the plain one."""
+        return ""
+
+    @property
+    def checked(self) -> bool:
+        """False if the reference needs more memory than a GPU has. Smaller cases then check what is timed."""
+        return True
 
     @property
     def slack(self) -> int:
@@ -79,11 +92,19 @@ class Cuts(NamedTuple):
     candidates: the cuts to try on a case, by the reasons that stand beside them.
     with_cut: returns the implementation with a cut, which takes the op's arguments.
     interpreted: the types of cuts whose kernel Triton's interpreter can run.
+    prepared: returns the arguments as an engine on a GPU has them: with what it makes of weights when it loads them,
+        and of a step for all of its layers.
     """
 
     candidates: Callable[[Any], Sequence[Any]]
     with_cut: Callable[[Any], Callable[..., Any]]
     interpreted: tuple[type, ...] = ()
+    prepared: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple
+
+
+def generator(device: torch.device, seed: int) -> torch.Generator | None:
+    """Return a source of random numbers; the meta device has none, and needs none."""
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
 
 def as_cases(kind: type[C], cases: Iterable[Any]) -> tuple[C, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from ridgeline.kernels.attention.expanded.cost import expanded_attention_cost
 from ridgeline.kernels.attention.expanded.op import LongRows
+from ridgeline.kernels.attention.paged.cases import reference_fits, shortened
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
 from ridgeline.kernels.base.cost import Cost
 
@@ -33,7 +34,7 @@ class ExpandedCase(OpCase):
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return random arguments. Queries are views of wider heads, keys and values of one product, and between the
         rows lie keys and tokens that are NaN."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         tokens_R, length_R = np.array(self.rows, np.int64).T
         bound_R = length_R + 3
         rows = LongRows(
@@ -44,12 +45,12 @@ class ExpandedCase(OpCase):
             kv_len_R=torch.from_numpy(length_R).int().to(device),
         )
         tokens, keys = int(2 + (tokens_R + 1).sum()), int(bound_R.sum())
-        q_THX = torch.randn(tokens, self.num_heads, self.key_dim + self.rope_dim, generator=generator)
-        kv_JHX = torch.randn(keys, self.num_heads, self.key_dim + self.value_dim, generator=generator)
-        r_JW = torch.randn(keys, self.rope_dim + 32, generator=generator)
+        q_THX = torch.randn(tokens, self.num_heads, self.key_dim + self.rope_dim, generator=generator, device=device)
+        kv_JHX = torch.randn(keys, self.num_heads, self.key_dim + self.value_dim, generator=generator, device=device)
+        r_JW = torch.randn(keys, self.rope_dim + 32, generator=generator, device=device)
         for begin, length, bound in zip(rows.begin_R, length_R, bound_R, strict=True):
             kv_JHX[begin + length : begin + bound] = r_JW[begin + length : begin + bound] = torch.nan
-        q_THX, kv_JHX, r_JW = (x.to(device, dtype) for x in (q_THX, kv_JHX, r_JW))
+        q_THX, kv_JHX, r_JW = (x.to(dtype) for x in (q_THX, kv_JHX, r_JW))
         out_THV = torch.zeros(tokens, self.num_heads, self.value_dim, dtype=dtype, device=device)
         q_THK, q_THY = q_THX.split((self.key_dim, self.rope_dim), dim=-1)
         k_JHK, v_JHV = kv_JHX.split((self.key_dim, self.value_dim), dim=-1)
@@ -63,6 +64,13 @@ class ExpandedCase(OpCase):
     @property
     def slack(self) -> int:
         return max(kv for _, kv in self.rows)
+
+    @property
+    def checked(self) -> bool:
+        return reference_fits(self.rows, self.num_heads)
+
+    def reduced(self) -> ExpandedCase:
+        return replace(self, rows=shortened(self.rows))
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         return {"scale": (self.key_dim + self.rope_dim) ** -0.5}
@@ -94,4 +102,9 @@ REAL = [  # DeepSeek-V2-Lite, and all heads of DeepSeek-V3
     )
 ]
 
-OP_CASES = {"expanded_attention": Cases(CASES, REAL)}
+SWEPT = [
+    ExpandedCase(rows=((tokens, tokens),), num_heads=128, key_dim=128, rope_dim=64, value_dim=128)
+    for tokens in (8192, 1024)
+]
+
+OP_CASES = {"expanded_attention": Cases(CASES, REAL, SWEPT)}

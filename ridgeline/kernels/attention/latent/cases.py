@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ridgeline.kernels.attention.latent.cost import latent_attention_cost, latent_kv_cost
-from ridgeline.kernels.attention.paged.cases import scattered
+from ridgeline.kernels.attention.paged.cases import reference_fits, scattered, shortened
 from ridgeline.kernels.base.case import Cases, OpCase, as_cases, rows_label
 from ridgeline.kernels.base.cost import Cost
 
@@ -34,17 +34,19 @@ class LatentCase(OpCase):
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return random (q_THL, q_THY, cache, batch). Rows have shuffled slots, and blocks are scattered over the
         cache, whose other cells are NaN."""
-        generator, width = torch.Generator().manual_seed(seed), self.rank + self.rope_dim
-        batch, num_blocks = scattered(self.rows, self.block_size, device, generator)
-        cache_NPW = torch.full((num_blocks, self.block_size, width), torch.nan)
+        width, made = self.rank + self.rope_dim, torch.Generator(device).manual_seed(seed)
+        batch, num_blocks = scattered(self.rows, self.block_size, device, torch.Generator().manual_seed(seed))
+        seen_NP = torch.zeros(num_blocks, self.block_size, dtype=torch.bool, device=device)
         for slot, (_, kv) in zip(batch.slots_R.tolist(), self.rows, strict=True):
-            for index, block in enumerate(batch.block_table_SC[slot, : -(-kv // self.block_size)].tolist()):
-                count = min(self.block_size, kv - index * self.block_size)
-                cache_NPW[block, :count] = torch.randn(count, width, generator=generator)
+            position = torch.arange(kv, device=device)
+            block = batch.block_table_SC[slot, position // self.block_size].long()
+            seen_NP[block, position % self.block_size] = True
+        cache_NPW = torch.randn(*seen_NP.shape, width, generator=made, device=device, dtype=dtype)
+        cache_NPW[~seen_NP] = torch.nan
         tokens = sum(new for new, _ in self.rows)
-        q_THW = torch.randn(tokens, self.num_heads, width, generator=generator).to(device, dtype)
+        q_THW = torch.randn(tokens, self.num_heads, width, generator=made, device=device).to(dtype)
         q_THL, q_THY = (part.contiguous() for part in q_THW.split((self.rank, self.rope_dim), dim=-1))
-        return q_THL, q_THY, cache_NPW.to(device, dtype), batch
+        return q_THL, q_THY, cache_NPW, batch
 
     @property
     def label(self) -> str:
@@ -53,6 +55,13 @@ class LatentCase(OpCase):
     @property
     def slack(self) -> int:
         return max(kv for _, kv in self.rows)
+
+    @property
+    def checked(self) -> bool:
+        return reference_fits(self.rows, self.num_heads)
+
+    def reduced(self) -> LatentCase:
+        return replace(self, rows=shortened(self.rows))
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -70,6 +79,7 @@ class LatentKVCase(LatentCase):
     """The launch before it, which fills the cache and rotates queries."""
 
     epsilons: ClassVar[int] = 4
+    checked = True
 
     @property
     def slack(self) -> int:
@@ -113,13 +123,24 @@ CASES = (
     LatentCase(rows=((70, 130), (1, 33)), num_heads=20, rank=512, rope_dim=64, key_dim=128, block_size=64),
 )
 
-REAL = [  # DeepSeek-V3 on eight devices, and all of its heads on one
-    LatentCase(rows=((new, cached),) * rows, num_heads=h, rank=512, rope_dim=64, key_dim=128, block_size=64)
-    for h in (16, 128)
-    for rows, new, cached in ((1, 1, 8192), (64, 1, 8192), (256, 1, 1088), (1, 2048, 2048))
+
+def _deepseek(heads: int, *rows: tuple[int, int]) -> LatentCase:
+    return LatentCase(rows=rows, num_heads=heads, rank=512, rope_dim=64, key_dim=128, block_size=64)
+
+
+HEADS = (16, 128)  # of DeepSeek-V3 on eight devices, and all of its heads on one
+REAL = [
+    _deepseek(heads, *[row] * rows)
+    for heads in HEADS
+    for rows, row in ((1, (1, 8192)), (64, (1, 8192)), (256, (1, 1088)), (1, (2048, 2048)))
 ]
+SWEPT = [
+    *(_deepseek(h, *[(1, kv)] * rows) for h in HEADS for kv in (8192, 1024, 32_768) for rows in (64, 8, 1, 256)),
+    *(_deepseek(h, (tokens, tokens)) for h in HEADS for tokens in (8192, 1024)),
+]
+KEPT = [_deepseek(h, *rows) for h in HEADS for rows in (((1, 1),) * 64, ((8192, 8192),), ((1, 1),))]
 
 OP_CASES = {
-    "latent_kv": Cases(as_cases(LatentKVCase, CASES), as_cases(LatentKVCase, REAL)),
-    "latent_attention": Cases(CASES, REAL),
+    "latent_kv": Cases(as_cases(LatentKVCase, CASES), as_cases(LatentKVCase, REAL), as_cases(LatentKVCase, KEPT)),
+    "latent_attention": Cases(CASES, REAL, SWEPT),
 }

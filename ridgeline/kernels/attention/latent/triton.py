@@ -35,7 +35,7 @@ def latent_attention(
     """
     if any(x.stride(-1) != 1 for x in (q_THL, q_THY, cache_NPW)):
         raise ValueError("latent attention: queries and vectors must be contiguous in their last dimension")
-    schedule = _schedule(q_THL, cache_NPW, batch) if batch.schedule is None else batch.schedule
+    schedule = schedule_of(q_THL, cache_NPW, batch) if batch.schedule is None else batch.schedule
     if schedule.window is not None or schedule.cascade is not None:
         raise ValueError("latent attention: make schedules without a window or shared blocks")
     if batch.tree is not None and not schedule.trees:
@@ -52,7 +52,8 @@ def latent_attention(
     return out_THL
 
 
-def _schedule(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedule:
+def schedule_of(q_THL: Tensor, cache_NPW: Tensor, batch: RaggedBatch) -> Schedule:
+    """Return the schedule of a step, which its layers share."""
     tokens, heads, _ = q_THL.shape
     of_layers = AttentionShape(
         num_tokens=tokens,

@@ -14,6 +14,10 @@ from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
 from ridgeline.kernels.base.cost import Cost
 
+MOST_SCORES = 1 << 31  # 8 GB in float32
+SHORT = 1024  # tokens, of whole tiles and blocks
+Rows = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase(OpCase):
@@ -102,6 +106,16 @@ WIDE_CASES = (  # cases that the plain implementation need not support, and more
     AttentionCase(rows=((1, 520), (17, 90)), num_heads=8, num_kv_heads=1, head_dim=512, block_size=64),
     AttentionCase(rows=((1, 1300), (1, 700)), num_heads=3, num_kv_heads=1, head_dim=80, alibi=True, block_size=256),
 )
+
+
+def reference_fits(rows: Sequence[tuple[int, int]], num_heads: int) -> bool:
+    """Return True if a GPU has the memory for all scores of the longest row, which the reference holds some times."""
+    return max(new * kv for new, kv in rows) * num_heads <= MOST_SCORES
+
+
+def shortened(rows: Rows) -> Rows:
+    """Return rows for which kernels are compiled alike, and that need less memory."""
+    return tuple((min(new, SHORT), min(kv, SHORT)) for new, kv in rows) if max(rows)[1] > 2 * SHORT else rows
 
 
 def scattered(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.case import Cases, as_cases
+from ridgeline.kernels.base.case import Cases, as_cases, generator
 from ridgeline.kernels.base.weight_format import SUPER, CodedFormat, Held
 from ridgeline.kernels.gemm.codes.op import (
     IQ2_S,
@@ -27,7 +27,7 @@ from ridgeline.kernels.gemm.codes.op import (
     Coded,
     packed,
 )
-from ridgeline.kernels.gemm.plain.cases import PROJECTIONS, NormedProductCase, ProductCase
+from ridgeline.kernels.gemm.plain.cases import ALONE, NORMED, PROJECTIONS, NormedProductCase, ProductCase
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,19 @@ class CodedCase(ProductCase):
     bias: bool = False
     scales: torch.dtype = torch.float16
     ordered: bool = True
+    gate: str | None = "silu"
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """Return random inputs, with scales such that outputs have a standard deviation of about one."""
-        generator = torch.Generator(device).manual_seed(seed)
-        x_TI = torch.randn(self.tokens, self.in_width, generator=generator, device=device).to(dtype)
-        bias_O = torch.randn(self.out_width, generator=generator, device=device).to(dtype) if self.bias else None
-        return x_TI, random_codes(self, device, generator), bias_O
+        made = generator(device, seed)
+        x_TI = torch.randn(self.tokens, self.in_width, generator=made, device=device).to(dtype)
+        bias_O = torch.randn(self.out_width, generator=made, device=device).to(dtype) if self.bias else None
+        return x_TI, random_codes(self, device, made), bias_O
+
+    @property
+    def form(self) -> str:
+        """The format's name; "" of those that no kernel for fragments takes."""
+        return next((name for name, how in FORMS.items() if how == self.format), "")
 
     @property
     def shape(self) -> str:
@@ -74,7 +80,7 @@ class CodedNormCase(NormedProductCase, CodedCase):
     """The same with a norm, a residual and a gate."""
 
 
-def random_codes(case: CodedCase, device: torch.device, generator: torch.Generator) -> Coded:
+def random_codes(case: CodedCase, device: torch.device, generator: torch.Generator | None) -> Coded:
     """Return the weight of a case."""
     how, rows, columns = case.format, case.out_width, case.in_width
     groups = columns // (how.group or columns)
@@ -113,6 +119,10 @@ def random_codes(case: CodedCase, device: torch.device, generator: torch.Generat
     return Coded(code_OB, scale_OG, zero_OG, outer_OS, outer_minimum_OS, scale, order_I, how)
 
 
+FORMS = {"W4": W4, "W4 zeros": W4_ZEROS, "MXFP4": MXFP4, "Q4_K": Q4_K, "W8": W8}  # those that a sweep times
+SCALES = {MXFP4: torch.uint8}
+TIMED = (1, 2, 4, 8, 16, 64, 256, 1024)
+
 CASES = (
     CodedCase(1, 256, 64, W4),
     CodedCase(1, 512, 48, W4_ZEROS, bias=True),
@@ -135,7 +145,16 @@ CASES = (
 
 REAL = [CodedCase(t, i, o, how) for i, o in PROJECTIONS for how in (W4, Q4_K) for t in (1, 8, 64, 256, 8192)]
 
+SWEPT = [
+    CodedCase(t, i, o, how, scales=SCALES.get(how, torch.float16))
+    for how in FORMS.values() for i, o in ALONE for t in TIMED
+]  # fmt: skip
+NORM_SWEPT = [
+    CodedNormCase(t, i, o, how, scales=SCALES.get(how, torch.float16), gate=g)
+    for how in FORMS.values() for i, o, g in NORMED for t in TIMED
+]  # fmt: skip
+
 OP_CASES = {
-    "coded_linear": Cases(CASES, REAL),
-    "coded_norm_linear": Cases(as_cases(CodedNormCase, CASES), as_cases(CodedNormCase, REAL)),
+    "coded_linear": Cases(CASES, REAL, SWEPT),
+    "coded_norm_linear": Cases(as_cases(CodedNormCase, CASES), as_cases(CodedNormCase, REAL), NORM_SWEPT),
 }

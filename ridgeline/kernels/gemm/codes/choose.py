@@ -98,10 +98,10 @@ def choose_wide(
     """Return the cut of wide.py with the least cycles by the model below, or None if the outputs are not whole tiles.
     units: of `unit` inputs, of a row.
 
-    Of what `ridgeline bench sweep coded` tried on an H200 it took the fastest, or one 11 % slower at most.
+    Of what `ridgeline bench sweep coded_linear` tried on an H200 it took the fastest, or one 11 % slower at most.
     """
     found = wide_cuts(tokens, outputs, units, unit=unit, bits=bits, gated=gated, processors=processors)
-    return min(found, key=lambda cut: _cycles(cut, tokens, outputs, units, unit, gated, processors), default=None)
+    return min(found, key=lambda cut: cycles(cut, tokens, outputs, units, unit, gated, processors), default=None)
 
 
 def wide_cuts(
@@ -130,7 +130,7 @@ def wide_cuts(
     return found
 
 
-def _cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: bool, processors: int) -> float:
+def cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: bool, processors: int) -> float:
     """Return about how many cycles of a processor a product takes.
 
     In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows, and each

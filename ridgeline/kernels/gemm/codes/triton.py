@@ -40,11 +40,11 @@ def coded_norm_linear(x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Te
     cut = cut_of(x_TI, weight, gate)
     packed = x_TI.stride(-1) == 1 and (residual_TI is None or residual_TI.is_contiguous())
     if cut is not None and cut.solo and packed and weight.order_I is None and x_TI.dtype == torch.bfloat16:
-        return _launch(cut, x, weight, epilogue)
+        return launch_cut(cut, x, weight, epilogue)
     plan = wide_cut_of(x_TI, weight, gate)
     if plan is not None and packed and weight.order_I is None:
         n_TI, s_TI = norm_in_places(x_TI, residual_TI, norm_weight_I, eps, span(weight.format))
-        return _launch_wide(plan, n_TI, weight, bias_O, gate, placed=True), s_TI
+        return launch_wide(plan, n_TI, weight, bias_O, gate, placed=True), s_TI
     n_TI, s_TI = rms_norm(x_TI, residual_TI, norm_weight_I, eps)
     y_TO = from_fragments(ordered(n_TI, weight), weight, bias_O, gate)
     return _in_three(Operand(n_TI), weight, epilogue)[0] if y_TO is None else y_TO, s_TI
@@ -77,9 +77,9 @@ def from_fragments(
     """
     plan = None if same else wide_cut_of(x_TI, weight, gate)
     if plan is not None:
-        return _launch_wide(plan, x_TI, weight, bias_O, gate)
+        return launch_wide(plan, x_TI, weight, bias_O, gate)
     cut = cut_of(x_TI, weight, gate, same)
-    return None if cut is None else _launch(cut, Operand(x_TI), weight, Epilogue(bias_O, gate))[0]
+    return None if cut is None else launch_cut(cut, Operand(x_TI), weight, Epilogue(bias_O, gate))[0]
 
 
 def cut_of(x_TI: Tensor, weight: Coded, gate: str | None, same: bool = False) -> Cut | None:
@@ -112,7 +112,7 @@ def wide_cut_of(x_TI: Tensor, weight: Coded, gate: str | None) -> Wide | None:
     )  # fmt: skip
 
 
-def _launch_wide(
+def launch_wide(
     plan: Wide, x_TI: Tensor, weight: Coded, bias_O: Tensor | None, gate: str | None, placed: bool = False
 ) -> Tensor:
     from ridgeline.kernels.gemm.codes import wide  # Gluon, which is imported only where it runs
@@ -121,7 +121,7 @@ def _launch_wide(
     return wide.launch(plan, x_TI, weight, bias_O, gate, placed)
 
 
-def _launch(cut: Cut, x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+def launch_cut(cut: Cut, x: Operand, weight: Coded, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     from ridgeline.kernels.gemm.codes import fragments_kernel  # Gluon, which is imported only where it runs
 
     assert isinstance(weight, Fragments)

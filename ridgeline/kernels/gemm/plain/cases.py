@@ -8,19 +8,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.base.case import Cases, OpCase
+from ridgeline.kernels.base.case import Cases, OpCase, generator
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.gemm.plain.cost import linear_cost, norm_linear_cost
 from ridgeline.kernels.gemm.plain.op import Epilogue, Operand
 
 
 class ProductCase(OpCase):
-    """A case of a product with a weight, in whatever form that is. Subclasses have these fields."""
+    """A case of a product with a weight, in whatever form that is. Subclasses have these fields.
+
+    gate: of a product with a norm before it; None: it has none.
+    """
+
+    bare: ClassVar[bool] = True
 
     tokens: int
     in_width: int
     out_width: int
     bias: bool
+    gate: str | None = None
 
     @property
     def shape(self) -> str:
@@ -30,6 +36,11 @@ class ProductCase(OpCase):
     @property
     def label(self) -> str:
         return self.shape + (" bias" if self.bias else "")
+
+    @property
+    def gated(self) -> bool:
+        """True if the result is that of a gated activation."""
+        return False
 
     @property
     def slack(self) -> int:
@@ -57,7 +68,15 @@ class NormedProductCase(ProductCase):
 
     @property
     def label(self) -> str:
-        return self.shape + " silu"
+        return f"{self.shape} {self.gate or 'norm'}"
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+    @property
+    def result_width(self) -> int:
+        return self.out_width // (2 if self.gate else 1)
 
     @property
     def slack(self) -> int:
@@ -66,12 +85,12 @@ class NormedProductCase(ProductCase):
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         x_TI, weight, bias_O = super().inputs(dtype, device, seed)  # type: ignore[safe-super, call-arg]
         norm_I = torch.linspace(0.5, 1.5, x_TI.shape[1], device=x_TI.device).to(x_TI.dtype)
-        return Operand(x_TI, x_TI.flip(0), norm_I, 1e-5), weight, Epilogue(bias_O, "silu")
+        return Operand(x_TI, x_TI.flip(0), norm_I, 1e-5), weight, Epilogue(bias_O, self.gate)
 
     def cost(self, itemsize: int) -> Cost:
         return norm_linear_cost(
-            self.tokens, self.in_width, self.out_width // 2, itemsize=itemsize,
-            weight_itemsize=self.weight_itemsize(itemsize), bias=self.bias, gate="silu",
+            self.tokens, self.in_width, self.result_width, itemsize=itemsize,
+            weight_itemsize=self.weight_itemsize(itemsize), bias=self.bias, gate=self.gate,
         )  # fmt: skip
 
 
@@ -86,10 +105,10 @@ class LinearCase(ProductCase):
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return random inputs, with weights scaled so that outputs have a standard deviation of about one."""
-        generator = torch.Generator(device).manual_seed(seed)
+        made = generator(device, seed)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, device=device)
+            return torch.randn(shape, generator=made, device=device)
 
         x_TI = normal(self.tokens, self.in_width).to(dtype)
         weight_OI = (normal(self.out_width, self.in_width) * self.in_width**-0.5).to(dtype)
@@ -176,6 +195,9 @@ NORM_CASES = (
 
 # (inputs, outputs) of qkv, output, gate_up and down projections of an 8B model, gate_up of a 1B model
 PROJECTIONS = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (2048, 16_384))
+
+# Those of an 8B model by the op that runs them: (inputs, outputs), and the gate of those with a norm
+ALONE, NORMED = ((4096, 4096), (14_336, 4096)), ((4096, 6144, None), (4096, 28_672, "silu"))
 
 OP_CASES = {
     "linear": Cases(

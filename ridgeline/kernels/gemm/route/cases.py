@@ -123,7 +123,13 @@ REAL = [
     for t in (1, 8, 64, 256, 8192)
 ]
 
+SWEPT = [
+    RouteCase(t, m, RoutingSpec(experts=e, top_k=k, renormalize=True), exact=True)
+    for m, e, k in ((2048, 128, 8), (4096, 8, 2), (2880, 32, 4), (7168, 256, 8))
+    for t in (1, 2, 4, 8, 64)
+]
+
 OP_CASES = {
-    "route": Cases(EXACT, REAL),
+    "route": Cases(EXACT, REAL, SWEPT),
     "route_to_some": Cases(as_cases(RouteToSomeCase, EXACT), as_cases(RouteToSomeCase, REAL)),
 }

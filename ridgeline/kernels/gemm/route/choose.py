@@ -65,7 +65,7 @@ def _few(tokens: int, width: int, experts: int) -> Few | None:
     """Return the cut of few.py, or None. About 128 programs share the work of up to 16 tokens, one for each
     multiprocessor. A thread keeps up to 128 weights, which it asks for early, and 32 inputs of tokens: with more, a
     multiprocessor would hold fewer programs."""
-    block, tile, padded = max(256, _power_of_two(width)), _power_of_two(tokens), max(16, _power_of_two(experts))
+    block, tile, padded = max(256, power_of_two(width)), power_of_two(tokens), max(16, power_of_two(experts))
     if tokens > FEW_TOKENS or padded > MOST_EXPERTS or block > 16_384:
         return None
     warps = max(1, min(8, block // 512))
@@ -80,12 +80,13 @@ def _few(tokens: int, width: int, experts: int) -> Few | None:
 def _many(experts: int) -> Many:
     """Return the cut of many.py. The matrix unit of a warpgroup takes 64 tokens, of which a warp then has whole rows.
     Fewer tokens a tile, for more programs, were slower even where these left most multiprocessors idle."""
-    padded = max(16, _power_of_two(experts))
+    padded = max(16, power_of_two(experts))
     tile = max(16, min(64, CELLS // padded))
     block = 128 if padded <= 128 else 64 if padded <= 256 else 32
     stages = max(3, min(6, STAGED // (2 * (tile + padded) * block)))
     return Many(tile, padded, block, 4 if tile == 64 or tile * padded <= 4096 else 8, stages)
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """Return the least power of two that is no less than n."""
     return 1 << (n - 1).bit_length()

@@ -1,0 +1,117 @@
+"""The cuts of the experts' kernels that a sweep tries: those for Hopper, then the portable ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from ridgeline.kernels.base.case import Cuts
+from ridgeline.kernels.base.routing import UNGATED
+from ridgeline.kernels.base.weight_format import Fp8Format
+from ridgeline.kernels.gemm.codes.op import MXFP4
+from ridgeline.kernels.gemm.experts import hopper, hopper_plans, triton
+from ridgeline.kernels.gemm.experts.cases import DownCase, GateUpCase
+from ridgeline.kernels.gemm.experts.choose import Rows, Tiles, Widened, choose_down, choose_gate_up
+from ridgeline.kernels.gemm.experts.hopper_plans import Stream, coded, stream
+from ridgeline.kernels.gemm.experts.matrices import Matrices, arranged, shape_of
+from ridgeline.kernels.gemm.plain.choose import power_of_two
+
+HopperTiles = hopper_plans.Tiles
+NARROWEST = 128  # inputs and outputs, at least: what the kernels for Hopper are written for
+FEW_TOKENS, TILE_TOKENS = 8, range(4, 65)  # more than rows.py can win with; those for which each tile is tried
+SHARED = 227_000  # bytes of shared memory that a program on Hopper takes
+
+
+def candidates(case: GateUpCase | DownCase) -> list[Any]:
+    """Return cuts for a case, those that may be the best for so many pairs of each expert."""
+    gated = isinstance(case, GateUpCase)
+    inputs, average = case.width if gated else case.inner, case.tokens * case.used / case.experts
+    wide = min(case.width, case.inner) >= NARROWEST and case.gate not in UNGATED
+    found: list[Any] = []
+    if case.format is None:
+        found = [*(_plain(inputs, average, gated=gated) if wide else ()), *_portable(case, gated=gated)]
+    elif case.format == MXFP4 and wide:
+        found = _codes(average, gated=gated)
+    elif isinstance(case.format, Fp8Format) and wide:
+        found = _fp8(case, inputs, average, gated=gated)
+    return list(dict.fromkeys(found))
+
+
+def _plain(inputs: int, average: float, *, gated: bool) -> Iterator[Stream | HopperTiles]:
+    block = 64 if gated else 128
+    for rows, tokens, narrow, each, resident in (
+        (64, 16, 8, block, 1), (64, 32, 8, block, 1), (64, 64, 16, block, 1), (64, 128, 32, block, 1),
+        (64, 16, 8, block, 2), (64, 32, 16, block, 2), (128, 16, 8, 64, 1), (128, 64, 16, 64, 1),
+    ):  # fmt: skip
+        if average / 4 <= tokens <= max(32, 8 * average) and average <= 130:
+            yield stream(rows, tokens, narrow, each, inputs, gated=gated, resident=resident)
+    if average >= 24:
+        yield HopperTiles()
+
+
+def _fp8(case: GateUpCase | DownCase, inputs: int, average: float, *, gated: bool) -> list[Any]:
+    found: list[Any] = []
+    if case.tokens <= FEW_TOKENS:
+        found += [Rows(2, 1024 if inputs % 1024 == 0 else 256, 4)]
+    if average <= 48:
+        held = 16 if average <= 8 else 64
+        found += [
+            stream(64, held, max(8, held // 4), block, inputs, gated=gated, resident=some, itemsize=1)
+            for block in ((128,) if gated else (128, 256))
+            for some in (1, 2)
+        ]
+    if average > 8:
+        found += [HopperTiles(6, 128) if getattr(case.format, "block", False) else HopperTiles()]
+    return found
+
+
+def _codes(average: float, *, gated: bool) -> list[Any]:
+    cuts = [(64, 16, 8, 1), (128, 16, 8, 1)] if average <= 16 else []
+    cuts += [(64, 32, 16, 2), (64, 64, 32, 1), (128, 64, 32, 1)] if 4 <= average <= 64 else []
+    cuts += [(64, 128, 64, 1), (128, 64, 32, 1)] if average > 32 else []
+    found: list[Any] = [coded(rows, held, narrow, gated=gated, resident=some) for rows, held, narrow, some in cuts]
+    return [*found, Widened()] if average >= 128 else found
+
+
+def _portable(case: GateUpCase | DownCase, *, gated: bool) -> Iterator[Rows | Tiles]:
+    """Yield the chosen cut, then others: rows for few tokens, tiles that shared memory and registers hold."""
+    tokens, sizes = case.tokens, (case.width, case.inner) if gated else (case.inner, case.width)
+    rows = tokens <= FEW_TOKENS and case.gate not in UNGATED
+    chosen = (choose_gate_up if gated else choose_down)(tokens, *sizes, experts=case.experts, used=case.used)
+    if rows or isinstance(chosen, Tiles):
+        yield chosen
+    if rows:
+        block, together = max(256, power_of_two(sizes[0])), 2 if gated else power_of_two(case.used)
+        for number, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
+            if 32 * 8 * warps <= together * number * block <= 128 * 32 * warps:
+                yield Rows(number, block, warps)
+    for height, held, block, stages, warps in itertools.product(
+        (64, 128), (16, 32, 64, 128), (64, 128), (3, 4), (4, 8)
+    ):
+        fits = (height + held) * block * 2 * stages <= SHARED and height * held <= 64 * 32 * warps
+        if tokens in TILE_TOKENS and fits and held <= 4 * tokens:
+            yield Tiles(height, held, block, warps, stages)
+
+
+def with_cut(name: str, cut: Any) -> Callable[..., Any]:
+    return partial(getattr(hopper if isinstance(cut, Stream | HopperTiles) else triton, name), plan=cut)
+
+
+def prepared(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with matrices in the order that an engine holds them in."""
+    x, weight, *rest = given
+    return x, _arranged(weight, x.dtype, 2 if isinstance(rest[-1], str) else 1), *rest
+
+
+def _arranged(weight: Matrices, dtype: Any, parts: int) -> Matrices:
+    if isinstance(weight, tuple):
+        return arranged(weight, dtype, (shape_of(weight)[1] // parts,) * parts)
+    return weight
+
+
+OP_CUTS = {
+    name: Cuts(candidates, partial(with_cut, name), interpreted=(Rows, Tiles), prepared=prepared)
+    for name in ("grouped_gate_up", "grouped_down")
+}

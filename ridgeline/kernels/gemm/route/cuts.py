@@ -1,0 +1,51 @@
+"""The cuts of the kernels that route, which a sweep tries."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ridgeline.kernels.base.case import Cuts
+from ridgeline.kernels.gemm.route.cases import RouteCase
+from ridgeline.kernels.gemm.route.choose import Few, Many, choose, power_of_two
+from ridgeline.kernels.gemm.route.triton import route
+
+FEW_PROGRAMS = range(32, 1057)  # of few.py that a GPU of some 132 multiprocessors starts at once
+SHARED = 227_000  # bytes of shared memory that a program on Hopper takes
+SEVERAL = 8  # tokens up to which a tile of the matrix units is mostly empty
+
+
+def candidates(case: RouteCase) -> list[Few | Many]:
+    """Return the chosen cut, then others whose tiles registers and shared memory hold."""
+    chosen = choose(case.tokens, case.width, case.how.experts)
+    few = _few(chosen, case) if isinstance(chosen, Few) else ()
+    return list(dict.fromkeys((chosen, *few, *_many(case))))
+
+
+def _few(chosen: Few, case: RouteCase) -> Iterator[Few]:
+    tokens, number = case.tokens, case.how.experts
+    for rows, each, warps in itertools.product((1, 2, 4, 8), (1, 2, 4), (2, 4, 8)):
+        fits = max(rows, 2 * each) * chosen.block <= 128 * 32 * warps
+        programs = -(-number // rows) * -(-tokens // each)
+        if fits and each <= tokens and programs in FEW_PROGRAMS:
+            for group in {max(power_of_two(tokens), warps), max(each, warps)}:
+                if group * chosen.experts <= 1024 * warps:
+                    yield replace(chosen, rows=rows, each=each, group=group, warps=warps)
+
+
+def _many(case: RouteCase) -> Iterator[Many]:
+    padded = power_of_two(case.how.experts)
+    for tile, block, warps, stages in itertools.product((16, 32, 64), (64, 128), (4, 8), (3, 4, 5)):
+        fits = tile * padded <= 2048 * warps and 2 * (tile + padded) * block * stages <= SHARED
+        if case.tokens > SEVERAL and fits:
+            yield Many(tile, max(16, padded), block, warps, stages)
+
+
+def with_cut(cut: Few | Many) -> Callable[..., Any]:
+    return partial(route, plan=cut)
+
+
+OP_CUTS = {"route": Cuts(candidates, with_cut, interpreted=(Few, Many))}
