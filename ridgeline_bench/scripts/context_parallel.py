@@ -15,7 +15,7 @@ figure counts them as if nothing overlapped, as it is with the other forms.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline_bench.results import append_lines
+from ridgeline_bench.scripts.asked import asked
 
 HEADS, KV_HEADS, WIDTH, NARROW, HELD = 32, 8, 128, 8, 64
 LLAMA_8B = {
@@ -68,10 +69,8 @@ class Counting(Solo):
         self.received += x.nbytes
         return Arrived(x)
 
-    def exchanged(self, parts: object, shapes: object) -> list[Tensor]:
-        assert isinstance(parts, (list, tuple))
-        assert isinstance(shapes, (list, tuple))
-        got = [parts[0].new_zeros(shape) for shape in shapes]
+    def exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        got = [parts[0].new_zeros(shape) if rank != self.rank else parts[rank] for rank, shape in enumerate(shapes)]
         self.received += sum(x.nbytes for rank, x in enumerate(got) if rank != self.rank)
         return got
 
@@ -176,12 +175,7 @@ def balance(ranks: int, tokens: int, chunk: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=131_072)
-    parser.add_argument("--chunk", type=int, default=16_384)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
+    given = asked(__doc__, tokens=131_072, chunk=16_384, ranks=[1, 2, 4, 8], output=Path)
     spec = model_config(LLAMA_8B).spec
     lines: list[dict[str, object]] = []
     print(f"work of the busiest rank over the mean, a prompt of {given.tokens:,} tokens")

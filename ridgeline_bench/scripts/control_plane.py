@@ -9,7 +9,6 @@ admissions and prefills are part of the measured steps.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 
@@ -27,6 +26,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.step import PlannedStep
+from ridgeline_bench.scripts.asked import asked
 
 PARTS = ("schedule", "prepare", "update")
 
@@ -109,22 +109,18 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--device", default="cpu")
-    arguments = parser.parse_args()
+    a = asked(__doc__, running=256, steps=400, device="cpu")
     torch.set_num_threads(1)
-    bench = Bench(arguments.running, torch.device(arguments.device))
+    bench = Bench(a.running, torch.device(a.device))
     while bench.scheduler.num_waiting:
         bench.step()
-    measured = [bench.step() for _ in range(arguments.steps)]
+    measured = [bench.step() for _ in range(a.steps)]
     steady = [times for times, plan in measured if not plan.spans]
     for name, group in (("every step", [times for times, _ in measured]), ("steady decode", steady)):
         micros = {part: 1e6 * float(np.median([times[part] for times in group])) for part in PARTS}
         total = 1e6 * float(np.median([sum(times.values()) for times in group]))
         parts = ", ".join(f"{part} {value:.0f}" for part, value in micros.items())
-        print(f"{name}: median {total:.0f} µs a step at {arguments.running} running ({parts}); {len(group)} steps")
+        print(f"{name}: median {total:.0f} µs a step at {a.running} running ({parts}); {len(group)} steps")
 
 
 if __name__ == "__main__":

@@ -15,26 +15,35 @@ of the prompt and the first one. The limit is a token's weights over the rate of
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from cpu import ALONE, MODELS, VOCABULARY, Engine, Requests, read_bandwidth
 
-from ridgeline_bench.results import host
+from ridgeline_bench.scripts.apart import drawn, in_turn, speedup
+from ridgeline_bench.scripts.asked import OneOf, asked, keep
+from ridgeline_bench.scripts.cpu import (
+    ALONE,
+    MODELS,
+    VOCABULARY,
+    Engine,
+    Load,
+    Requests,
+    engine_of,
+    llama_cpp,
+    read_bandwidth,
+)
 
 TOKENS = 16  # after the first, whose time is taken
 
 
 @dataclass(frozen=True)
-class Load:
+class Work:
     """Some prompts of one length. `tokens` 0: the time is that of the prompts."""
 
     batch: int
@@ -42,47 +51,42 @@ class Load:
     tokens: int
 
     def requests(self, outputs: int) -> Requests:
-        rng = random.Random(self.batch)
-        prompts = [[rng.randrange(VOCABULARY) for _ in range(self.inputs)] for _ in range(self.batch)]
+        prompts = drawn(random.Random(self.batch), self.batch, self.inputs, VOCABULARY)
         return prompts, [outputs] * self.batch
 
     def seconds(self, engine: Engine) -> float:
         """Return the seconds of the prompts, or those of each further step."""
-        first = engine.seconds(self.requests(1))
-        return (engine.seconds(self.requests(1 + self.tokens)) - first) / self.tokens if self.tokens else first
+        first = engine.ask(self.requests(1))
+        return (engine.ask(self.requests(1 + self.tokens)) - first) / self.tokens if self.tokens else first
 
 
 LOADS = {
-    "batch 1": Load(1, 8, TOKENS),
-    "batch 8": Load(8, 8, TOKENS),
-    "prompt of 256": Load(1, 256, 0),
+    "batch 1": Work(1, 8, TOKENS),
+    "batch 8": Work(8, 8, TOKENS),
+    "prompt of 256": Work(1, 256, 0),
 }
 
 
 def engines(gguf: Path, scheme: str, model: str, threads: int) -> dict[str, tuple[Engine, int]]:
     """Return the engines for a file, each with the bytes of weights that a step reads. llama.cpp comes first."""
-    peer = {"n_threads": threads, "n_threads_batch": threads, "parallel": 8}
+    load = Load(threads)
     made = {
-        f"llama.cpp {gguf.stem}": Engine("llama_cpp", str(gguf), threads, peer),
-        f"ridgeline {gguf.stem}": Engine("ridgeline", str(gguf), threads, ALONE),
+        f"llama.cpp {gguf.stem}": llama_cpp(str(gguf), load),
+        f"ridgeline {gguf.stem}": engine_of("ridgeline", str(gguf), load, ALONE),
     }
     if scheme:
         own: dict[str, Any] = {**ALONE, "quantization": scheme}
-        made[f"ridgeline {scheme}"] = Engine("ridgeline", str(MODELS / model), threads, own)
-    return {name: (engine, engine.weights or gguf.stat().st_size) for name, engine in made.items()}
+        made[f"ridgeline {scheme}"] = engine_of("ridgeline", str(MODELS / model), load, own)
+    return {name: (engine, engine.told or gguf.stat().st_size) for name, engine in made.items()}
 
 
 def measure(
-    there: dict[str, tuple[Engine, int]], load: Load, rounds: int
+    there: dict[str, tuple[Engine, int]], load: Work, rounds: int
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Return each engine's seconds of all rounds, and the memory's rates."""
-    times: dict[str, list[float]] = {name: [] for name in there}
-    rates = []
-    for _ in range(rounds):
-        for name, (engine, _) in there.items():
-            times[name].append(load.seconds(engine))
-        rates.append(read_bandwidth(1))
-    return times, rates
+    ways = {name: partial(load.seconds, engine) for name, (engine, _) in there.items()}
+    found = list(in_turn({**ways, "": lambda: read_bandwidth(1)}, rounds))
+    return {name: [each[name] for each in found] for name in ways}, [each[""] for each in found]
 
 
 def rows(
@@ -95,7 +99,7 @@ def rows(
             "engine": name,
             "ms_median": 1e3 * statistics.median(taken),
             "ms_best": 1e3 * min(taken),
-            "speed_over_llama_cpp_median": statistics.median(p / t for p, t in zip(peer, taken, strict=True)),
+            "speed_over_llama_cpp_median": speedup(peer, taken),
             "speed_over_llama_cpp_best": min(peer) / min(taken),
             "weights_gb": there[name][1] / 1e9,
             "limit_ms": 1e3 * there[name][1] / rate,
@@ -106,35 +110,29 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", metavar="GGUF[=SCHEME]")
-    parser.add_argument("--model", default="llama-1b", choices=sorted(path.name for path in MODELS.iterdir()))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--only", default="", help="workloads whose name begins so")
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    for threads in asked.threads:
+    a = asked(
+        __doc__, "files...",  model=OneOf(("llama-1b", *sorted(p.name for p in MODELS.iterdir()))),
+        rounds=7, threads=[1, 2], only=("", "workloads whose name begins so"), output=Path,
+    )  # fmt: skip
+    for threads in a.threads:
         torch.set_num_threads(threads)
-        for name in asked.files:
+        for name in a.files:
             path, _, scheme = name.partition("=")
-            there = engines(Path(path), scheme, asked.model, threads)
+            there = engines(Path(path), scheme, a.model, threads)
             for engine, _ in there.values():
-                engine.seconds(Load(8, 4, 1).requests(2))  # warm
+                engine.ask(Work(8, 4, 1).requests(2))  # warm
             for workload, load in LOADS.items():
-                if not workload.startswith(asked.only):
+                if not workload.startswith(a.only):
                     continue
                 common = {
-                    "model": asked.model,
+                    "model": a.model,
                     "workload": workload,
                     "threads": threads,
-                    "rounds": asked.rounds,
+                    "rounds": a.rounds,
                     "load_average": os.getloadavg()[0],
-                    "machine": asdict(host()),
-                    "date": time.strftime("%Y-%m-%d"),
                 }
-                for row in rows(there, *measure(there, load, asked.rounds)):
-                    report({**row, **common}, asked.output)
+                for row in rows(there, *measure(there, load, a.rounds)):
+                    report({**row, **common}, a.output)
             for engine, _ in there.values():
                 engine.close()
 
@@ -147,9 +145,7 @@ def report(row: dict[str, Any], output: Path | None) -> None:
         f" {row['speed_over_llama_cpp_median']:.2f} of llama.cpp's speed (best {row['speed_over_llama_cpp_best']:.2f})",
         flush=True,
     )
-    if output:
-        with output.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    keep(output, row)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,8 @@ httpx and seaborn must be installed: they are the held-out packages.
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,8 @@ from ridgeline.training.drafted import prompts
 from ridgeline.training.embedded import EMBEDDED
 from ridgeline.training.packages import STANDARD_LIBRARY, Package, installed_packages, standard_library
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.results import host
+from ridgeline_bench.scripts.apart import as_prompts
+from ridgeline_bench.scripts.asked import asked, keep
 
 PROMPT = 256  # tokens
 WAYS = ["chain 4", "chain 5", "tree 16 4", "tree 16", "tree 24 4", "tree 24"]
@@ -108,40 +106,28 @@ def lengths(way: str, sets: dict[str, list[list[int]]], tokens: int) -> dict[str
         results._count_drafts = count  # type: ignore[method-assign]
         for name, each in sets.items():
             counts[:] = 0, 0
-            asked: list[Any] = [{"prompt_token_ids": ids} for ids in each]
             greedy = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False)
-            llm.generate(asked, greedy, use_tqdm=False)
+            llm.generate(as_prompts(each), greedy, use_tqdm=False)
             found[name] = counts[0] / counts[1], counts[1]
             print(way, name, found[name], flush=True)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=64, help="of each held-out set")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--ways", nargs="+", default=WAYS)
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
+    a = asked(__doc__, prompts=(64, "of each held-out set"), tokens=64, ways=WAYS, output=Path)
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     sets = {
-        name: prompts(tokenizer, texts, count=asked.prompts, length=PROMPT, seed=0).tolist()
+        name: prompts(tokenizer, texts, count=a.prompts, length=PROMPT, seed=0).tolist()
         for name, texts in held_out().items()
     }
     table = Table("drafts", *(f"{name}: tokens a row" for name in sets), "rows")
-    for way in asked.ways:
-        found = lengths(way, sets, asked.tokens)
+    for way in a.ways:
+        found = lengths(way, sets, a.tokens)
         table.add_row(way, *(f"{length:.2f}" for length, _ in found.values()), str(sum(n for _, n in found.values())))
-        if asked.output is not None:
-            line = {
-                "workload": "draft lengths",
-                "way": way,
-                "config": config_of(way),
-                "date": time.strftime("%Y-%m-%d"),
-            }
-            line |= {"prompts": asked.prompts, "tokens": asked.tokens, "found": found}
-            with asked.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | asdict(host())) + "\n")
+        keep(a.output, {
+            "workload": "draft lengths", "way": way, "config": config_of(way), "prompts": a.prompts,
+            "tokens": a.tokens, "found": found,
+        })  # fmt: skip
     Console(width=120).print(table)
 
 

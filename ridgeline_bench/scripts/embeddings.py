@@ -17,7 +17,6 @@ dtype: ridgeline:w8a8, ridgeline@bfloat16.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -25,8 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Protocol
+
+from ridgeline_bench.scripts.asked import OneOf, asked, keep
 
 MEMORY = 0.15  # share of a GPU's memory, which two engines have at once
 BATCH = 32  # of sentence-transformers' encode
@@ -76,7 +78,7 @@ class Engine(Protocol):
 
 
 class Ridgeline:
-    def __init__(self, folder: Path, asked: argparse.Namespace, quantization: str | None) -> None:
+    def __init__(self, folder: Path, asked: Namespace, quantization: str | None) -> None:
         from ridgeline import LLM
 
         options = (
@@ -101,7 +103,7 @@ class Ridgeline:
 
 
 class Transformers:
-    def __init__(self, folder: Path, asked: argparse.Namespace, _: str | None) -> None:
+    def __init__(self, folder: Path, asked: Namespace, _: str | None) -> None:
         import torch
         import transformers
 
@@ -130,7 +132,7 @@ class Transformers:
 
 
 class Vllm:
-    def __init__(self, folder: Path, asked: argparse.Namespace, _: str | None) -> None:
+    def __init__(self, folder: Path, asked: Namespace, _: str | None) -> None:
         import vllm
 
         from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -183,7 +185,7 @@ def prompts_of(lengths: str, count: int, vocabulary: int) -> list[list[int]]:
     return [[numbers.randrange(1000, vocabulary) for _ in range(numbers.randint(low, high))] for _ in range(count)]
 
 
-def serve(asked: argparse.Namespace) -> None:
+def serve(asked: Namespace) -> None:
     """Run one engine: read the names of lengths from standard input, and write what each took to standard output."""
     whole, _, dtype = asked.child.partition("@")
     name, _, quantization = whole.partition(":")
@@ -202,7 +204,7 @@ def serve(asked: argparse.Namespace) -> None:
 class Child:
     """An engine in a process of its own."""
 
-    def __init__(self, name: str, folder: Path, asked: argparse.Namespace) -> None:
+    def __init__(self, name: str, folder: Path, asked: Namespace) -> None:
         python = asked.vllm_python if name == "vllm" and asked.vllm_python else sys.executable
         command = [python, __file__, "--child", name, "--folder", str(folder), "--shape", asked.shape]
         command += ["--device", asked.device, "--dtype", asked.dtype, "--count", str(asked.count)]
@@ -232,58 +234,48 @@ def cosine(a: list[float], b: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="bge-large")
-    parser.add_argument("--engines", nargs="+", default=["transformers", "ridgeline"])
-    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--count", type=int, default=32, help="prompts of a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-num-batched-tokens", type=int)
-    parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM")
-    parser.add_argument("--label", default="", help="goes into the result lines")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.child:
-        serve(asked)
+    a = asked(
+        __doc__, shape=OneOf(SHAPES), engines=["transformers", "ridgeline"], lengths=list(LENGTHS), device="cpu",
+        dtype="float32", count=(32, "prompts of a round"), rounds=3, max_num_batched_tokens=int,
+        vllm_python=(str, "the interpreter of an environment with vLLM"),
+        label=("", "goes into the result lines"), output=Path,
+        child=(str, "run this engine, as a child does"), folder=(str, "of the child's model"),
+    )  # fmt: skip
+    if a.child:
+        serve(a)
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_model(asked.shape, folder, weights=True)
-        compare([Child(name, folder, asked) for name in asked.engines], asked)
+        write_model(a.shape, folder, weights=True)
+        compare([Child(name, folder, a) for name in a.engines], a)
 
 
-def compare(children: list[Child], asked: argparse.Namespace) -> None:
+def compare(children: list[Child], a: Namespace) -> None:
     first = children[0].vectors
     nearest = {child.name: min(map(cosine, child.vectors, first)) for child in children}
     wrong = [
         name for name, value in nearest.items() if value < LEAST.get(name.partition("@")[0].partition(":")[2], 0.98)
     ]
-    for lengths in asked.lengths:
+    for lengths in a.lengths:
         taken: dict[str, list[float]] = {child.name: [] for child in children}
-        for _ in range(asked.rounds):
+        for _ in range(a.rounds):
             for child in children:
                 taken[child.name].append(child.seconds(lengths))
         for name, seconds in taken.items():
             told = {
                 "benchmark": "embeddings",
-                "shape": asked.shape,
+                "shape": a.shape,
                 "engine": name,
-                "device": asked.device,
-                "dtype": asked.dtype,
+                "device": a.device,
+                "dtype": a.dtype,
                 "lengths": lengths,
-                "sentences_per_second": None if name in wrong else round(asked.count / statistics.median(seconds), 3),
-                "best": None if name in wrong else round(asked.count / min(seconds), 3),
+                "sentences_per_second": None if name in wrong else round(a.count / statistics.median(seconds), 3),
+                "best": None if name in wrong else round(a.count / min(seconds), 3),
                 "cosine": round(nearest[name], 6),
-                "label": asked.label,
+                "label": a.label,
             }
             print(json.dumps(told), flush=True)
-            if asked.output is not None:
-                with asked.output.open("a") as file:
-                    file.write(json.dumps(told) + "\n")
+            keep(a.output, told)
 
 
 if __name__ == "__main__":

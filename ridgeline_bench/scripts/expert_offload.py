@@ -10,7 +10,6 @@ hold all experts on the device, as without the cache, op by op like the others.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -22,6 +21,8 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.layers.expert_cache import ExpertCache
+from ridgeline_bench.scripts.apart import as_prompts, drawn
+from ridgeline_bench.scripts.asked import asked, keep
 
 VOCABULARY = 1_000  # token ids below this are drawn
 
@@ -41,8 +42,7 @@ def copy_rate(size: int, rounds: int = 50) -> float:
 
 def measure(llm: LLM, batch: int, context: int, tokens: int, rounds: int) -> tuple[float, Any]:
     """Return the milliseconds of a decode step, and the cache's counts of all steps of one round."""
-    draw = random.Random(batch)
-    prompts = [{"prompt_token_ids": [draw.randrange(VOCABULARY) for _ in range(context)]} for _ in range(batch)]
+    prompts = as_prompts(drawn(random.Random(batch), batch, context, VOCABULARY))
     took: dict[int, list[float]] = {1: [], tokens: []}
     counts: dict[int, Any] = {}
     for _ in range(rounds + 1):
@@ -50,7 +50,7 @@ def measure(llm: LLM, batch: int, context: int, tokens: int, rounds: int) -> tup
             before = llm.assembly.local.figures().expert_cache
             params = SamplingParams(temperature=0, max_tokens=number, ignore_eos=True, detokenize=False)
             began = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+            llm.generate(prompts, params, use_tqdm=False)
             times.append(time.perf_counter() - began)
             after = llm.assembly.local.figures().expert_cache
             if before is not None and after is not None:
@@ -62,18 +62,10 @@ def measure(llm: LLM, batch: int, context: int, tokens: int, rounds: int) -> tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dummy", action="store_true", help="random weights")
-    parser.add_argument("--layers", type=int, help="only so many layers")
-    parser.add_argument("--slots", type=int, nargs="+", default=[0, 32, 64])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=65)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--output", type=Path)
-    a = parser.parse_args()
+    a = asked(
+        __doc__, "model", dummy=(False, "random weights"), layers=(int, "only so many layers"), slots=[0, 32, 64],
+        batches=[1, 8], context=64, tokens=65, rounds=3, device="auto", output=Path,
+    )  # fmt: skip
     foresee = ExpertCache.foresee
     options: dict[str, Any] = {"device": a.device, "skip_tokenizer_init": True, "enforce_eager": True}
     options |= {"enable_prefix_caching": False, "max_num_seqs": max(a.batches)}
@@ -101,9 +93,7 @@ def main() -> None:
                     if torch.cuda.is_available():
                         line["device"] = torch.cuda.get_device_name()
                     print(json.dumps(line), flush=True)
-                    if a.output:
-                        with a.output.open("a") as file:
-                            file.write(json.dumps(line) + "\n")
+                    keep(a.output, line)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ that in which it finds masks and drafts for a step, in microseconds: the median,
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ from ridgeline.serving.grammars.grammar import matcher
 from ridgeline.serving.grammars.kept import Compiled
 from ridgeline.serving.grammars.masks import GrammarMask
 from ridgeline.transport.messages import Grammar
-from ridgeline_bench.results import host
+from ridgeline_bench.scripts.apart import in_turn, own_code, speedup
+from ridgeline_bench.scripts.asked import asked, keep
+from ridgeline_bench.scripts.speculation import LENGTH, LOOKUP, row_length, settings_of
 
 RECORD = {
     "type": "object",
@@ -58,7 +60,7 @@ SCHEMAS: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-TOKENS, LENGTH = 128, 600  # of an output at most; characters of a prompt
+TOKENS = 128  # of an output at most
 
 
 class Engine:
@@ -121,67 +123,51 @@ class Engine:
 
 def prompts_of(llm: LLM, count: int) -> list[list[int]]:
     """Return pieces of the project's own code."""
-    files = sorted((Path(__file__).parents[2] / "ridgeline").rglob("*.py"))
-    long = [text for file in files if len(text := file.read_text(encoding="utf-8")) > 4 * LENGTH]
-    return [llm.get_tokenizer().encode(text[LENGTH : 2 * LENGTH]) for text in long[:: len(long) // count][:count]]
+    long = own_code(LENGTH)
+    return [llm.get_tokenizer().encode(text) for text in long[:: len(long) // count][:count]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--drafts", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
-    settings |= {"enable_prefix_caching": False, "kv_cache_memory": 1 << 28}
-    lookup = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    drafts = {**settings, "speculative_config": {**lookup, "num_speculative_tokens": asked.drafts}}
+    a = asked(__doc__, rounds=7, batches=[1, 4], drafts=4, threads=2, output=Path)
+    torch.set_num_threads(a.threads)
+    settings = settings_of(kv_cache_memory=1 << 28)
+    drafts = {**settings, "speculative_config": {**LOOKUP, "num_speculative_tokens": a.drafts}}
     ways = {"plain": Engine(settings), "forced": Engine(drafts), "lookup": Engine(drafts, looks_up=True)}
     table = Table("case", "batch", *ways, title="tokens/s (speedup; tokens of a row that verified drafts; host, µs)")
     for case in (*SCHEMAS, "words"):
-        for batch in asked.batches:
+        for batch in a.batches:
             prompts = prompts_of(ways["plain"].llm, batch)
-            times: dict[str, list[float]] = {name: [] for name in ways}
             hosts: dict[str, list[float]] = {name: [] for name in ways}
-            outputs: dict[str, list[list[int]]] = {}
-            counts: dict[str, dict[str, int]] = {}
-            for number in range(asked.rounds + 1):  # the first one warms up
+            found: list[dict[str, Any]] = []
+            for each in in_turn({name: partial(way.run, case, prompts) for name, way in ways.items()}, a.rounds + 1):
                 for name, way in ways.items():
-                    seconds, outputs[name], counts[name] = way.run(case, prompts)
-                    if number:
-                        times[name].append(seconds)
-                        hosts[name] += [1e6 * each for each in way.host]
+                    hosts[name] += [1e6 * each for each in way.host] if found else []  # the first round warms up
+                found.append(each)
+            times = {name: [each[name][0] for each in found[1:]] for name in ways}
+            outputs, counts = ({name: found[-1][name][place] for name in ways} for place in (1, 2))
             cells, made = [], sum(map(len, outputs["plain"]))
             for name in ways:
                 rate, drafted = made / statistics.median(times[name]), counts[name]
-                speedup = statistics.median(a / b for a, b in zip(times["plain"], times[name], strict=True))
-                length = 1 + drafted["accepted_tokens"] / drafted["drafts"] if drafted.get("drafts") else 1.0
+                faster, length = speedup(times["plain"], times[name]), row_length(drafted)
                 median, worst = (float(np.percentile(hosts[name], p)) for p in (50, 99))
-                cells.append(f"{rate:.0f} ({speedup:.2f}; {length:.1f}; {median:.0f} to {worst:.0f})")
+                cells.append(f"{rate:.0f} ({faster:.2f}; {length:.1f}; {median:.0f} to {worst:.0f})")
                 line = {
                     "workload": "masked drafts",
                     "case": case,
                     "way": name,
                     "batch": batch,
                     "tokens": made,
-                    "drafts": asked.drafts,
+                    "drafts": a.drafts,
                     "tokens_per_second": rate,
-                    "speedup": speedup,
+                    "speedup": faster,
                     "tokens_of_a_row": length,
                     "texts_as_plain": outputs["plain"] == outputs[name],
                     "host_microseconds": {"median": median, "p99": worst},
                     "counts": drafted,
-                    "rounds": asked.rounds,
-                    "threads": asked.threads,
-                    "date": time.strftime("%Y-%m-%d"),
-                    **asdict(host()),
+                    "rounds": a.rounds,
+                    "threads": a.threads,
                 }
-                if asked.output is not None:
-                    with asked.output.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
+                keep(a.output, line)
             table.add_row(case, str(batch), *cells)
     Console(width=140).print(table)
 

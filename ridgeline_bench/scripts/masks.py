@@ -21,7 +21,6 @@ threads out of it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -43,6 +42,7 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.worker.masks import Masks
+from ridgeline_bench.scripts.asked import asked
 
 BUS, MEMORY = 55e9, 4.0e12  # bytes per second that PCIe 5 and an H200's memory move
 SCHEMA = {
@@ -245,24 +245,19 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--vocab", type=int, default=151_936)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
-    device = torch.device(options.device)
+    a = asked(__doc__, rows=256, vocab=151_936, steps=20, device="cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(a.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}: {options.rows} rows x {options.vocab} tokens, {options.steps} steps")
-    bits = 4 * num_words(options.vocab)
+    print(f"{name}, torch {torch.__version__}: {a.rows} rows x {a.vocab} tokens, {a.steps} steps")
+    bits = 4 * num_words(a.vocab)
     with torch.inference_mode():
-        bench = Bench(options.rows, options.vocab, options.steps, device)
+        bench = Bench(a.rows, a.vocab, a.steps, device)
         names = ("grammar", "drafts", "due", "rules", "pack", "upload", "mask", "sample", "before")
         print("masked " + "".join(f"{name:>10}" for name in names) + f"{'least upload':>14}{'least mask':>12}")
-        for masked in sorted({0, 1, options.rows}):
+        for masked in sorted({0, 1, a.rows}):
             times = bench.case(masked)
             shown = "".join(f"{'-' if (t := times.get(name)) is None else f'{t:.3f}':>10}" for name in names)
-            moved = masked * (bits + 2 * options.vocab * bench.logits_RV.element_size())
+            moved = masked * (bits + 2 * a.vocab * bench.logits_RV.element_size())
             print(f"{masked:6d} {shown}{1e3 * masked * bits / BUS:14.3f}{1e3 * moved / MEMORY:12.3f}")
 
 

@@ -14,15 +14,12 @@ part each stage notes when it began (with its input there) and when it ended.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import date
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +40,7 @@ from ridgeline.ranks.parts import Dealer
 from ridgeline.ranks.rank import Progress, run
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.step import DeviceStep
-from ridgeline_bench.results import host
+from ridgeline_bench.scripts.asked import asked, keep
 
 NOTES = "RIDGELINE_BUBBLE_NOTES"  # the folder for what ranks note
 SECONDS = "RIDGELINE_BUBBLE_SECONDS"  # that a stage works on a part
@@ -183,14 +180,10 @@ def bench(stages: int, seconds: float) -> Iterator[Bench]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--milliseconds", type=float, default=30.0, help="that a stage takes for a part")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    a = asked(__doc__, stages=[2, 4], milliseconds=(30.0, "that a stage takes for a part"), out=Path)
     shares = []
-    for stages in options.stages:
-        with bench(stages, options.milliseconds / 1000) as made:
+    for stages in a.stages:
+        with bench(stages, a.milliseconds / 1000) as made:
             made.full(1)  # so that all is loaded
             for parts in (1, stages, 2 * stages, 4 * stages):
                 shares.append(made.alone(parts))
@@ -200,11 +193,8 @@ def main() -> None:
     for share in shares:
         table.add_row(share.case, *map(str, share[1:3]), *(f"{value:.3f}" for value in share[3:]))
     Console().print(table)
-    if options.out is not None:
-        here = {"date": str(date.today()), "machine": asdict(host())}
-        with options.out.open("a") as file:
-            for share in shares:
-                file.write(json.dumps({**here, "milliseconds": options.milliseconds, **share._asdict()}) + "\n")
+    for share in shares:
+        keep(a.out, {"milliseconds": a.milliseconds, **share._asdict()})
 
 
 if __name__ == "__main__":

@@ -18,12 +18,9 @@ most of the time, and tokens that run again cost steps.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
-import platform
 import random
-import subprocess
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -41,6 +38,8 @@ from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.specs.state import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence
+from ridgeline_bench.results import host
+from ridgeline_bench.scripts.asked import keep
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "preemption.jsonl"
@@ -261,7 +260,7 @@ def measure(only: list[str]) -> Iterator[dict[str, Any]]:
 
 def show(records: list[dict[str, Any]]) -> None:
     table = Table()
-    names = [name for name in records[0] if name not in ("date", "commit", "python")]
+    names = [name for name in records[0] if name not in ("date", "commit", "python", "machine")]
     for name in names:
         table.add_column(name.replace("_", " "), justify="right")
     for record in records:
@@ -305,12 +304,8 @@ def main() -> None:
         return
     records = list(measure(arguments.only))
     show(records)
-    if arguments.json:
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
-        about = {"date": datetime.date.today().isoformat(), "commit": commit}
-        about["python"] = platform.python_version()
-        with arguments.json.open("a") as file:
-            file.writelines(json.dumps(record | about) + "\n" for record in records)
+    for record in records:
+        keep(arguments.json, record | {"commit": host().commit})
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ share of tokens before that says whether something is wrong (a fault shows at th
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
 from ridgeline import LLM, SamplingParams
+from ridgeline_bench.scripts.asked import asked
 
 LENGTH = 32
 PROMPTS = ["The capital of France is", "Once upon a time", "def main():", "1, 2, 3, 4,"]
@@ -35,9 +35,9 @@ def outputs(options: dict[str, Any]) -> tuple[dict[str, list[list[int]]], dict[s
     found, took = {}, {}
     with LLM(**options) as llm:
         for name, params in WAYS.items():
-            asked = SamplingParams(**{"max_tokens": LENGTH, "ignore_eos": True, "seed": 7, **params})
+            wanted = SamplingParams(**{"max_tokens": LENGTH, "ignore_eos": True, "seed": 7, **params})
             begun = time.perf_counter()
-            done = llm.generate(PROMPTS, asked, use_tqdm=False)
+            done = llm.generate(PROMPTS, wanted, use_tqdm=False)
             took[name] = 1000 * (time.perf_counter() - begun) / LENGTH
             found[name] = [list(output.token_ids) for request in done for output in request.outputs]
     return found, took
@@ -50,17 +50,12 @@ def alike(one: list[int], other: list[int]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--stages", type=int, default=1, help="stages of a pipeline, of so many ranks each")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--model", default="")
-    parser.add_argument("--experts", action="store_true", help="whole experts on ranks")
-    parser.add_argument("--apart", action="store_true", help="ranks with requests of their own, which share experts")
-    parser.add_argument("--all2all-backend", default="distributed")
-    parser.add_argument("--eager", action="store_true", help="no captured graphs")
-    given = parser.parse_args()
+    given = asked(
+        __doc__, ranks=2, stages=(1, "stages of a pipeline, of so many ranks each"), device="auto", dtype="float32",
+        model="", experts=(False, "whole experts on ranks"),
+        apart=(False, "ranks with requests of their own, which share experts"), all2all_backend="distributed",
+        eager=(False, "no captured graphs"),
+    )  # fmt: skip
     options = {"model": given.model or None, "device": given.device, "dtype": given.dtype, "max_num_seqs": 16}
     options |= {"max_model_len": 128, "gpu_memory_utilization": 0.3}
     experts = {"enable_expert_parallel": True} if given.experts else {}

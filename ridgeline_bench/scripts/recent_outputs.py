@@ -15,31 +15,22 @@ Each way has a process of its own, and they take turns, as in speculation.py.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import re
 import statistics
-import time
-from dataclasses import asdict
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ridgeline import LLM
-from ridgeline_bench.results import host
-from ridgeline_bench.scripts.speculation import LENGTH, Texts, Way
+from ridgeline_bench.scripts.apart import Apart, own_code, speedup
+from ridgeline_bench.scripts.asked import asked, keep
+from ridgeline_bench.scripts.speculation import LENGTH, Asked, Texts, Written, settings_of, way
 
+Way = Apart[Asked, Written]
 NAMES = ("value", "item", "entry", "part", "thing", "piece", "element", "object")
-
-
-def files() -> list[str]:
-    """Return pieces of this project's files, as many characters each as a prompt has."""
-    paths = sorted((Path(__file__).parents[2] / "ridgeline").rglob("*.py"))
-    long = [text for path in paths for text in [path.read_text(encoding="utf-8")] if len(text) > 4 * LENGTH]
-    return [text[LENGTH : 2 * LENGTH] for text in long]
 
 
 def alike(text: str, count: int, draw: random.Random) -> list[str]:
@@ -53,22 +44,15 @@ def alike(text: str, count: int, draw: random.Random) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--drafts", type=int, default=4)
-    parser.add_argument("--longest", type=int, nargs="+", default=[3, 5])
-    parser.add_argument("--recent", type=int, default=65_536)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    table = Table("requests", "at once", "plain, tokens/s", *_names(asked.longest), title="speedup; tokens of a row")
-    for at_once in asked.at_once:
-        ways = _ways(asked, at_once)
+    a = asked(
+        __doc__, requests=16, at_once=[1, 4, 16], tokens=128, drafts=4, longest=[3, 5], recent=65_536, rounds=5,
+        threads=2, output=Path,
+    )  # fmt: skip
+    table = Table("requests", "at once", "plain, tokens/s", *_names(a.longest), title="speedup; tokens of a row")
+    for at_once in a.at_once:
+        ways = _ways(a, at_once)
         for kind in ("alike", "unlike"):
-            table.add_row(kind, str(at_once), *_measured(asked, at_once, kind, ways))
+            table.add_row(kind, str(at_once), *_measured(a, at_once, kind, ways))
     Console(width=140).print(table)
 
 
@@ -76,77 +60,67 @@ def _names(lengths: list[int]) -> list[str]:
     return [f"{kind} {longest}" for longest in lengths for kind in ("own", "recent")]
 
 
-def _ways(asked: argparse.Namespace, at_once: int) -> dict[str, Way]:
-    settings: dict[str, Any] = {
-        "device": "cpu",
-        "dtype": "float32",
-        "max_model_len": 1024,
-        "max_num_seqs": at_once,
-        "enable_prefix_caching": False,
-        "kv_cache_memory": 1 << 29,
-    }
-    ways = {"plain": Way(settings, asked.threads, None)}
-    for longest in asked.longest:
-        config = {"method": "ngram", "num_speculative_tokens": asked.drafts, "prompt_lookup_max": longest}
+def _ways(a: Namespace, at_once: int) -> dict[str, Way]:
+    settings = settings_of(max_num_seqs=at_once)
+    ways: dict[str, Way] = {"plain": Apart(way, settings, a.threads, None)}
+    for longest in a.longest:
+        config = {"method": "ngram", "num_speculative_tokens": a.drafts, "prompt_lookup_max": longest}
         config |= {"prompt_lookup_min": 1 if longest == 3 else longest}
-        for kind, recent in (("own", 0), ("recent", asked.recent)):
+        for kind, recent in (("own", 0), ("recent", a.recent)):
             config = {**config, "lookup_recent_tokens": recent}
-            ways[f"{kind} {longest}"] = Way({**settings, "speculative_config": config}, asked.threads, None)
+            own = {**settings, "speculative_config": config}
+            ways[f"{kind} {longest}"] = Apart(way, own, a.threads, None)
     return ways
 
 
-def _measured(asked: argparse.Namespace, at_once: int, kind: str, ways: dict[str, Way]) -> list[str]:
+def _measured(a: Namespace, at_once: int, kind: str, ways: dict[str, Way]) -> list[str]:
     """Measure all ways. Return the cells of a row of the table."""
     draw = random.Random(at_once)
-    pieces = draw.sample(files(), (asked.rounds + 1) * asked.requests)
+    pieces = draw.sample(own_code(LENGTH), (a.rounds + 1) * a.requests)
     with LLM(device="cpu") as llm:
         encode = llm.get_tokenizer().encode
     times: dict[str, list[float]] = {name: [] for name in ways}
     counts: dict[str, list[dict[str, int]]] = {name: [] for name in ways}
     same: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(asked.rounds + 1):  # the first one warms up
-        own = pieces[number * asked.requests : (number + 1) * asked.requests]
-        texts = alike(own[0], asked.requests, draw) if kind == "alike" else own
+    for number in range(a.rounds + 1):  # the first one warms up
+        own = pieces[number * a.requests : (number + 1) * a.requests]
+        texts = alike(own[0], a.requests, draw) if kind == "alike" else own
         prompts: Texts = [encode(text) for text in texts]
         want: Texts = []
-        for name, way in ways.items():
-            seconds, written, made = way.run(prompts, asked.tokens, [])
+        for name, each in ways.items():
+            seconds, written, made = each.ask((prompts, a.tokens, []))
             want = want or written
             if number:
                 times[name].append(seconds)
                 counts[name].append(made)
-                same[name].append(statistics.mean(a == b for a, b in zip(written, want, strict=True)))
-    cells = [f"{asked.requests * asked.tokens / statistics.median(times['plain']):,.0f}"]
+                same[name].append(statistics.mean(one == other for one, other in zip(written, want, strict=True)))
+    cells = [f"{a.requests * a.tokens / statistics.median(times['plain']):,.0f}"]
     for name in ways:
-        speedup = statistics.median(a / b for a, b in zip(times["plain"], times[name], strict=True))
+        faster = speedup(times["plain"], times[name])
         verified = sum(made.get("drafts", 0) for made in counts[name])
         right = sum(made.get("accepted_tokens", 0) for made in counts[name])
-        emitted = asked.rounds * asked.requests * asked.tokens
+        emitted = a.rounds * a.requests * a.tokens
         line = {
             "workload": "recent outputs",
             "model": "embedded",
             "kind": kind,
             "way": name,
-            "requests": asked.requests,
+            "requests": a.requests,
             "at_once": at_once,
-            "tokens": asked.tokens,
-            "drafts": asked.drafts,
-            "recent": asked.recent if name.startswith("recent") else 0,
-            "tokens_per_second": asked.requests * asked.tokens / statistics.median(times[name]),
-            "speedup": speedup,
+            "tokens": a.tokens,
+            "drafts": a.drafts,
+            "recent": a.recent if name.startswith("recent") else 0,
+            "tokens_per_second": a.requests * a.tokens / statistics.median(times[name]),
+            "speedup": faster,
             "tokens_of_a_row": 1 + right / verified if verified else 1.0,
             "share_drafted": right / emitted,
             "texts_as_plain": statistics.mean(same[name]),
-            "rounds": asked.rounds,
-            "threads": asked.threads,
-            "date": time.strftime("%Y-%m-%d"),
-            **asdict(host()),
+            "rounds": a.rounds,
+            "threads": a.threads,
         }
-        if asked.output is not None:
-            with asked.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+        keep(a.output, line)
         if name != "plain":
-            cells.append(f"{speedup:.2f}; {line['tokens_of_a_row']:.2f} ({line['share_drafted']:.2f})")
+            cells.append(f"{faster:.2f}; {line['tokens_of_a_row']:.2f} ({line['share_drafted']:.2f})")
     return cells
 
 

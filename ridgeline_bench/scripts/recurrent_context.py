@@ -10,7 +10,6 @@ the layer, and the tokens a second of a rank in relation to those of one rank al
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,10 +30,11 @@ from ridgeline.kernels.scans.metadata import metadata_of
 from ridgeline.layers.build import Build
 from ridgeline.layers.dense import FreshRows
 from ridgeline.layers.kinds import mixer
-from ridgeline.parallel.ring import Solo
 from ridgeline.parallel.scan import PieceScan
 from ridgeline.quantization.scheme import everywhere, scheme
 from ridgeline_bench.results import append_lines
+from ridgeline_bench.scripts.asked import asked
+from ridgeline_bench.scripts.context_parallel import Counting
 
 CPU, WIDTH = torch.device("cpu"), 2048
 NORM = NormSpec(eps=1e-5)
@@ -50,17 +50,6 @@ LAYERS: dict[str, tuple[str, MixerSpec]] = {  # the shapes of published models o
         GatedDeltaSpec(key_heads=16, value_heads=32, key_dim=128, value_dim=128, length=4, norm=NORM),
     ),
 }
-
-
-class Counting(Solo):
-    """One rank's ring, which receives zeros and counts their bytes."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.received = rank, size, 0
-
-    def exchanged(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        self.received += sum(parts[0].new_empty(shape).nbytes for r, shape in enumerate(shapes) if r != self.rank)
-        return [parts[r] if r == self.rank else parts[0].new_zeros(shape) for r, shape in enumerate(shapes)]
 
 
 class Scanned(Ops):
@@ -144,11 +133,7 @@ def measured(name: str, ranks: Sequence[int], tokens: int, tell: Callable[[str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
+    given = asked(__doc__, tokens=8192, ranks=[1, 2, 4, 8], output=Path)
     torch.set_num_threads(1)
     print(f"a prompt of {given.tokens:,} tokens, one layer of width {WIDTH}, float32, the busiest rank")
     print(f"{'layer':>13} {'ranks':>5} {'through':>8} {'seconds':>8} {'MiB told':>9} {'tok/s':>9} {'part':>6}")

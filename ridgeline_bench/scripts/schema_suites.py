@@ -11,7 +11,6 @@ what a random walk through the grammar writes valid, as the package `jsonschema`
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -30,6 +29,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.grammars.grammar import BYTES, compiled, usable
 from ridgeline.text.confined import Confined, OverLimit
 from ridgeline.transport.messages import Grammar
+from ridgeline_bench.scripts.asked import asked
 
 SECONDS, MEMORY = 5.0, 256 << 20  # of one check, as the server's own limits
 LONGEST = 1500  # bytes of a walk
@@ -174,19 +174,18 @@ def run(cases: Iterable[Case], walks: int, seconds: float, check: Confined | Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", type=Path, help="a draft's folder of JSON-Schema-Test-Suite")
-    parser.add_argument("--bench", type=Path, help="maskbench/data of JSONSchemaBench")
-    parser.add_argument("--sample", type=int, help="how many schemas, drawn at random; default: all")
-    parser.add_argument("--walks", type=int, default=3, help="through each grammar")
-    parser.add_argument("--seconds", type=float, default=600, help="after which no further schema is looked at")
-    asked = parser.parse_args()
+    a = asked(
+        __doc__, suite=(Path, "a draft's folder of JSON-Schema-Test-Suite"),
+        bench=(Path, "maskbench/data of JSONSchemaBench"),
+        sample=(int, "how many schemas, drawn at random; default: all"), walks=(3, "through each grammar"),
+        seconds=(600.0, "after which no further schema is looked at"),
+    )  # fmt: skip
     warnings.filterwarnings("ignore", category=FutureWarning)  # of patterns that another dialect reads otherwise
     check = Confined("ridgeline.serving.grammars.grammar:checker", seconds=SECONDS, memory=MEMORY)
-    cases = [*(suite(asked.suite) if asked.suite else ()), *(bench(asked.bench) if asked.bench else ())]
-    if asked.sample:
-        cases = random.Random(0).sample(cases, min(asked.sample, len(cases)))
-    counts = run(cases, asked.walks, asked.seconds, check)
+    cases = [*(suite(a.suite) if a.suite else ()), *(bench(a.bench) if a.bench else ())]
+    if a.sample:
+        cases = random.Random(0).sample(cases, min(a.sample, len(cases)))
+    counts = run(cases, a.walks, a.seconds, check)
     print(json.dumps(dict(sorted(counts.numbers.items())), indent=1))
     for reason, times in counts.reasons.most_common(25):
         print(f"refused {times:5} times: {reason}")

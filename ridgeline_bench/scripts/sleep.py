@@ -8,13 +8,13 @@ greedy prompt must be the same before and after.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
 import torch
 
 import ridgeline
+from ridgeline_bench.scripts.asked import asked
 
 
 def used() -> float:
@@ -26,16 +26,13 @@ def used() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dummy", action="store_true", help="random weights")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--options", default="{}", help="JSON of further arguments of LLM")
-    options = parser.parse_args()
+    a = asked(
+        __doc__, "model", dummy=(False, "random weights"), rounds=3, options=("{}", "JSON of further arguments of LLM")
+    )
     given = {"enable_sleep_mode": True, "skip_tokenizer_init": True, "max_model_len": 8192}
-    if options.dummy:
+    if a.dummy:
         given["load_format"] = "dummy"
-    llm = ridgeline.LLM(options.model, **given | json.loads(options.options))
+    llm = ridgeline.LLM(a.model, **given | json.loads(a.a))
     greedy = ridgeline.SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, detokenize=False)
     prompt = {"prompt_token_ids": list(range(5, 105))}
 
@@ -44,7 +41,7 @@ def main() -> None:
 
     want, awake = tokens(), used()
     print(f"awake: {awake:.2f} GB in use")
-    for number in range(options.rounds):
+    for number in range(a.rounds):
         began = time.perf_counter()
         llm.sleep()
         slept, asleep = time.perf_counter() - began, used()
@@ -53,7 +50,7 @@ def main() -> None:
         woke, first = time.perf_counter() - began, time.perf_counter()
         same = tokens() == want
         record = {
-            "model": options.model, "round": number, "awake_gb": awake, "asleep_gb": asleep, "sleep_s": slept,
+            "model": a.model, "round": number, "awake_gb": awake, "asleep_gb": asleep, "sleep_s": slept,
             "wake_s": woke, "first_output_s": time.perf_counter() - first, "same_tokens": same,
         }  # fmt: skip
         print(json.dumps(record))

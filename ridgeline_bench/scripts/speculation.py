@@ -26,15 +26,11 @@ rows round otherwise, and known continuations would end where the first token di
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import random
 import statistics
 import time
-from contextlib import suppress
-from dataclasses import asdict
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +40,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline import LLM, SamplingParams
-from ridgeline_bench.results import host
+from ridgeline_bench.scripts.apart import Apart, as_prompts, drawn, in_turn, own_code, speedup
+from ridgeline_bench.scripts.asked import asked, keep
 from ridgeline_bench.scripts.told_drafts import tell
 
 LOOKUP = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LENGTH = 600  # characters of a prompt of text
 Texts = list[list[int]]
+Asked = tuple[Texts, int, Texts]  # prompts, tokens of each, texts that are known
+Written = tuple[float, Texts, dict[str, int]]  # seconds, tokens, counts of drafts
 
 
 class Known:
@@ -68,133 +67,96 @@ class Known:
         return drafts
 
 
-def serve(pipe: Connection, settings: dict[str, Any], threads: int, share: float | None) -> None:
-    """Generate what is asked for, until the other end is gone."""
+def way(settings: dict[str, Any], threads: int, share: float | None) -> tuple[None, Callable[[Asked], Written]]:
+    """Return what generates in one way."""
     torch.set_num_threads(threads)
     llm = LLM(**settings)
-    with suppress(EOFError):
-        while True:
-            prompts, tokens, texts = pipe.recv()
-            if share is not None:
-                tell(llm.assembly.local.runner, Known(texts, share).propose)
-            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-            before = llm.assembly.engine.scheduler.figures().drafts or {}
-            started = time.perf_counter()
-            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-            seconds = time.perf_counter() - started
-            after = llm.assembly.engine.scheduler.figures().drafts or {}
-            counts = {name: after[name] - before.get(name, 0) for name in after}
-            pipe.send((seconds, [list(output.outputs[0].token_ids) for output in outputs], counts))
+
+    def answer(question: Asked) -> Written:
+        prompts, tokens, texts = question
+        if share is not None:
+            tell(llm.assembly.local.runner, Known(texts, share).propose)
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        before = llm.assembly.engine.scheduler.figures().drafts or {}
+        started = time.perf_counter()
+        outputs = llm.generate(as_prompts(prompts), params, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        after = llm.assembly.engine.scheduler.figures().drafts or {}
+        counts = {name: after[name] - before.get(name, 0) for name in after}
+        return seconds, [list(output.outputs[0].token_ids) for output in outputs], counts
+
+    return None, answer
 
 
-class Way:
-    """A process that generates in one way."""
+def settings_of(model: str = "", **others: Any) -> dict[str, Any]:
+    return {
+        "model": model, "device": "cpu", "dtype": "float32", "max_model_len": 1024, "enable_prefix_caching": False,
+        "kv_cache_memory": 1 << 29, **others,
+    }  # fmt: skip
 
-    def __init__(self, settings: dict[str, Any], threads: int, share: float | None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        context.Process(target=serve, args=(other, settings, threads, share), daemon=True).start()
 
-    def run(self, prompts: Texts, tokens: int, texts: Texts) -> tuple[float, Texts, dict[str, int]]:
-        self._pipe.send((prompts, tokens, texts))
-        found: tuple[float, Texts, dict[str, int]] = self._pipe.recv()
-        return found
+def row_length(counts: Mapping[str, float]) -> float:
+    """Return the tokens that a row brings which verifies drafts."""
+    return 1 + counts["accepted_tokens"] / counts["drafts"] if counts.get("drafts") else 1.0
 
 
 def prompts_of(llm: LLM, count: int) -> Texts:
     """Return pieces of the project's own code, or random tokens for a model of random weights."""
     draw = random.Random(1)
     if llm.config.skip_tokenizer_init:
-        return [[draw.randrange(3, llm.assembly.model.spec.vocab_size) for _ in range(150)] for _ in range(count)]
-    files = sorted((Path(__file__).parents[2] / "ridgeline").rglob("*.py"))
-    long = [text for file in files if len(text := file.read_text(encoding="utf-8")) > 4 * LENGTH]
-    return [llm.get_tokenizer().encode(text[LENGTH : 2 * LENGTH]) for text in draw.sample(long, count)]
+        return drawn(draw, count, 150, llm.assembly.model.spec.vocab_size)
+    return [llm.get_tokenizer().encode(text) for text in draw.sample(own_code(LENGTH), count)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="")
-    parser.add_argument("--dummy", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--drafts", type=int, default=4)
-    parser.add_argument("--ways", nargs="+", help="beside plain (default: all that there is a model for)")
-    parser.add_argument("--draft", help="folder of a draft model")
-    parser.add_argument("--eagle3", help="folder of a head of EAGLE-3")
-    parser.add_argument("--medusa", help="folder of Medusa's heads")
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    settings: dict[str, Any] = {
-        "model": asked.model,
-        "device": "cpu",
-        "dtype": "float32",
-        "max_model_len": 1024,
-        "enable_prefix_caching": False,
-        "kv_cache_memory": 1 << 29,
-    }
-    if asked.dummy:
+    a = asked(
+        __doc__, model="", dummy=False, threads=2, rounds=5, batches=[1, 4, 16], tokens=128, drafts=4,
+        ways=([str], "beside plain (default: all that there is a model for)"), draft=(str, "folder of a draft model"),
+        eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"), output=Path,
+    )  # fmt: skip
+    settings = settings_of(a.model)
+    if a.dummy:
         settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
-    drafts = {**settings, "speculative_config": {**LOOKUP, "num_speculative_tokens": asked.drafts}}
+    drafts = {**settings, "speculative_config": {**LOOKUP, "num_speculative_tokens": a.drafts}}
     shares = {"right 0.8": 0.8, "right 0.6": 0.6, "wrong": 0.0}
     with LLM(**settings) as llm:
-        prompts_by = {batch: prompts_of(llm, batch) for batch in asked.batches}
-    model = {"method": "draft_model", "num_speculative_tokens": asked.drafts}
-    model |= {"model": asked.draft} if asked.draft else {}
+        prompts_by = {batch: prompts_of(llm, batch) for batch in a.batches}
+    model = {"method": "draft_model", "num_speculative_tokens": a.drafts}
+    model |= {"model": a.draft} if a.draft else {}
     known: dict[str, tuple[dict[str, Any], float | None]] = {"lookup": (drafts, None)}
-    if asked.draft or not asked.model:
+    if a.draft or not a.model:
         known["draft"] = {**settings, "speculative_config": model}, None
     names = {"skip": {"method": "layer_skip"}}
     if "draft" in known:
         names["cascade"] = {**LOOKUP, **model}
-    heads = {"eagle3": asked.eagle3, "medusa": asked.medusa}
+    heads = {"eagle3": a.eagle3, "medusa": a.medusa}
     names |= {method: {"method": method, "model": folder} for method, folder in heads.items() if folder}
     for name, config in names.items():
-        known[name] = {**settings, "speculative_config": {**config, "num_speculative_tokens": asked.drafts}}, None
+        known[name] = {**settings, "speculative_config": {**config, "num_speculative_tokens": a.drafts}}, None
     known["lookahead"] = {**settings, "speculative_config": {"method": "lookahead"}}, None
     known |= {name: (drafts, share) for name, share in shares.items()}
-    ways = {"plain": Way(settings, asked.threads, None)}
-    ways |= {name: Way(known[name][0], asked.threads, known[name][1]) for name in asked.ways or known}
-    table = Table(*("batch", *ways), title=f"{asked.model or 'embedded model'}, tokens/s (speedup)")
+    known = {"plain": (settings, None), **{name: known[name] for name in a.ways or known}}
+    ways = {name: Apart(way, config, a.threads, share) for name, (config, share) in known.items()}
+    table = Table(*("batch", *ways), title=f"{a.model or 'embedded model'}, tokens/s (speedup)")
     for batch, prompts in prompts_by.items():
-        texts = [a + b for a, b in zip(prompts, ways["plain"].run(prompts, asked.tokens, [])[1], strict=True)]
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        counts: dict[str, dict[str, int]] = {}
-        same: dict[str, float] = {}
-        for number in range(asked.rounds + 1):  # the first one warms up
-            for name, way in ways.items():
-                seconds, tokens, counts[name] = way.run(prompts, asked.tokens, texts)
-                same[name] = statistics.mean(a + b == text for a, b, text in zip(prompts, tokens, texts, strict=True))
-                if number:
-                    times[name].append(seconds)
+        plain = ways["plain"].ask((prompts, a.tokens, []))[1]
+        texts = [start + end for start, end in zip(prompts, plain, strict=True)]
+        asks = {name: partial(each.ask, (prompts, a.tokens, texts)) for name, each in ways.items()}
+        _, *found = in_turn(asks, a.rounds + 1)  # the first round warms up
+        times = {name: [each[name][0] for each in found] for name in ways}
         cells = []
         for name in ways:
-            speedup = statistics.median(a / b for a, b in zip(times["plain"], times[name], strict=True))
-            rate = batch * asked.tokens / statistics.median(times[name])
-            made = counts[name]
-            length = 1 + made["accepted_tokens"] / made["drafts"] if made.get("drafts") else 1.0
-            cells.append(f"{rate:,.0f} ({speedup:.2f}; {length:.1f})")
-            line = {
-                "workload": "speculation",
-                "model": Path(asked.model).name or "embedded",
-                "way": name,
-                "batch": batch,
-                "tokens": asked.tokens,
-                "drafts": asked.drafts,
-                "tokens_per_second": rate,
-                "speedup": speedup,
+            _, tokens, made = found[-1][name]
+            faster, length = speedup(times["plain"], times[name]), row_length(made)
+            rate = batch * a.tokens / statistics.median(times[name])
+            cells.append(f"{rate:,.0f} ({faster:.2f}; {length:.1f})")
+            keep(a.output, {
+                "workload": "speculation", "model": Path(a.model).name or "embedded", "way": name, "batch": batch,
+                "tokens": a.tokens, "drafts": a.drafts, "tokens_per_second": rate, "speedup": faster,
                 "tokens_of_a_row": length,
-                "texts_as_plain": same[name],
-                "counts": made,
-                "rounds": asked.rounds,
-                "threads": asked.threads,
-                "date": time.strftime("%Y-%m-%d"),
-                **asdict(host()),
-            }
-            if asked.output is not None:
-                with asked.output.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                "texts_as_plain": statistics.mean(one == other for one, other in zip(tokens, plain, strict=True)),
+                "counts": made, "rounds": a.rounds, "threads": a.threads,
+            })  # fmt: skip
         table.add_row(str(batch), *cells)
     Console(width=140).print(table, "in brackets: speedup; tokens of a row that verified drafts")
 

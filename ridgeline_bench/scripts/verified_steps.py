@@ -21,15 +21,12 @@ Each number of drafts has a process of its own. Requests have 1,024 tokens of co
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
-import os
 import random
 import statistics
-import time
+from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from ridgeline_bench.scripts.apart import Apart, as_prompts, drawn, loaded, seconds
+from ridgeline_bench.scripts.asked import OneOf, asked, keep
+from ridgeline_bench.scripts.speculation import row_length
+
+Case = tuple[float | None, int]  # the share of right drafts, and the batch
 VOCABULARY = 4_000  # token ids below this are drawn
 
 
@@ -105,137 +107,104 @@ def learn_anew(running: Any, drafts: int) -> None:
     running.drafting = type(running.drafting)(drafts, depth=running._depth)
 
 
-def prompts_of(batch: int, context: int, *, repeats: bool) -> list[dict[str, list[int]]]:
+def prompts_of(batch: int, context: int, *, repeats: bool) -> list[Any]:
     """Return prompts of random tokens; or of a piece that is repeated with small changes."""
-    draw, found = random.Random(batch), []
-    for _ in range(batch):
-        piece = [draw.randrange(VOCABULARY) for _ in range(64 if repeats else context)]
-        tokens = [token for _ in range(-(-context // len(piece))) for token in piece][:context]
-        found.append({"prompt_token_ids": tokens})
-    return found
+    pieces = drawn(random.Random(batch), batch, 64 if repeats else context, VOCABULARY)
+    return as_prompts([(piece * -(-context // len(piece)))[:context] for piece in pieces])
 
 
-def engine_of(asked: argparse.Namespace, drafts: int) -> tuple[Any, Any]:
+def engine_of(a: Namespace, drafts: int) -> tuple[Any, Any]:
     """Return the engine and its class of sampling parameters."""
-    given: dict[str, Any] = {"model": asked.model, "max_model_len": asked.context + asked.tokens + 64, "seed": 0}
-    given |= {"skip_tokenizer_init": True, "max_num_seqs": max(asked.batches), **json.loads(asked.options)}
-    if asked.dummy:
+    given: dict[str, Any] = {"model": a.model, "max_model_len": a.context + a.tokens + 64, "seed": 0}
+    given |= {"skip_tokenizer_init": True, "max_num_seqs": max(a.batches), **json.loads(a.options)}
+    if a.dummy:
         given["load_format"] = "dummy"
     if drafts:
         proposer = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-        if asked.proposer:
-            proposer = json.loads(asked.proposer)
+        if a.proposer:
+            proposer = json.loads(a.proposer)
         given["speculative_config"] = {**proposer, "num_speculative_tokens": drafts}
-    if asked.engine == "vllm":
-        os.environ.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"})
-        import vllm
-
-        return vllm.LLM(**{"gpu_memory_utilization": 0.85, **given}), vllm.SamplingParams
-    import ridgeline
-
-    return ridgeline.LLM(**given), ridgeline.SamplingParams
+    return loaded(a.engine, {**({"gpu_memory_utilization": 0.85} if a.engine == "vllm" else {}), **given})
 
 
-def run(asked: argparse.Namespace, drafts: int, pipe: Any) -> None:
-    """Send, for every share and batch, the milliseconds of a token and the tokens of a row that verifies."""
-    shares: list[float | None] = [None]
-    if drafts and asked.what == "shares":
-        set_share, shares = force(max(asked.batches) + 1, asked.context + asked.tokens + 65), list(asked.shares)
-    llm, sampling = engine_of(asked, drafts)
-    own = asked.engine == "ridgeline"
-    if own and drafts and asked.what == "shares" and not asked.choose:
+def engine(a: Namespace, drafts: int) -> tuple[None, Callable[[Case], tuple[float, float]]]:
+    """Return what finds the milliseconds of a token of every request, and the tokens of a row that verifies."""
+    set_share: Callable[[float, int], None] = lambda share, salt: None  # noqa: E731
+    if drafts and a.what == "shares":
+        set_share = force(max(a.batches) + 1, a.context + a.tokens + 65)
+    llm, sampling = engine_of(a, drafts)
+    own = a.engine == "ridgeline"
+    if own and drafts and a.what == "shares" and not a.choose:
         fix_width(llm.assembly.engine.scheduler.running, drafts)
     greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
-    for batch in asked.batches:
-        prompts = prompts_of(batch, asked.context, repeats=asked.what == "lookup")
-        for share in shares:
-            if share is not None:
-                set_share(share, 0)
-            times: dict[int, list[float]] = {1: [], asked.tokens: []}
-            warm_up = 4  # tokens, for the prefix cache
-            if share is not None and asked.choose:
-                learn_anew(llm.assembly.engine.scheduler.running, drafts)
-                warm_up = asked.tokens  # from which the engine learns what pays
-            llm.generate(prompts, sampling(max_tokens=warm_up, **greedy), use_tqdm=False)
-            before = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
-            for again in range(asked.rounds):
-                if share is not None:
-                    set_share(share, again)
-                for tokens, taken in times.items():
-                    began = time.perf_counter()
-                    llm.generate(prompts, sampling(max_tokens=tokens, **greedy), use_tqdm=False)
-                    taken.append(time.perf_counter() - began)
-            after = dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
-            counts = {name: value - before.get(name, 0) for name, value in after.items()}
-            length = 1 + counts["accepted_tokens"] / counts["drafts"] if counts.get("drafts") else 1.0
-            step = (statistics.median(times[asked.tokens]) - statistics.median(times[1])) / (asked.tokens - 1)
-            pipe.send((share, batch, 1e3 * step, length))
-    pipe.send(None)
+
+    def counted() -> dict[str, float]:
+        return dict(llm.assembly.engine.scheduler.figures().drafts or {}) if own else {}
+
+    def answer(case: Case) -> tuple[float, float]:
+        share, batch = case
+        prompts = prompts_of(batch, a.context, repeats=a.what == "lookup")
+        set_share(share or 0.0, 0)
+        times: dict[int, list[float]] = {1: [], a.tokens: []}
+        warm_up = 4  # tokens, for the prefix cache
+        if share is not None and a.choose:
+            learn_anew(llm.assembly.engine.scheduler.running, drafts)
+            warm_up = a.tokens  # from which the engine learns what pays
+        llm.generate(prompts, sampling(max_tokens=warm_up, **greedy), use_tqdm=False)
+        before = counted()
+        for again in range(a.rounds):
+            set_share(share or 0.0, again)
+            for tokens, taken in times.items():
+                params = sampling(max_tokens=tokens, **greedy)
+                taken.append(seconds(partial(llm.generate, prompts, params, use_tqdm=False)))
+        counts = {name: value - before.get(name, 0) for name, value in counted().items()}
+        step = (statistics.median(times[a.tokens]) - statistics.median(times[1])) / (a.tokens - 1)
+        return 1e3 * step, row_length(counts)
+
+    return None, answer
 
 
-def measured(asked: argparse.Namespace, drafts: int) -> dict[tuple[float | None, int], tuple[float, float]]:
+def measured(a: Namespace, drafts: int) -> dict[Case, tuple[float, float]]:
     """Return (share, batch) → (milliseconds of a token of every request, tokens of a row that verifies)."""
-    context = multiprocessing.get_context("spawn")
-    pipe, other = context.Pipe()
-    process = context.Process(target=run, args=(asked, drafts, other))
-    process.start()
-    other.close()
-    found: dict[tuple[float | None, int], tuple[float, float]] = {}
-    while True:
-        try:
-            line = pipe.recv()
-        except EOFError:
-            raise SystemExit(f"{asked.engine} ended early; its standard error says why") from None
-        if line is None:
-            break
-        found[line[:2]] = line[2:]
-        print(asked.engine, drafts, "drafts", line, flush=True)
-    process.join()
+    shares = a.shares if drafts and a.what == "shares" else [None]
+    apart: Apart[Case, tuple[float, float]] = Apart(engine, a, drafts)
+    found = {}
+    for batch in a.batches:
+        for share in shares:
+            found[share, batch] = apart.ask((share, batch))
+            print(a.engine, drafts, "drafts", (share, batch, *found[share, batch]), flush=True)
+    apart.close()
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["shares", "lookup"])
-    parser.add_argument("model")
-    parser.add_argument("--engine", choices=["ridgeline", "vllm"], default="ridgeline")
-    parser.add_argument("--dummy", action="store_true")
-    parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5])
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.6, 0.7, 0.8])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=257)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--proposer", help="JSON of a speculative_config, in the place of lookup's (with lookup)")
-    parser.add_argument("--options", default="{}", help="JSON of further arguments of the engine's LLM")
-    parser.add_argument("--choose", action="store_true", help="let the engine choose how many drafts (with shares)")
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    plain = measured(asked, 0)
+    a = asked(
+        __doc__, "what=shares|lookup", "model", engine=OneOf(("ridgeline", "vllm")), dummy=False, drafts=[3, 5],
+        shares=[0.0, 0.6, 0.7, 0.8], batches=[1, 8], context=1024, tokens=257, rounds=3,
+        proposer=(str, "JSON of a speculative_config, in the place of lookup's (with lookup)"),
+        options=("{}", "JSON of further arguments of the engine's LLM"),
+        choose=(False, "let the engine choose how many drafts (with shares)"), output=Path,
+    )  # fmt: skip
+    plain = measured(a, 0)
     table = Table("drafts", "share", "batch", "ms a token", "plain", "speedup", "tokens a row", "least ms", "over it")
-    for drafts in asked.drafts:
-        found = measured(asked, drafts)
+    for drafts in a.drafts:
+        found = measured(a, drafts)
         for (share, batch), (ms, length) in found.items():
             least, before = 0.0, plain[None, batch][0]
-            if share is not None and not asked.choose:
-                least = found[asked.shares[0], batch][0] / sum(share**k for k in range(drafts + 1))
+            if share is not None and not a.choose:
+                least = found[a.shares[0], batch][0] / sum(share**k for k in range(drafts + 1))
             line = {
-                "workload": f"verified steps: {asked.what}", "engine": asked.engine,
-                "model": Path(asked.model).name or "embedded",
-                "drafts": drafts, "chosen": asked.choose, "share": share, "batch": batch, "ms": ms, "plain_ms": before,
-                "tokens_of_a_row": length, "least_ms": least, "context": asked.context,
-                "date": time.strftime("%Y-%m-%d"),
+                "workload": f"verified steps: {a.what}", "engine": a.engine,
+                "model": Path(a.model).name or "embedded",
+                "drafts": drafts, "chosen": a.choose, "share": share, "batch": batch, "ms": ms, "plain_ms": before,
+                "tokens_of_a_row": length, "least_ms": least, "context": a.context,
             }  # fmt: skip
             table.add_row(
                 str(drafts), str(share), str(batch), f"{ms:.3f}", f"{before:.3f}",
                 f"{before / ms:.2f}", f"{length:.2f}", f"{least:.3f}",
                 f"{100 * (ms / least - 1):+.1f} %" if least else "",
             )  # fmt: skip
-            if asked.output is not None:
-                from ridgeline_bench.results import host
-
-                with asked.output.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line | asdict(host())) + "\n")
+            keep(a.output, line)
     Console(width=140).print(table)
 
 

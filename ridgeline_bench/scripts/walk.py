@@ -10,7 +10,6 @@ once, since the engine has answered other prompts before.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from collections import Counter
@@ -25,6 +24,7 @@ import ridgeline
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine.engine import Engine
 from ridgeline.worker.local import LocalWorker
+from ridgeline_bench.scripts.asked import asked
 
 ROOT = Path(ridgeline.__file__).parent
 PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
@@ -145,9 +145,7 @@ def hooked(llm: LLM, hook: Callable[[FrameType, str, Any], None]) -> Iterator[No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", action="store_true", help="Print how often each function was entered.")
-    show_calls = parser.parse_args().calls
+    show_calls = asked(__doc__, calls=(False, "Print how often each function was entered.")).calls
     first, steady = walk(), steady_walk()
     all_found = dict(zip(("first step, before the worker's thread", "first step, in it"), first, strict=True))
     all_found |= {f"steady step, {where}": found for where, found in steady._asdict().items()}
