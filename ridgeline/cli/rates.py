@@ -35,7 +35,7 @@ class RateFlags:
 
 @dataclass(frozen=True)
 class MeasureFlags:
-    """What is measured beside the limits, and where."""
+    """The measurement beside the limits."""
 
     measure: Annotated[bool, typer.Option("--measure", help="Time every op at its shape on this machine.")] = False
     device: Annotated[str, typer.Option(help="Device to measure on: auto, cpu, cuda or cuda:N.")] = "auto"

@@ -106,7 +106,7 @@ class ExpertsCase:
 
     @property
     def rounding(self) -> int:
-        """What `slack` is larger by because activations may be rounded, as `Fp8Case` says."""
+        """The part of `slack` for activations that may be rounded, as `Fp8Case` says."""
         return ROUNDING if isinstance(self.format, Fp8Format) and self.format.activations is not None else 0
 
     @property
