@@ -229,6 +229,7 @@ class Running:
             task=request.task,
             embedded=request.embeds is not None,
             tenant=tenant_number(request.cache_salt),
+            keys=request.prefix_keys,
         )
 
     def expected(self, seqs: list[Sequence], rows: Rows, before: Iterable[InFlight]) -> dict[int, Assign]:

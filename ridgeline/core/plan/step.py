@@ -125,6 +125,7 @@ class Assign:
     task: what a model that pools makes of the prompt.
     embedded: the prompt came as vectors, and its tokens are placeholders.
     tenant: a number for the request's `cache_salt`, whatever characters that has.
+    keys: the request's `prefix_keys`.
     """
 
     slot: int
@@ -141,6 +142,7 @@ class Assign:
     task: Task | None = None
     embedded: bool = False
     tenant: int = 0
+    keys: tuple[str, ...] = ()
 
 
 class SetBlocks(NamedTuple):
