@@ -79,7 +79,6 @@ class JobFlags:
     """The jobs of a sweep, and how long it may take."""
 
     case: Annotated[list[str] | None, typer.Option(help="Only these cases.")] = None
-    op: Annotated[list[str] | None, typer.Option(help="Of a family, only these ops.")] = None
     form: Annotated[list[str] | None, typer.Option(help="Only these formats of weights or caches.")] = None
     tokens: Annotated[list[int] | None, typer.Option(help="Only cases of so many tokens.")] = None
     chosen: Annotated[bool, typer.Option("--chosen", help="Only cuts that would be chosen.")] = False
@@ -234,7 +233,7 @@ def kernels(
 @app.command(cls=ListCommand)
 @with_records
 def sweep(
-    name: Annotated[str, typer.Argument(metavar="OP", help="An op, or a family of ops and formats.")],
+    name: Annotated[str, typer.Argument(metavar="OP", help="An op.")],
     *,
     jobs: JobFlags,
     json: Annotated[Path | None, typer.Option(help="Result lines are appended to this file.")] = None,
@@ -248,7 +247,7 @@ def sweep(
     from ridgeline_bench.sweep.runs import run
 
     options = SweepOptions(
-        name=name, case=tuple(jobs.case or ()), op=tuple(jobs.op or ()), form=tuple(jobs.form or ()),
+        name=name, case=tuple(jobs.case or ()), form=tuple(jobs.form or ()),
         tokens=tuple(jobs.tokens or ()), chosen=jobs.chosen, seconds=jobs.seconds, bandwidth=1e12 * jobs.bandwidth,
         dry=walk.dry, compile_only=walk.compile_only, processes=walk.processes or min(16, os.cpu_count() or 1),
     )  # fmt: skip

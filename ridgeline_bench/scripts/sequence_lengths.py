@@ -18,7 +18,6 @@ of one call, inputs included.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -36,6 +35,7 @@ from ridgeline.perf.hardware import Hardware
 from ridgeline.version import __version__
 from ridgeline.worker.machine import hardware_of
 from ridgeline_bench.results import Record, append, host_with
+from ridgeline_bench.scripts.asked import asked
 from ridgeline_bench.scripts.sequence_mixers import Form, Run, Setting, Work, forms
 
 CHECKED = (96, 96)  # rows that are compared with the reference
@@ -174,16 +174,26 @@ def table_of(records: list[Record]) -> Table:
     return table
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The measurements that are made: forms whose name contains `only`, begun within so many seconds; and where they
+    are kept, as those of a commit if there is no checkout to ask."""
+
+    only: str = ""
+    seconds: float = 1e9
+    output: Path | None = None
+    commit: str = ""
+
+
 def bench(
-    tokens: int, lengths: list[int], width: int, device: torch.device, console: Console, only: str = "",
-    seconds: float = 1e9, output: Path | None = None, commit: str = "",
-) -> list[Record]:  # fmt: skip
+    tokens: int, lengths: list[int], width: int, device: torch.device, console: Console, kept: Kept
+) -> list[Record]:
     """Check all forms, time those that are right at every length, and return a record of each. Forms and lengths for
     which no time is left are named and left out."""
-    until = time.monotonic() + seconds
+    until = time.monotonic() + kept.seconds
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rates, records = hardware_of(device), list[Record]()
-    for form in (form for form in forms(device) if only in form.name):
+    for form in (form for form in forms(device) if kept.only in form.name):
         error = float("nan")
         try:
             error = error_of(form, Setting(CHECKED, width, dtype, device))
@@ -206,28 +216,22 @@ def bench(
             except Exception as failure:
                 console.print(f"{form.name} at {length}: {type(failure).__name__}: {failure}"[:600], markup=False)
                 continue
-            records.append(record_of(form, setting, figure, error, commit))
-            if output is not None:
-                append(output, records[-1:])
+            records.append(record_of(form, setting, figure, error, kept.commit))
+            if kept.output is not None:
+                append(kept.output, records[-1:])
     console.print(table_of(records))
     return records
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=16_384, help="of a batch")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16_384])
-    parser.add_argument("--width", type=int, default=2048, help="channels that a mixer puts out")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", default="", help="forms whose name contains this")
-    parser.add_argument("--seconds", type=float, default=115.0, help="begin no measurement after so long")
-    parser.add_argument("--commit", default="", help="of this code, if there is no checkout to ask")
-    parser.add_argument("--output", type=Path, help="file to add result lines to")
-    asked = parser.parse_args()
-    bench(
-        asked.tokens, asked.lengths, asked.width, torch.device(asked.device), Console(width=120), asked.only,
-        asked.seconds, asked.output, asked.commit,
+    a = asked(
+        __doc__, tokens=(16_384, "of a batch"), lengths=[512, 1024, 2048, 4096, 8192, 16_384],
+        width=(2048, "channels that a mixer puts out"), device="cuda" if torch.cuda.is_available() else "cpu",
+        only=("", "forms whose name contains this"), seconds=(115.0, "begin no measurement after so long"),
+        commit=("", "of this code, if there is no checkout to ask"), output=(Path, "file to add result lines to"),
     )  # fmt: skip
+    kept = Kept(a.only, a.seconds, a.output, a.commit)
+    bench(a.tokens, a.lengths, a.width, torch.device(a.device), Console(width=120), kept)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.kernels.ops import OPS
 
-# Sweeps of several ops together, or of kernels beside libraries: name → "module:class". Any other name is an op's.
-FAMILIES = {
-    "kv": "ridgeline_bench.sweep.kv:KVSweep",
-}
 OF_OPS = "ridgeline_bench.sweep.of_op:OpSweep"
 
 
@@ -19,8 +15,8 @@ OF_OPS = "ridgeline_bench.sweep.of_op:OpSweep"
 class SweepOptions:
     """The options of `ridgeline bench sweep`.
 
-    name: of an op, or of FAMILIES.
-    case, op, form, tokens: only jobs with one of these; (): all.
+    name: of an op.
+    case, form, tokens: only jobs with one of these; (): all.
     chosen: only cuts that would be chosen, and what has no cuts.
     seconds: stop by then, compiling included; 0: what the sweep takes.
     bandwidth: bytes a second of the memory; 0: an H200's.
@@ -28,7 +24,6 @@ class SweepOptions:
 
     name: str = ""
     case: tuple[str, ...] = ()
-    op: tuple[str, ...] = ()
     form: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
     chosen: bool = False
@@ -41,12 +36,9 @@ class SweepOptions:
 
 def kind_of(name: str) -> str:
     """Return "module:class" of the sweep with this name. Raise InvalidConfig if there is none."""
-    if name in FAMILIES:
-        return FAMILIES[name]
     swept = [known for known, op in OPS.items() if (cases := op.cases()).small or cases.swept]
     if name not in swept:
-        known = [*FAMILIES, *swept]
-        raise InvalidConfig(f"there is no sweep {name!r}; known: {', '.join(known)}.")
+        raise InvalidConfig(f"there is no sweep {name!r}; known: {', '.join(swept)}.")
     return OF_OPS
 
 

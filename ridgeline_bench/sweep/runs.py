@@ -140,30 +140,25 @@ def one_child(command: list[str], number: int, until: float, start: float, silen
 
 def show(answers: dict[Job, dict[str, Any]]) -> None:
     """Print how many cuts were right, then of each case the fastest one and the others behind it. A star marks the one
-    that would be chosen. "of bf16" is the time of 16-bit weights or caches divided by this one."""
+    that would be chosen."""
     right = {job: answer for job, answer in answers.items() if "failed" not in answer}
     errors = [answer["error"] for answer in right.values() if answer["error"] is not None]
     print(f"{len(right)} of {len(answers)} right, largest error {max(errors, default=0):.4f}")
-    cases: dict[tuple[Any, ...], dict[str, list[tuple[float, Job]]]] = {}
+    cases: dict[tuple[Any, ...], list[tuple[float, Job]]] = {}
     for job, answer in right.items():
         if job.timed:
-            cases.setdefault((job.case, job.op, job.tokens), {}).setdefault(job.form, []).append((answer["us"], job))
-    for forms in cases.values():
-        for rows in forms.values():
-            rows.sort(key=lambda row: row[0])
-        plain = forms["bf16"][0][0] if "bf16" in forms else 0.0
-        for rows in forms.values():
-            us, job = rows[0]
-            answer = right[job]
-            facts = [f"{answer['flops'] / us / 1e6:6.0f} TFLOP/s", answer["note"]]
-            facts += [f"{plain / us:5.2f} of bf16"] if plain and job.form != "bf16" else []
-            facts += [f"e{answer['error']:.4f}"] if answer["error"] is not None else []
-            others = "  ".join(f"{named(one)} {took:.2f}" for took, one in rows[1:])
-            least = answer["limit_us"]
-            print(
-                f"{job.case:14s} {job.op:11s} {job.form:8s} T {job.tokens:5d} {us:9.2f} µs of {least:8.2f} "
-                f"({100 * least / us:4.1f} %) {' '.join(filter(None, facts))} {named(job)} | {others}"
-            )
+            cases.setdefault(job.setting, []).append((answer["us"], job))
+    for rows in cases.values():
+        (us, job), *behind = sorted(rows, key=lambda row: row[0])
+        answer = right[job]
+        facts = [f"{answer['flops'] / us / 1e6:6.0f} TFLOP/s", answer["note"]]
+        facts += [f"e{answer['error']:.4f}"] if answer["error"] is not None else []
+        others = "  ".join(f"{named(one)} {took:.2f}" for took, one in behind)
+        least = answer["limit_us"]
+        print(
+            f"{job.case:14s} {job.op:11s} {job.form:8s} T {job.tokens:5d} {us:9.2f} µs of {least:8.2f} "
+            f"({100 * least / us:4.1f} %) {' '.join(filter(None, facts))} {named(job)} | {others}"
+        )
 
 
 def named(job: Job) -> str:

@@ -77,13 +77,12 @@ class Sweep(ABC):
     compile, where its device is "meta" and tensors have no memory.
 
     workload: its name in result lines.
-    tolerance: the largest error that is right, in the unit of `error`.
     bandwidth, peak: bytes and FLOPs a second at the most.
     start, silence: seconds after which a child that has said nothing, at first and later, is taken for hung.
     """
 
     workload = ""
-    seconds, tolerance = 100.0, 0.02
+    seconds = 100.0
     bandwidth, peak = 4.42e12, 750e12  # what an H200 attains
     start, silence = 60.0, 20.0
 
@@ -114,18 +113,8 @@ class Sweep(ABC):
     def limit(self, job: Job, calls: list[Any]) -> Limit: ...
 
     def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-        """Return how far off a result is; NaN is wrong too."""
-        return max(float(((g.double() - w).abs() / (1 + w.abs())).max()) for g, w in zip(got, want, strict=True))
-
-    @staticmethod
-    def error_of_sums(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-        """Return how far off a result is, relative to its size plus the root mean square of all: for long sums, which
-        are small where large terms cancel."""
-        errors = [0.0]
-        for g, w in zip(got, want, strict=True):
-            scale = w.double().pow(2).mean().sqrt() if w.numel() else 1.0
-            errors.append(float(((g.double() - w).abs() / (scale + w.abs())).max()) if w.numel() else 0.0)
-        return max(errors)
+        """Return how far off a result is, in units of what is right; NaN is wrong too."""
+        raise NotImplementedError
 
     def defined(self, job: Job, arguments: Any, result: Any) -> Any:
         """Return the part of a result that has a meaning, in memory that the next launch does not write to."""
@@ -145,19 +134,9 @@ class Sweep(ABC):
 
     # What subclasses build on
 
-    def small(self, size: int, most: int) -> int:
-        """Return a size, or in a dry run no more than `most`."""
-        return min(size, most) if self.dry else size
-
     def turns(self, nbytes: float, most: int = 64) -> int:
         """Return how many weights of so many bytes pass by the second-level cache."""
         return 1 if self.device.type != "cuda" else min(most, max(2, -int(-UNCACHED // nbytes)))
-
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device).normal_()
-
-    def least(self, moved: float, flops: float, peak: float = 0.0, note: str = "") -> Limit:
-        return Limit(max(moved / self.bandwidth, flops / (peak or self.peak)), flops, note)
 
     def kept(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
         """Return what was made for the key, or make it. Of each name one value is kept."""
@@ -200,7 +179,7 @@ class Sweep(ABC):
         for a, b in zip(*results[:2], strict=True):
             assert torch.equal(a.float().nan_to_num(1e9), b.float().nan_to_num(1e9)), "two launches differ"
         error = self.error(job, results[0], results[2])
-        assert error < self.tolerance, f"error {error}"
+        assert error <= 1, f"error {error}"
         return error
 
     def _can_launch(self, job: Job) -> bool:
@@ -293,7 +272,7 @@ def short(cut: Any) -> str:
 def chosen_jobs(sweep: Sweep) -> list[Job]:
     """Return the jobs that the options ask for."""
     options = sweep.options
-    wanted = [(getattr(options, name), name) for name in ("case", "op", "tokens", "form")]
+    wanted = [(getattr(options, name), name) for name in ("case", "tokens", "form")]
     every = dict[Any, Job]()
     for job in sweep.jobs():
         every.setdefault((*job.setting, job.cut), job)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ridgeline_bench.results import read
 from ridgeline_bench.scripts import sequence_lengths, sequence_mixers
-from ridgeline_bench.scripts.sequence_lengths import bench
+from ridgeline_bench.scripts.sequence_lengths import Kept, bench
 
 CPU = torch.device("cpu")
 QUIET = Console(quiet=True)
@@ -20,7 +20,7 @@ def test_every_mixer_is_measured_at_every_length(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sequence_lengths, "CHECKED", (20, 20))
     monkeypatch.setattr(sequence_lengths, "SAMPLES", 1)
     file = tmp_path / "lines.jsonl"
-    records = bench(64, [16, 32], 64, CPU, QUIET, output=file)
+    records = bench(64, [16, 32], 64, CPU, QUIET, Kept(output=file))
     forms = sequence_mixers.forms(CPU)
     assert [record.model for record in records] == [form.mixer for form in forms for _ in range(2)]
     assert {record.model for record in records} == {"GLA", "attention", "Mamba", "Mamba-2"}
@@ -31,7 +31,7 @@ def test_every_mixer_is_measured_at_every_length(tmp_path: Path, monkeypatch: py
 def test_no_time_is_reported_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence_lengths, "CHECKED", (8, 8))
     monkeypatch.setattr(sequence_lengths, "error_of", lambda form, setting: float("nan"))
-    assert bench(32, [16], 64, CPU, QUIET) == []
+    assert bench(32, [16], 64, CPU, QUIET, Kept()) == []
 
 
 def test_a_batch_has_the_same_work_at_every_length_but_for_attention() -> None:

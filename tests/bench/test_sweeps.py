@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.attention.decode.cases import DecodeCase
+from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.base.case import OpCase
 from ridgeline.kernels.base.launch import INTERPRETED
 from ridgeline.kernels.gemm.fp8.cases import Fp8Case
 from ridgeline.kernels.ops import OPS
-from ridgeline_bench.sweep.of_op import OpSweep
-from ridgeline_bench.sweep.options import FAMILIES, SweepOptions, kind_of, loaded
+from ridgeline_bench.sweep.of_op import OpSweep, tokens_of
+from ridgeline_bench.sweep.options import SweepOptions, kind_of, loaded
 from ridgeline_bench.sweep.runs import run, show, work
 from ridgeline_bench.sweep.sweep import Job, short, tensors
 from tests.bench.toy_sweep import Toy
@@ -39,7 +42,7 @@ SLOW = (
 
 @pytest.mark.parametrize(
     "name",
-    [*FAMILIES, *PRODUCTS, "causal_conv", "ssd", "rms_norm",
+    [*PRODUCTS, "causal_conv", "ssd", "rms_norm",
      *(pytest.param(name, marks=pytest.mark.thorough) for name in SLOW)],
 )  # fmt: skip
 def test_a_dry_run_walks_every_job(
@@ -48,7 +51,7 @@ def test_a_dry_run_walks_every_job(
     run(loaded(kind_of(name)), SweepOptions(name=name, dry=True), tmp_path / "lines")
     shown = capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert len(lines) > (30 if name in FAMILIES else 5)
+    assert len(lines) > 5
     assert all(line["value"] > line["limit"] > 0 and line["dry"] for line in lines)
     assert len({line["workload"] for line in lines}) == 1
     assert "FAILED" not in shown
@@ -99,7 +102,7 @@ def test_the_table_shows_the_fastest_cut_first_and_marks_the_chosen_one(capsys: 
 
 
 def test_a_sweep_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InvalidConfig, match=r"no sweep 'norms'; known: kv, .*rms_norm"):
+    with pytest.raises(InvalidConfig, match=r"no sweep 'norms'; known: embedding, .*fp8_linear"):
         kind_of("norms")
     with pytest.raises(InvalidConfig, match="no sweep 'step_inputs'"):  # an op without cases
         kind_of("step_inputs")
@@ -168,3 +171,18 @@ def test_a_product_that_leaves_out_a_block_is_wrong_and_one_that_does_not_round_
     exact = weight._replace(format=replace(weight.format, activations=None))
     assert sweep.error(job, [sweep.of.reference(without, weight, bias_O)], [want]) > 1
     assert sweep.error(job, [sweep.of.reference(x_TI, exact, bias_O)], [want]) < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("decode_attention", DecodeCase(lengths=(70, 9, 1), head_dim=32, rotary_dim=32, cache=torch.float8_e4m3fn)),
+     ("paged_attention", AttentionCase(rows=((20, 70), (1, 9)), head_dim=32, cache=torch.int8))],
+)  # fmt: skip
+def test_cuts_over_caches_of_8_bits_are_right(name: str, case: OpCase, interpreted: None) -> None:
+    sweep = OpSweep(SweepOptions(name=name, dry=True), "cpu")
+    sweep.dry, sweep.real_cases["short"] = False, case
+    for cut in (None, *sweep.cuts.candidates(case)[:1]):  # type: ignore[union-attr]
+        job = Job("short", name, tokens_of(case), case.form, cut)
+        error = sweep.check(job, sweep.arguments(job)[0])
+        assert error is not None
+        assert 0 < error < 1

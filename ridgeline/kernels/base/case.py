@@ -40,6 +40,11 @@ class OpCase(ABC):
         return ""
 
     @property
+    def in_bytes(self) -> bool:
+        """True if numbers of 8 bits are multiplied, which matrix units do twice as fast as those of 16."""
+        return False
+
+    @property
     def checked(self) -> bool:
         """False if the reference needs more memory than a GPU has. Smaller cases then check what is timed."""
         return True
@@ -92,14 +97,14 @@ class Cuts(NamedTuple):
     candidates: the cuts to try on a case, by the reasons that stand beside them.
     with_cut: returns the implementation with a cut, which takes the op's arguments.
     interpreted: the types of cuts whose kernel Triton's interpreter can run.
-    prepared: returns the arguments as an engine on a GPU has them: with what it makes of weights when it loads them,
-        and of a step for all of its layers.
+    prepared: returns the arguments of a case as an engine on a GPU has them: with what it makes of weights when it
+        loads them, and of a step for all of its layers.
     """
 
     candidates: Callable[[Any], Sequence[Any]]
     with_cut: Callable[[Any], Callable[..., Any]]
     interpreted: tuple[type, ...] = ()
-    prepared: Callable[[tuple[Any, ...]], tuple[Any, ...]] = tuple
+    prepared: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] = lambda case, given: given
 
 
 def generator(device: torch.device, seed: int) -> torch.Generator | None:

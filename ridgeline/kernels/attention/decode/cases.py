@@ -8,12 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.cases import AttentionCase
+from ridgeline.kernels.attention.paged.cases import CACHES, LLAMA, AttentionCase
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.small.rotary.cost import write_kv_cost
 from ridgeline.kernels.small.rotary.op import Projected
+
+REDUCED = 80  # rows, for which kernels are compiled as for more
+MOST_TOKENS = 1 << 21  # of a cache that is made, masked and copied in a GPU's memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class DecodeCase(OpCase):
     alibi: bool = False
     v_norm: bool = False
     values_are_keys: bool = False
+    cache: torch.dtype | None = None
 
     @property
     def attention(self) -> AttentionCase:
@@ -55,6 +59,7 @@ class DecodeCase(OpCase):
             sinks=self.sinks,
             softcap=self.softcap,
             alibi=self.alibi,
+            cache=self.cache,
         )
 
     def inputs(
@@ -76,7 +81,9 @@ class DecodeCase(OpCase):
             p = torch.arange(max(0, position + 1 - (self.window or position + 1)), position)
             seen[batch.block_table_SC[slot].cpu()[p // self.block_size].long(), p % self.block_size] = True
             places.append(int(batch.block_table_SC[slot, position // self.block_size]) * self.block_size)
-        units = torch.stack((k_cache, v_cache), 1).masked_fill(~seen.to(device)[:, None, None, :, None], unseen)
+        kind = dtype if self.cache is None else torch.uint8  # in which 0 is the level 0 of all
+        units = torch.stack((k_cache.view(kind), v_cache.view(kind)), 1)
+        units = units.masked_fill_(~seen.to(device)[:, None, None, :, None], unseen).view(k_cache.dtype)
         table = None
         if self.rotary_dim is not None:
             angles = torch.rand(max(self.lengths), self.rotary_dim // 2, generator=generator) * 6.3
@@ -96,18 +103,26 @@ class DecodeCase(OpCase):
             self.num_heads,
             self.num_kv_heads,
             self.v_norm,
+            None if self.cache is None else self.attention.scales(device),
         )
         return projected, replace(batch, kv_len_R=batch.kv_len_R.int())
 
     def options(self, dtype: torch.dtype, device: torch.device) -> dict:
         """Return the op's keyword arguments."""
-        return self.attention.options(dtype, device)
+        return replace(self.attention, cache=None).options(dtype, device)
+
+    @property
+    def form(self) -> str:
+        return self.attention.form
+
+    def reduced(self) -> DecodeCase:
+        return replace(self, lengths=tuple(kv for _, kv in self.attention.reduced().rows)[:REDUCED])
 
     @property
     def label(self) -> str:
         window = f" window {self.window}" if self.window else ""
         shape = f"heads {self.num_heads}/{self.num_kv_heads}x{self.head_dim}{window}" + (" norm" if self.norm else "")
-        return f"{rows_label(self.lengths)} {shape}"
+        return f"{rows_label(self.lengths)} {shape} {self.form}".rstrip()
 
     @property
     def slack(self) -> int:
@@ -117,7 +132,7 @@ class DecodeCase(OpCase):
         """Return the cost of reading the projection, of keeping keys and values, and of the attention. Angles and
         weights are left out."""
         rows, heads, dim = len(self.lengths), self.num_kv_heads, self.head_dim
-        kept = write_kv_cost(rows, heads, dim, itemsize=itemsize, kv_itemsize=itemsize)
+        kept = write_kv_cost(rows, heads, dim, itemsize=itemsize, kv_itemsize=self.attention.kv_itemsize(itemsize))
         read = self.attention.cost(itemsize)
         return Cost(kept.bytes + read.bytes, read.flops)
 
@@ -161,4 +176,15 @@ REAL = [
     )
 ]
 
-OP_CASES = {"decode_attention": Cases(CASES, REAL)}
+SWEPT = [
+    *(
+        DecodeCase(lengths=(length,) * rows, rotary_dim=128, cache=cache, **LLAMA)
+        for cache in CACHES
+        for length in (1088, 8192, 32_768)
+        for rows in (1, 8, 64, 256)
+        if rows * length <= MOST_TOKENS
+    ),
+    *(DecodeCase(lengths=(700, 90, 1), rotary_dim=128, cache=cache, **LLAMA) for cache in CACHES[1:]),
+]
+
+OP_CASES = {"decode_attention": Cases(CASES, REAL, SWEPT)}

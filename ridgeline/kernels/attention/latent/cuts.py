@@ -36,7 +36,7 @@ def with_cut(cut: Cut) -> Callable[..., Any]:
     return partial(latent_attention, cut=cut)
 
 
-def scheduled(given: tuple[Any, ...]) -> tuple[Any, ...]:
+def scheduled(case: LatentCase, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments with the schedule, which the layers of a step share."""
     *tensors, batch = given
     return *tensors, replace(batch, schedule=schedule_of(tensors[0], tensors[2], batch))

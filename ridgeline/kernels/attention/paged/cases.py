@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,10 +13,13 @@ from ridgeline.kernels.attention.paged.cost import attention_cost
 from ridgeline.kernels.attention.paged.op import RaggedBatch
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
 from ridgeline.kernels.base.cost import Cost
+from ridgeline.kernels.base.kv_cache import KVScales
 
 MOST_SCORES = 1 << 31  # 8 GB in float32
 SHORT = 1024  # tokens, of whole tiles and blocks
 Rows = tuple[tuple[int, int], ...]
+FORMS = {None: "", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
+LEVEL, LARGEST = 32, 120  # of an 8-bit cache: the number that stands for one, and the largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,8 @@ class AttentionCase(OpCase):
     """A case for tests and benchmarks.
 
     rows: (new tokens, tokens in the cache after them) of each row.
+    cache: the dtype of a cache of 8 bits, with random numbers and scales; None: that of the activations.
+    captured: the host does not know the rows, as in a captured graph.
     """
 
     epsilons: ClassVar[int] = 8  # two products and the output; the weights sum to one, so the length does not matter
@@ -37,6 +42,8 @@ class AttentionCase(OpCase):
     sinks: bool = False
     softcap: float | None = None
     alibi: bool = False
+    cache: torch.dtype | None = None
+    captured: bool = False
 
     def options(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
         """Return the keyword arguments of a self."""
@@ -48,32 +55,69 @@ class AttentionCase(OpCase):
         if self.sinks:
             generator = torch.Generator().manual_seed(seed)
             options["sinks_H"] = torch.randn(self.num_heads, generator=generator).to(device, dtype)
+        if self.cache is not None:
+            options["scales"] = self.scales(device)
         return options
+
+    def scales(self, device: torch.device) -> KVScales:
+        """Return random scales, such that numbers are of order one."""
+        shape = (self.num_blocks, self.num_kv_heads, self.block_size, 2)
+        pairs = torch.rand(shape, generator=torch.Generator(device).manual_seed(2), device=device)
+        return KVScales(pairs_NGP2=((0.5 + pairs) / LEVEL).to(torch.bfloat16))
+
+    @property
+    def num_blocks(self) -> int:
+        return 1 + len(self.rows) * max(-(-kv // self.block_size) for _, kv in self.rows)
 
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple:
         """Return random (q_THD, k_cache, v_cache, batch) for a self. Rows have shuffled slots, and blocks are scattered
         over the cache."""
         generator = torch.Generator().manual_seed(seed)
         batch, num_blocks = scattered(self.rows, self.block_size, device, generator)
+        if self.captured:
+            batch = replace(batch, num_tokens_R=None, kv_bound_R=None, tokens_each=0)
+        made = generator if device.type == "cpu" else torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=made, device=device)
+
+        q_THD = normal(sum(new for new, _ in self.rows), self.num_heads, self.head_dim).to(dtype)
         shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
-        tokens = sum(new for new, _ in self.rows)
-        q_THD = torch.randn(tokens, self.num_heads, self.head_dim, generator=generator)
-        k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-        return (*(x.to(device, dtype) for x in (q_THD, k, v)), batch)
+        k, v = (self._cached(normal(*shape), dtype) for _ in "kv")
+        return q_THD, k, v, batch
+
+    def _cached(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.to(dtype) if self.cache is None else x.mul_(LEVEL).clamp_(-LARGEST, LARGEST).to(self.cache)
+
+    @property
+    def form(self) -> str:
+        return FORMS[self.cache]
 
     @property
     def label(self) -> str:
         window = f" window {self.window}" if self.window else ""
-        return f"{rows_label(self.rows)} heads {self.num_heads}/{self.num_kv_heads}x{self.head_dim}{window}"
+        shape = f"heads {self.num_heads}/{self.num_kv_heads}x{self.head_dim}{window}"
+        return f"{rows_label(self.rows)} {shape} {self.form}".rstrip()
 
     @property
     def slack(self) -> int:
         return max(kv for _, kv in self.rows)
 
+    @property
+    def checked(self) -> bool:
+        return reference_fits(self.rows, self.num_heads)
+
+    def reduced(self) -> AttentionCase:
+        return replace(self, rows=shortened(self.rows))
+
+    def kv_itemsize(self, itemsize: float) -> float:
+        """Return the bytes of a cached number, with its share of the scales."""
+        return itemsize if self.cache is None else 1 + 2 / self.head_dim
+
     def cost(self, itemsize: int) -> Cost:
         new_R, kv_R = zip(*self.rows, strict=True)
         return attention_cost(
-            new_R, kv_R, itemsize=itemsize, kv_itemsize=itemsize, num_heads=self.num_heads,
+            new_R, kv_R, itemsize=itemsize, kv_itemsize=self.kv_itemsize(itemsize), num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.window,
         )  # fmt: skip
 
@@ -148,4 +192,12 @@ REAL = [
     for rows, new, cached in ((1, 1, 8192), (8, 1, 8192), (64, 1, 1024), (256, 1, 1088), (1, 2048, 2048))
 ]
 
-OP_CASES = {"paged_attention": Cases(CASES, REAL)}
+CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+LLAMA: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "block_size": 64}
+SWEPT = [
+    *(AttentionCase(rows=((8192, 8192),), cache=cache, **LLAMA) for cache in CACHES),
+    *(AttentionCase(rows=((n, 32_768),), cache=cache, captured=True, **LLAMA) for cache in CACHES for n in (2048, 256)),
+    *(AttentionCase(rows=((300, 700), (1, 90), (60, 60)), cache=cache, **LLAMA) for cache in CACHES[1:]),
+]
+
+OP_CASES = {"paged_attention": Cases(CASES, REAL, SWEPT)}

@@ -82,7 +82,7 @@ def with_cut(function: Callable[..., Any], cut: Try) -> Callable[..., Any]:
     return partial(function, cut=cut)
 
 
-def as_held(given: tuple[Any, ...]) -> tuple[Any, ...]:
+def as_held(case: CodedCase, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments with the weight in the order that an engine holds it in."""
     x, weight, *rest = given
     return x, prepared(weight, (x if isinstance(x, Tensor) else x.x_TI).dtype), *rest

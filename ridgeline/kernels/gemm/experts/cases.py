@@ -105,9 +105,13 @@ class ExpertsCase:
         return itemsize if self.format is None else 1
 
     @property
+    def in_bytes(self) -> bool:
+        return isinstance(self.format, Fp8Format) and self.format.activations is not None
+
+    @property
     def rounding(self) -> int:
         """The part of `slack` for activations that may be rounded, as `Fp8Case` says."""
-        return ROUNDING if isinstance(self.format, Fp8Format) and self.format.activations is not None else 0
+        return ROUNDING if self.in_bytes else 0
 
     @property
     def reached(self) -> float:

@@ -99,7 +99,7 @@ def with_cut(name: str, cut: Any) -> Callable[..., Any]:
     return partial(getattr(hopper if isinstance(cut, Stream | HopperTiles) else triton, name), plan=cut)
 
 
-def prepared(given: tuple[Any, ...]) -> tuple[Any, ...]:
+def prepared(case: GateUpCase | DownCase, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments with matrices in the order that an engine holds them in."""
     x, weight, *rest = given
     return x, _arranged(weight, x.dtype, 2 if isinstance(rest[-1], str) else 1), *rest

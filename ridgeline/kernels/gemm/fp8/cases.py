@@ -55,6 +55,10 @@ class Fp8Case(ProductCase):
         return given
 
     @property
+    def in_bytes(self) -> bool:
+        return self.format.activations is not None
+
+    @property
     def form(self) -> str:
         if self.format.activations is None or self.fed:
             return "fed" if self.fed else ""

@@ -49,6 +49,10 @@ class W8A8Case(Int8Case):
         return Levels(level_OI, scale_O, ROUNDED)
 
     @property
+    def in_bytes(self) -> bool:
+        return True
+
+    @property
     def form(self) -> str:
         return "int8"
 
