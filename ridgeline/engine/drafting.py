@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 
 from ridgeline.core.plan.step import Feature, RowKind, StepResult
-from ridgeline.engine.draft import InFlight
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.sequence import Sequence
 
 KEPT = 0.98  # of a step's weight is left after another one

@@ -25,8 +25,8 @@ import numpy as np
 
 from ridgeline.core.plan.step import Feature, RowKind, StepResult
 from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
-from ridgeline.engine.draft import InFlight
 from ridgeline.engine.drafting import BURSTS, HOPE, LONG, LONGEST, SHORT
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.sequence import Sequence
 
 WINDOW = 256  # trials of a place that its share of right drafts is taken of, more or less

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.core.plan.request import PromptLogprobs, TokenLogprobs
 from ridgeline.core.plan.step import Feature, StepLogprobs, StepResult
-from ridgeline.engine.draft import InFlight
+from ridgeline.engine.plan_builder import InFlight
 
 Entries = tuple[TokenLogprobs | None, PromptLogprobs | None]
 NO_ENTRIES: Entries = (None, None)

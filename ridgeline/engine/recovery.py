@@ -8,7 +8,7 @@ and run alone, one per plan, until each has given a token or failed again, which
 from __future__ import annotations
 
 from ridgeline.engine.cache.prefix import Hash
-from ridgeline.engine.draft import InFlight
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.sequence import Sequence, Status
 
 

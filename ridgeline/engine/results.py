@@ -13,8 +13,8 @@ import numpy as np
 from ridgeline.core.plan.request import Preemption, StepEvents, TokenEvent
 from ridgeline.core.plan.step import Feature, Finish, RowKind, Rows, StepResult
 from ridgeline.engine import masks
-from ridgeline.engine.draft import InFlight
 from ridgeline.engine.logprobs import NO_ENTRIES, row_entries
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.running import Running
 from ridgeline.engine.sequence import NO_SLOT, Sequence, Status
 

@@ -16,10 +16,10 @@ from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import tenant_number
-from ridgeline.engine.draft import NOBODY, InFlight, Standing
 from ridgeline.engine.drafting import Drafting
 from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.engine.forecast import Forecast
+from ridgeline.engine.plan_builder import NOBODY, InFlight, Standing
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.pressure import Pressure
 from ridgeline.engine.sequence import Sequence, Status

@@ -29,11 +29,11 @@ from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.state import WINDOW_CHUNK
 from ridgeline.engine import masks
-from ridgeline.engine.draft import Draft, InFlight
 from ridgeline.engine.figures import Figures
 from ridgeline.engine.itl import ItlBound
 from ridgeline.engine.masked_drafts import drafted
 from ridgeline.engine.pace import Pace
+from ridgeline.engine.plan_builder import InFlight, PlanBuilder
 from ridgeline.engine.policy import POLICIES, Policy
 from ridgeline.engine.recovery import Recovery
 from ridgeline.engine.results import Results
@@ -146,23 +146,23 @@ class Scheduler:
             return None
         if self.in_flight and not self.in_flight[-1].masks_given:
             return None  # what the next plan needs is not sampled before the masks are there
-        draft = Draft(self._pace.tokens)
+        builder = PlanBuilder(self._pace.tokens)
         if self._recovery.suspects:
-            self._run_a_suspect(draft)
+            self._run_a_suspect(builder)
         else:
             if self._policy.preempts:
                 self._make_way_by_rank()
             self._grow_running()
-            draft.standing = self.running.standing_rows()
-            draft.budget -= int(draft.standing.rows.num_tokens_R.sum())
+            builder.standing = self.running.standing_rows()
+            builder.budget -= int(builder.standing.rows.num_tokens_R.sum())
             if self.running.paced:
-                self._advance_paced(draft)
+                self._advance_paced(builder)
             if self.running.prefilling or self._waiting.heap:
-                self._advance_prompts(draft)
-            self._advance_decoding(draft)
-        if not draft.others and not draft.standing.seqs:
+                self._advance_prompts(builder)
+            self._advance_decoding(builder)
+        if not builder.others and not builder.standing.seqs:
             return self._unblock()
-        return self._submit(draft)
+        return self._submit(builder)
 
     def _make_way_by_rank(self) -> None:
         """Preempt requests that the first waiting one outranks, the last in order first, until it can start.
@@ -249,55 +249,59 @@ class Scheduler:
             seq.make_private()
         self._preempt(seq, Preemption.BLOCKS)
 
-    def _advance_decoding(self, draft: Draft) -> None:
+    def _advance_decoding(self, builder: PlanBuilder) -> None:
         if self.running.drafting is not None:
-            draft.standing = self.running.beside(draft.standing, others=bool(draft.others), chunks=bool(draft.chunks))
-        seqs, rows, columns_R, last_kv_len_R = draft.standing
+            builder.standing = self.running.beside(
+                builder.standing, others=bool(builder.others), chunks=bool(builder.chunks)
+            )
+        seqs, rows, columns_R, last_kv_len_R = builder.standing
         kv_len_R = self.slots.kv_len[columns_R] + rows.num_logits_R
         self.slots.kv_len[columns_R] = kv_len_R
         for i in (kv_len_R >= last_kv_len_R).nonzero()[0].tolist():
             self.running.end_decoding(seqs[i])  # its last token is on the way, if every row emits what it may
 
-    def _advance_paced(self, draft: Draft) -> None:
+    def _advance_paced(self, builder: PlanBuilder) -> None:
         for seq in self.running.due(self._retired):
             self.slots.kv_len[seq.slot] += 1
-            draft.add(seq, 1, 1, None)
+            builder.add(seq, 1, 1, None)
             seq.last_plan = self._plan_id + 1
             if self.slots.kv_len[seq.slot] >= self.slots.last_kv_len[seq.slot]:
                 del self.running.paced[seq]
 
-    def _advance_prompts(self, draft: Draft) -> None:
+    def _advance_prompts(self, builder: PlanBuilder) -> None:
         """Continue prompts under way and admit waiting requests, all in one order, as far as the budget goes.
 
         No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """
         under_way = deque(sorted(self.running.prefilling, key=lambda s: s.order))
         waiting, cut = self._waiting.head(), self._itl.target is not None
-        decodes = cut and any(not seq.request.background for seq in draft.seqs)  # a client waits for a token
-        while draft.budget > 0 and (under_way or waiting is not None):
+        decodes = cut and any(not seq.request.background for seq in builder.seqs)  # a client waits for a token
+        while builder.budget > 0 and (under_way or waiting is not None):
             starts = waiting is not None and not (under_way and under_way[0].order < waiting.order)
             seq = waiting if starts and waiting is not None else under_way[0]
             if cut and (decodes or (seq.request.background and not seq.request.whole)):
                 cut = False
-                self._bound(draft, seq)
+                self._bound(builder, seq)
             elif starts:
-                waits = draft.chunks and not seq.has_waited and self._waits(draft, seq)
+                waits = builder.chunks and not seq.has_waited and self._waits(builder, seq)
                 admitted = not waits and self._admit(seq)
-                if admitted and not self._add_chunk(draft, seq):
+                if admitted and not self._add_chunk(builder, seq):
                     return
                 waiting = self._waiting.head() if admitted else None
-            elif not self._add_chunk(draft, under_way.popleft()):
+            elif not self._add_chunk(builder, under_way.popleft()):
                 return
 
-    def _bound(self, draft: Draft, seq: Sequence) -> None:
+    def _bound(self, builder: PlanBuilder, seq: Sequence) -> None:
         """Take from the budget what would make the step too long for others.
 
         The others are requests that decode. A background prompt is cut for later arrivals as well, and nothing is cut
         for requests that decode in the background, because no client waits for their tokens.
         """
         start = int(self.slots.kv_len[seq.slot]) if seq.slot != NO_SLOT else 0
-        spent = sum(end - start for _, start, end in draft.chunks)
-        draft.budget = self._itl.prompt_tokens(self.slots.kv_len[draft.columns], start, draft.budget + spent) - spent
+        spent = sum(end - start for _, start, end in builder.chunks)
+        builder.budget = (
+            self._itl.prompt_tokens(self.slots.kv_len[builder.columns], start, builder.budget + spent) - spent
+        )
 
     def _admit(self, seq: Sequence) -> bool:
         """Start a waiting request beside those that run. False if there is no room for it."""
@@ -315,14 +319,14 @@ class Scheduler:
         self._policy.begin(seq)
         return True
 
-    def _waits(self, draft: Draft, seq: Sequence) -> bool:
+    def _waits(self, builder: PlanBuilder, seq: Sequence) -> bool:
         """Return True if a request should skip this plan, once, because the next one finds more of its beginning
         in the cache."""
-        found = [self.cache.comes_with(member, draft.chunks) for member in seq.members]
+        found = [self.cache.comes_with(member, builder.chunks) for member in seq.members]
         seq.has_waited = any(found)
         return seq.has_waited
 
-    def _run_a_suspect(self, draft: Draft) -> None:
+    def _run_a_suspect(self, builder: PlanBuilder) -> None:
         if self.in_flight:
             return
         seq = min(self._recovery.suspects, key=lambda s: s.order)
@@ -330,7 +334,7 @@ class Scheduler:
         if seq.slot == NO_SLOT and not (room and self.running.start(seq, reserve_blocks=0)):
             self._preempt_all(Preemption.RECOVERY)
             self.running.start(seq, reserve_blocks=0)
-        if not self._add_chunk(draft, seq):
+        if not self._add_chunk(builder, seq):
             self._preempt_all(Preemption.RECOVERY)
             seq.make_private()
 
@@ -343,15 +347,15 @@ class Scheduler:
 
     # ---- pieces of a plan -------------------------------------------------------------------------------------
 
-    def _add_chunk(self, draft: Draft, seq: Sequence) -> bool:
+    def _add_chunk(self, builder: PlanBuilder, seq: Sequence) -> bool:
         """Rows for as much of the request's known tokens as the budget allows; False when it, or blocks, are short."""
         sure = WINDOW_CHUNK - self.running.ahead
-        smaller = [sure] if self.cache.tables.windowed and draft.budget > sure else []
-        for most in (draft.budget, *smaller):  # admission made room for no more beside a window
+        smaller = [sure] if self.cache.tables.windowed and builder.budget > sure else []
+        for most in (builder.budget, *smaller):  # admission made room for no more beside a window
             chunks = self._chunks(seq.members, most)
             if chunks and all(self._extend(member, count, known=True) for member, count in chunks):
                 for member, count in chunks:
-                    self._add_row(draft, member, count)
+                    self._add_row(builder, member, count)
                 return True
         return False
 
@@ -372,7 +376,7 @@ class Scheduler:
                 chunks.append((member, count))
         return chunks
 
-    def _add_row(self, draft: Draft, seq: Sequence, num_tokens: int) -> None:
+    def _add_row(self, builder: PlanBuilder, seq: Sequence, num_tokens: int) -> None:
         """The sequence's next known tokens, for which it has room."""
         columns, slot = self.slots, seq.slot
         start = int(columns.kv_len[slot])
@@ -380,11 +384,11 @@ class Scheduler:
         columns.kv_len[slot] = end
         complete = end == len(seq.tokens)
         inserted = parts_between(seq.inserted, start, end) if seq.inserted else ()
-        draft.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32), inserted)
+        builder.add(seq, end - start, int(complete), np.array(seq.tokens[start:end], np.int32), inserted)
         if seq.source:
-            draft.copying.append(seq)
-        draft.published += self.cache.publish_chunk(seq, start, end)
-        draft.chunks.append((seq, start, end))
+            builder.copying.append(seq)
+        builder.published += self.cache.publish_chunk(seq, start, end)
+        builder.chunks.append((seq, start, end))
         if complete:
             self.running.prefilling.pop(seq.leader, None)
             if end < columns.last_kv_len[slot]:
@@ -393,20 +397,20 @@ class Scheduler:
     def _extend(self, seq: Sequence, num_tokens: int, *, known: bool) -> bool:
         return self.running.extend(seq, num_tokens, len(self.in_flight), self._plan_id, known=known)
 
-    def _keep_states(self, draft: Draft) -> None:
+    def _keep_states(self, builder: PlanBuilder) -> None:
         """Choose where prompts leave states behind, now that no sequence can join the plan any more."""
-        for seq, start, end in draft.chunks:
+        for seq, start, end in builder.chunks:
             mark, changes, published = self.cache.keep_state(seq, start, end, reserve=self.running.num_seqs)
             if mark:
-                draft.marks[seq] = mark
+                builder.marks[seq] = mark
             self.running.deltas += changes
-            draft.published += published
+            builder.published += published
 
-    def _submit(self, draft: Draft) -> StepPlan:
+    def _submit(self, builder: PlanBuilder) -> StepPlan:
         self._plan_id += 1
-        if draft.chunks:
-            self._keep_states(draft)
-        seqs, rows, spans = draft.assemble()
+        if builder.chunks:
+            self._keep_states(builder)
+        seqs, rows, spans = builder.assemble()
         kv_bound_R = self.slots.kv_len[rows.slots_R]
         if self.config.draft_depth is not None:
             kv_bound_R = kv_bound_R + np.where(rows.kinds_R == RowKind.VERIFY, rows.num_tokens_R - rows.num_logits_R, 0)
@@ -416,14 +420,14 @@ class Scheduler:
             kv_bound_R=kv_bound_R,
             spans=spans,
             deltas=tuple(self.running.deltas),
-            copies=self.cache.copies(draft.copying, self._plan_id) if draft.copying else (),
+            copies=self.cache.copies(builder.copying, self._plan_id) if builder.copying else (),
             reset=self._recovery.reset,
             expected=self.running.expected(seqs, rows, self.in_flight) if self.config.debug_checks else None,
             drafts=self.running.drafting is not None and self.running.drafts_pay,
         )
         self.running.deltas.clear()
         self._recovery.reset = False
-        self.in_flight.append(InFlight(plan, seqs, draft.published, self.running.departures))
+        self.in_flight.append(InFlight(plan, seqs, builder.published, self.running.departures))
         if self.running.begun:
             self.on_begin(self.running.begun)
             self.running.begun = []

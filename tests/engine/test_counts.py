@@ -18,7 +18,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.request import Preemption, TokenEvent
 from ridgeline.core.plan.step import Feature, Finish, RowKind, StepLogprobs, StepResult
 from ridgeline.core.settings.config import EngineConfig
-from ridgeline.engine.draft import Draft, Standing
+from ridgeline.engine.plan_builder import PlanBuilder, Standing
 from tests.engine.desk import Desk, make_request
 from tests.engine.layouts import GROUPS, Groups, layout_of
 from tests.engine.profiles import quick_settings
@@ -225,12 +225,12 @@ def test_rows_say_how_many_tokens_each_of_them_brings(standing: tuple[int, int],
     desk = Desk(slots=8)
     desk.add(*(make_request(str(n), PROMPT[n:]) for n in range(standing[0] + len(chunks))))
     desk.submit()
-    seqs, draft = desk.scheduler.in_flight[0].seqs, Draft(64)
+    seqs, builder = desk.scheduler.in_flight[0].seqs, PlanBuilder(64)
     for seq in seqs[: standing[0]]:
         seq.drafts = standing[1] - 1
-    draft.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots, drafts=standing[1] - 1)
+    builder.standing = Standing.of(seqs[: standing[0]], desk.scheduler.slots, drafts=standing[1] - 1)
     for seq, count in zip(seqs[standing[0] :], chunks, strict=True):
-        draft.add(seq, count, 1, np.ones(count, np.int32))
-    _, rows, _ = draft.assemble()
+        builder.add(seq, count, 1, np.ones(count, np.int32))
+    _, rows, _ = builder.assemble()
     assert rows.tokens_each == each
     assert rows.kinds_R.tolist().count(RowKind.CHUNK) == len(chunks)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ridgeline.core.plan.step import StepPlan, StepResult
-from ridgeline.engine.draft import InFlight, Standing
 from ridgeline.engine.drafting import Drafting
+from ridgeline.engine.plan_builder import InFlight, Standing
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 from tests.engine.desk import make_request

@@ -12,9 +12,9 @@ import pytest
 
 from ridgeline.core.plan.step import RowKind, Rows, StepPlan, StepResult
 from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
-from ridgeline.engine.draft import InFlight, Standing
 from ridgeline.engine.drafting import HOPE
 from ridgeline.engine.even_drafts import PRIOR, WINDOW, EvenDrafting, Shares
+from ridgeline.engine.plan_builder import InFlight, Standing
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 from tests.covering import by_pairs

@@ -17,7 +17,7 @@ from ridgeline.core.plan.step import Finish, StepPlan, StepResult
 from ridgeline.core.plan.token_bits import packed
 from ridgeline.core.settings.config import EngineConfig
 from ridgeline.engine.cache.prefix import chain_hash, root_hash
-from ridgeline.engine.draft import InFlight
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence

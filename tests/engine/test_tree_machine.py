@@ -7,7 +7,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from ridgeline.core.plan.request import Preemption
 from ridgeline.core.plan.step import RowKind, StepResult
-from ridgeline.engine.draft import InFlight
+from ridgeline.engine.plan_builder import InFlight
 from ridgeline.engine.sequence import Sequence
 from tests.engine.ideal_worker import IdealWorker, Violation
 from tests.engine.layouts import REVOCABLE

@@ -87,7 +87,7 @@ class Standing(NamedTuple):
 NOBODY = Standing.of([], SlotTable(0), drafts=0)
 
 
-class Draft:
+class PlanBuilder:
     """The standing decode rows (shared, not copied, when nothing else runs) and the rows besides them."""
 
     def __init__(self, budget: int) -> None:
