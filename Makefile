@@ -67,13 +67,10 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# An old protoc on purpose: what it makes runs with this protobuf and grpcio and later ones, of the next major too.
 PROTO := ridgeline/serving/grpc/proto
-proto:
-	$(PYTHON) -m venv build/protoc
-	build/protoc/bin/pip install --disable-pip-version-check -q grpcio-tools==1.72.1 'setuptools<81'
-	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
-	  $(PROTO)/kserve.proto $(PROTO)/ridgeline/v1/inference.proto
+proto: $(VENV)/.installed-test
+	for name in $(PROTO)/kserve $(PROTO)/ridgeline/v1/inference; do \
+	  $(BIN)/python -m grpc_tools.protoc -I. --pyi_out=. --descriptor_set_out=$$name.binpb $$name.proto || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

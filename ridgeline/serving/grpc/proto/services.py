@@ -1,13 +1,30 @@
-"""The two ends of a gRPC service, made of its descriptor: protoc's plugin would write the same out for each method."""
+"""Messages, and the two ends of a gRPC service, made of their descriptors, which protoc's plugins would write out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf import struct_pb2  # noqa: F401  # a .proto file here imports it
+from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import Default
+from google.protobuf.internal import builder
 from google.protobuf.message_factory import GetMessageClass
+
+
+def load(module: str, names: dict[str, Any]) -> FileDescriptor:
+    """Give a module its messages and enums, and return the descriptor of their .proto file.
+
+    module: the path of X_pb2.py, beside which `make proto` wrote X.binpb. names: the module's names.
+    """
+    [file] = FileDescriptorSet.FromString(Path(module.replace("_pb2.py", ".binpb")).read_bytes()).file
+    found = Default().AddSerializedFile(file.SerializeToString())
+    builder.BuildMessageAndEnumDescriptors(found, names)
+    builder.BuildTopDescriptorsAndMessages(found, names["__name__"], names)
+    return found
 
 
 def _kind(method: MethodDescriptor) -> str:
