@@ -10,9 +10,10 @@ import asyncio
 import itertools
 import logging
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -53,7 +54,9 @@ RETURN = 900.0  # seconds that requests wait for another engine, which may take 
 EXPECTED_OUTPUT = 256  # tokens that a request is expected to write, where it may write more
 TYPICAL_WEIGHT = 512.0  # tokens of another API server's request, while this one has none to compare with
 
-_Answer = TypeVar("_Answer")
+NOT_RUNNING = "the engine is not running yet; try again soon."
+
+_Answer = TypeVar("_Answer", Seen, Forgot, Standing)
 
 
 class EngineClient:
@@ -84,9 +87,7 @@ class EngineClient:
         self._others = 0  # other API servers' requests, by the newest figures
         self._numbers = itertools.count(1)
         self._asked: list[asyncio.Future[Stats | None]] = []
-        self._looking: deque[asyncio.Future[list[Life]]] = deque()  # in the order in which they were asked
-        self._forgetting: deque[asyncio.Future[None]] = deque()  # likewise
-        self._ordered: deque[asyncio.Future[Standing]] = deque()  # pauses and resumptions, likewise
+        self._questions = defaultdict[type, deque[asyncio.Future[Any]]](deque)  # by the answer's type, oldest first
         self._up = asyncio.Event()
         self._patience: asyncio.TimerHandle | None = None  # runs while requests wait for an engine
 
@@ -159,7 +160,7 @@ class EngineClient:
         `name` and `index` say what the client calls the request and which of its completions this is.
         """
         if self.facts is None or self._socket is None:
-            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
+            raise Unavailable(NOT_RUNNING, retry_after=RETRY_AFTER)
         message = Submit(
             id=next(self._numbers),
             name=name,
@@ -227,42 +228,42 @@ class EngineClient:
 
         Raise Unavailable if no engine answers in time.
         """
-        if self.facts is None:
-            raise Unavailable(
-                "the engine is not running, and only it knows the requests; try again soon.", retry_after=RETRY_AFTER
-            )
-        future: asyncio.Future[list[Life]] = asyncio.get_running_loop().create_future()
-        self._looking.append(future)
-        self._send_soon(Look(name=name, limit=limit))
-        return await _within(timeout, future)
+        otherwise = "the engine is not running, and only it knows the requests; try again soon."
+        return (await self._answer(Look(name=name, limit=limit), Seen, timeout, otherwise=otherwise)).lives
 
     async def forget(self, timeout: float = FORGETTING) -> None:
         """Let no later request find anything in the prefix cache. Raise Unavailable if no engine answers in time."""
-        if self.facts is None:
-            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._forgetting.append(future)
-        self._send_soon(Forget())
-        await _within(timeout, future)
+        await self._answer(Forget(), Forgot, timeout)
 
     async def order(self, message: Order, timeout: float) -> Standing:
         """Pause the engine, let it sleep, wake it up or let it go on, and return how it stands then. Raise Unavailable
         if it does not answer in time; it may still obey later."""
-        if self.facts is None:
-            raise Unavailable("the engine is not running yet; try again soon.", retry_after=RETRY_AFTER)
-        future: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
-        self._ordered.append(future)
-        self._send_soon(message)
-        try:
-            return await asyncio.wait_for(future, timeout)
-        except TimeoutError:
-            raise Unavailable(
-                f"the engine did not answer within {timeout:g} s, and it will obey as soon as it can; GET /is_paused "
-                "tells.",
-                retry_after=RETRY_AFTER,
-            ) from None
+        late = ", and it will obey as soon as it can; GET /is_paused tells"
+        return await self._answer(message, Standing, timeout, late=late)
 
     # ---- inside -----------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self,
+        message: Look | Forget | Order,
+        kind: type[_Answer],
+        timeout: float,
+        *,
+        otherwise: str = NOT_RUNNING,
+        late: str = "",
+    ) -> _Answer:
+        """Return the engine's answer to a question. Raise Unavailable with `otherwise` if no engine is there, and with
+        `late` if it does not answer in time."""
+        if self.facts is None:
+            raise Unavailable(otherwise, retry_after=RETRY_AFTER)
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._questions[kind].append(answer)
+        self._send_soon(message)
+        try:
+            return await asyncio.wait_for(answer, timeout)
+        except TimeoutError:
+            told = f"the engine did not answer within {timeout:g} s{late}."
+            raise Unavailable(told, retry_after=RETRY_AFTER) from None
 
     async def _greet(self, socket: FaceSocket) -> EngineFacts | None:
         """Greet until the engine answers, and return its facts. Return None if it died at once."""
@@ -327,22 +328,9 @@ class EngineClient:
             case Stats():
                 self.stats = message
                 self._others = max(0, message.running + message.waiting - len(self._tickets))
-                for asked in self._asked:
-                    if not asked.done():
-                        asked.set_result(message)
-                self._asked.clear()
-            case Seen():
-                future = self._looking.popleft()
-                if not future.done():
-                    future.set_result(message.lives)
-            case Forgot():
-                forgotten = self._forgetting.popleft()
-                if not forgotten.done():
-                    forgotten.set_result(None)
-            case Standing():
-                ordered = self._ordered.popleft()
-                if not ordered.done():
-                    ordered.set_result(message)
+                self._tell_figures()
+            case Seen() | Forgot() | Standing():
+                resolve(self._questions[type(message)].popleft(), message)
             case Refused():
                 if (ticket := self._drop(message.id)) is not None:
                     ticket.fail(_refusal(message))
@@ -394,17 +382,17 @@ class EngineClient:
         self._others = 0
         if died:
             self._part()
-        for asked in self._asked:
-            if not asked.done():
-                asked.set_result(self.stats)
-        self._asked.clear()
-        open_questions: list[asyncio.Future[Any]] = [*self._looking, *self._forgetting, *self._ordered]
-        for waiting in open_questions:
+        self._tell_figures()
+        for waiting in chain.from_iterable(self._questions.values()):
             if not waiting.done():
                 waiting.set_exception(Unavailable("the engine died.", retry_after=RETRY_AFTER))
-        self._looking.clear()
-        self._forgetting.clear()
-        self._ordered.clear()
+        self._questions.clear()
+
+    def _tell_figures(self) -> None:
+        """Answer those that asked for figures by the newest ones."""
+        for asked in self._asked:
+            resolve(asked, self.stats)
+        self._asked.clear()
 
     def _part(self) -> None:
         """End what the dead engine had begun to answer, and keep the other requests."""
@@ -448,13 +436,6 @@ class EngineClient:
         """
         assert self._socket is not None
         self._socket.send(message).add_done_callback(_log_failure)
-
-
-async def _within(timeout: float, answer: asyncio.Future[_Answer]) -> _Answer:
-    try:
-        return await asyncio.wait_for(answer, timeout)
-    except TimeoutError:
-        raise Unavailable(f"the engine did not answer within {timeout:g} s.", retry_after=RETRY_AFTER) from None
 
 
 def weight_of(request: Request) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -91,6 +92,6 @@ class RequestTicket:
             self.wake()
 
 
-def resolve(future: asyncio.Future[None]) -> None:
+def resolve(future: asyncio.Future[Any], value: object = None) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(value)
