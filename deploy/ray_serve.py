@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -22,18 +21,17 @@ import yaml
 from ray import serve
 from ray.serve import Application
 
-from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT
+from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT, named_model
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
-from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http.middleware import wrap
+from ridgeline.serving.processes.engine_settings import MODULE, EngineSettings, encode, patience_of
 from ridgeline.serving.processes.keeper import ChildProcess, Keeper
-from ridgeline.serving.processes.pulse import Patience
 from ridgeline.serving.processes.runtime import RuntimeDirectory
-from ridgeline.serving.processes.supervisor import encode
-from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_model
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 # max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
 OWN = {"replicas": 1, "max_replicas": 0, "gpus": 1, "cpus": 1, "target": 64}
@@ -45,27 +43,17 @@ class Replica:
     """Lives in one process of Ray's, the engine in another, which dies with it."""
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
-        given, revision = str(config.engine.get("model") or EMBEDDED_MODEL), config.engine.get("revision")
-        folder = resolve_model(given, None if revision is None else str(revision))
-        names = config.served_model_name or (folder.resolve().name if Path(given).is_dir() else given,)
+        given = str(config.engine.get("model") or EMBEDDED_MODEL)
+        model = named_model(given, LLMConfig(**config.engine))  # type: ignore[arg-type]
         self._directory = RuntimeDirectory()
-        socket = str(self._directory.socket(0))
-        settings = encode(
-            {
-                "socket": socket,
-                "options": {**config.engine, "model": str(folder)},
-                "served_name": names[0],
-                "grammar_timeout": config.grammar_timeout,
-                "log_json": config.log_json,
-                "log_level": config.log_level,
-            }
-        )
+        sockets = (str(self._directory.socket(0)),)
+        model = replace(model, names=config.served_model_name or model.names, sockets=sockets)
+        settings = encode(EngineSettings.of(config, model))
         self._engine = Keeper(
-            ChildProcess("engine", "ridgeline.serving.processes.engine_process", lambda life: settings),
-            patience=Patience(step=config.step_timeout),
+            ChildProcess("engine", MODULE, lambda life: settings),
+            patience=patience_of(config),
             on_hung=lambda process, why: self._api.client.give_up(process, why),  # noqa: PLW0108  # made below
         )
-        model = NamedModel(str(folder), names, (socket,))
         self._api = ApiServer.build(config, model, f"ray-{uuid.uuid4().hex[:12]}")
         self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
         up = asyncio.create_task(self._api.client.wait_until_up())

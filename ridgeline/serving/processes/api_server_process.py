@@ -15,7 +15,6 @@ import importlib
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -37,8 +36,7 @@ from ridgeline.serving.processes.lifeline import (
     LAST,
     GivenUp,
     Parent,
-    end_with_parent,
-    read_settings,
+    begin,
     tell_mistake,
     tell_ready,
 )
@@ -245,13 +243,9 @@ def freeze_heap() -> None:
 
 
 def main() -> None:
-    pulse = Pulse.of(sys.argv)
-    pulse.start()
-    settings = msgspec.json.decode(read_settings(), type=ApiServerSettings)
+    settings, pulse, parent = begin(ApiServerSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    parent = end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
         uvloop.run(serve(settings, pulse, parent))
     except RidgelineError as error:

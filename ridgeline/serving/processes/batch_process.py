@@ -13,7 +13,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from ridgeline.serving.batches.runner import Runner
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.http.middleware import with_operators_own
-from ridgeline.serving.processes.lifeline import Parent, end_with_parent, read_settings, tell_mistake, tell_ready
+from ridgeline.serving.processes.lifeline import Parent, begin, tell_mistake, tell_ready
 from ridgeline.serving.processes.logs import set_up_logging
 from ridgeline.serving.processes.pulse import Pulse, turn_with_loop
 
@@ -118,12 +117,8 @@ async def _work(runner: Runner) -> None:
 
 
 def main() -> None:
-    pulse = Pulse.of(sys.argv)
-    pulse.start()
-    settings = msgspec.json.decode(read_settings(), type=BatchSettings)
+    settings, pulse, parent = begin(BatchSettings)
     set_up_logging(as_json=settings.config.log_json, level=settings.config.log_level)
-    parent = end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
         uvloop.run(run(settings, pulse, parent))
     except RidgelineError as error:

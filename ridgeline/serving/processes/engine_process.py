@@ -11,18 +11,14 @@ Here is what comes before torch, which takes seconds to import. The ranks of a d
 from __future__ import annotations
 
 import os
-import signal
-import sys
-
-import msgspec
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.ranks.recruits import Recruits
 from ridgeline.serving.processes.engine_settings import EngineSettings
-from ridgeline.serving.processes.lifeline import end_with_parent, read_settings, tell_mistake
+from ridgeline.serving.processes.lifeline import begin, tell_mistake
 from ridgeline.serving.processes.logs import set_up_logging
-from ridgeline.serving.processes.pulse import Patience, Pulse
+from ridgeline.serving.processes.pulse import Patience
 
 EARLY = 16  # ranks that are started before it is known that there is room for them
 # torch and oneDNN each keep 1024 shapes in their caches of compiled products. An entry takes a quarter of a megabyte,
@@ -31,13 +27,9 @@ KEPT_SHAPES = {"LRU_CACHE_CAPACITY": "512", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "
 
 
 def main() -> None:
-    pulse = Pulse.of(sys.argv)
-    pulse.start()
-    settings = msgspec.json.decode(read_settings(), type=EngineSettings)
+    settings, pulse, _ = begin(EngineSettings)
     set_up_logging(as_json=settings.log_json, level=settings.log_level, process=settings.name)
-    end_with_parent()
     os.environ.update(KEPT_SHAPES | os.environ)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
     try:
         ranks = LLMConfig(**settings.options).ranks
         recruits = Recruits(ranks) if 1 < ranks <= EARLY and settings.turn is None else None

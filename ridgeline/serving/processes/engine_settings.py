@@ -1,10 +1,16 @@
-"""The settings of an engine's process, as the supervisor sends them."""
+"""The settings of an engine's process, as its parent sends them: the supervisor, or whatever else keeps an engine."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
+from ridgeline.serving.processes.pulse import Patience
+
+MODULE = "ridgeline.serving.processes.engine_process"
 
 
 class EngineSettings(msgspec.Struct, kw_only=True):
@@ -26,3 +32,26 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     asleep: bool = False
     log_json: bool = False
     log_level: str = "info"
+
+    @classmethod
+    def of(cls, config: ServeConfig, model: NamedModel, place: int = 0) -> EngineSettings:
+        """Return the settings of an engine of this model. `place` is its place among the replicas."""
+        return cls(
+            socket=model.sockets[place],
+            options={**config.engine, "model": model.folder},
+            served_name=model.names[0],
+            grammar_timeout=config.grammar_timeout,
+            log_json=config.log_json,
+            log_level=config.log_level,
+        )
+
+
+def patience_of(config: ServeConfig) -> Patience:
+    """Return the bounds after which a process of the server is taken to hang."""
+    silence = LLMConfig(**config.engine).hang_timeout  # type: ignore[arg-type]
+    return Patience(silence=silence, step=config.step_timeout)
+
+
+def encode(settings: object) -> bytes:
+    """Return a process's settings, as `lifeline.begin` reads them."""
+    return msgspec.json.encode(settings, enc_hook=str)

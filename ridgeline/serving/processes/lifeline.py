@@ -8,14 +8,18 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
+
+from ridgeline.serving.processes.pulse import Pulse
 
 READY = "ready"  # the line on standard output that says that the process works
 LAST = signal.SIGUSR1  # tells an API server that the server ends at once: it answers the clients that still wait
 MISTAKE = 2  # exit code of a process that was asked for something impossible
 MISTAKEN = "mistake: "  # begins the line on standard output that says what was impossible
+
+_Settings = TypeVar("_Settings")
 
 
 class GivenUp(msgspec.Struct):
@@ -53,6 +57,15 @@ class Parent:
                     if self._hear is not None:  # otherwise there is no request yet
                         self._hear(news)
         os._exit(1)
+
+
+def begin(kind: type[_Settings]) -> tuple[_Settings, Pulse, Parent]:
+    """Begin a process of the server. Return its settings, its pulse and its parent, with which it ends."""
+    pulse = Pulse.of(sys.argv)
+    pulse.start()
+    settings = msgspec.json.decode(read_settings(), type=kind)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to every process, but the supervisor decides
+    return settings, pulse, end_with_parent()
 
 
 def end_with_parent() -> Parent:

@@ -20,21 +20,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ridgeline.core.cores import of_helper
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.store import Store
 from ridgeline.serving.generation_defaults import GenerationDefaults
 from ridgeline.serving.keys import tell_of_orders
+from ridgeline.serving.processes.engine_settings import MODULE, EngineSettings, encode, patience_of
 from ridgeline.serving.processes.keeper import ChildProcess, GaveUp, Keeper
 from ridgeline.serving.processes.lifeline import LAST, GivenUp
 from ridgeline.serving.processes.placement import environments
-from ridgeline.serving.processes.pulse import Patience
 from ridgeline.serving.processes.runtime import RuntimeDirectory, allow_descriptors
 
 logger = logging.getLogger(__name__)
@@ -63,8 +62,7 @@ class Supervisor:
         self.names = tuple(name for model in models for name in model.names)
         self.quiet = False  # True: nothing is said on standard output
         self._clients: tuple[Keeper, ...] = ()  # of the processes that send requests to engines
-        silence = LLMConfig(**config.engine).hang_timeout  # type: ignore[arg-type]
-        self._patience = Patience(silence=silence, step=config.step_timeout)
+        self._patience = patience_of(config)
         allow_descriptors()
         self._defaults = [
             GenerationDefaults.of(config.generation_config, Path(model.folder), config.override_generation_config)
@@ -178,31 +176,23 @@ class Supervisor:
         self, model: NamedModel, turns: Sequence[str], *, asleep: bool, after: Sequence[Keeper]
     ) -> list[Keeper]:
         config, replicas = self._config, len(model.sockets)
-        settings = {
-            "options": {**config.engine, "model": model.folder},
-            "served_name": model.names[0],
-            "grammar_timeout": config.grammar_timeout,
-            "log_json": config.log_json,
-            "log_level": config.log_level,
-        }
         engines: list[Keeper] = []
         name = f"engine of {model.names[0]}" if turns else "engine"
         names = [name] if replicas == 1 else [f"{name} {index}" for index in range(replicas)]
 
         def settings_of(index: int) -> Callable[[int], bytes]:
-            own: dict[str, Any] = {"socket": model.sockets[index]}
-            own |= {"name": names[index]} if replicas > 1 or turns else {}
-            own |= {"turn": turns[index]} if turns else {}
-            return lambda life: encode({**settings, **own, "life": life, "asleep": asleep and life == 1})
+            own = EngineSettings.of(config, model, index)
+            own.name = names[index] if replicas > 1 or turns else ""
+            own.turn = turns[index] if turns else None
+            return lambda life: encode(structs.replace(own, life=life, asleep=asleep and life == 1))
 
         def needless(index: int) -> Callable[[], bool]:
             """Other models are worth more than an end of the whole server."""
             return lambda: bool(turns) or any(engine.works for engine in engines if engine is not engines[index])
 
-        module = "ridgeline.serving.processes.engine_process"
         for index, environment in enumerate(self._environments):
             before = after[index] if after else None
-            child = ChildProcess(names[index], module, settings_of(index), environment=environment)
+            child = ChildProcess(names[index], MODULE, settings_of(index), environment=environment)
             engines.append(Keeper(child, needless(index), before, self._patience, self._tell_hung))
         return engines
 
@@ -364,7 +354,3 @@ def _bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
 
 def _complaint(host: str, port: int, error: OSError) -> InvalidConfig:
     return InvalidConfig(f"cannot listen on port {port} of {host!r} ({error.strerror}); choose another host or port.")
-
-
-def encode(settings: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(settings, enc_hook=str)
