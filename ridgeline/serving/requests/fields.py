@@ -1,5 +1,5 @@
 """The fields of OpenAI's, Anthropic's and vLLM's bodies that no body of ours has: refused where they would change the
-answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md is written from them.
+answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md tells of them.
 
 An unknown field is refused, because most are misspelled: `temprature` alone would leave the temperature at its
 default without a word. OpenAI refuses it too. vLLM ignores it, and says so at the log's level debug alone;
@@ -9,7 +9,7 @@ default without a word. OpenAI refuses it too. vLLM ignores it, and says so at t
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -82,104 +82,6 @@ RENAMED = {
     "do_sample": "temperature",
 }
 
-SAMPLED = """frequency_penalty logit_bias logprobs max_tokens model n presence_penalty seed stop stream stream_options
-temperature top_p user"""
-VLLMS = """allowed_token_ids bad_words cache_salt ec_transfer_params ignore_eos include_stop_str_in_output
-kv_transfer_params length_penalty logprob_token_ids min_p min_tokens mm_payload priority prompt_logprobs
-repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_token_ids
-return_token_offsets return_tokens_as_token_ids return_weight_versions routed_experts_prompt_start session_id
-skip_special_tokens spaces_between_special_tokens stop_token_ids stream_interval structured_outputs
-thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking
-add_special_tokens echo"""
-OPENAIS_RESPONSES = """access_programs background background_options context_management conversation image include
-input instructions max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id
-prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store
-stream stream_options temperature text tool_choice tools top_logprobs top_p truncation user"""
-VLLMS_RESPONSES = """background cache_salt chat_template_kwargs ec_transfer_params enable_response_messages
-frequency_penalty ignore_eos include include_reasoning include_stop_str_in_output input instructions kv_transfer_params
-logit_bias max_output_tokens max_tool_calls media_io_kwargs metadata min_p mm_payload mm_processor_kwargs model
-parallel_tool_calls presence_penalty previous_input_messages previous_response previous_response_id priority prompt
-prompt_cache_key prompt_cache_options prompt_cache_retention reasoning repetition_penalty request_id return_mm_kwargs
-safety_identifier seed service_tier session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids
-store stream structured_outputs temperature text tool_choice tools top_k top_logprobs top_p truncation user vllm_xargs
-watermarking"""
-MESSAGES = """billing_policy cache_control compaction container context_management diagnostics fallback_credit_token
-fallbacks inference_geo max_tokens mcp_servers messages metadata model output_config output_format service_tier speed
-stop_sequences stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id workspace_id"""
-VLLMS_MESSAGES = """cache_salt chat_template_kwargs ec_transfer_params kv_transfer_params max_tokens messages metadata
-mm_payload model output_config return_mm_kwargs stop_sequences stream system temperature thinking tool_choice tools
-top_k top_p vllm_xargs watermarking"""
-COUNTED_MESSAGES = """billing_policy cache_control compaction context_management mcp_servers messages model
-output_config speed system thinking tool_choice tools user_profile_id workspace_id"""
-VLLMS_COUNTED_MESSAGES = "chat_template_kwargs messages model output_config system thinking tool_choice tools"
-COUNTED_RESPONSES = """conversation input instructions model parallel_tool_calls personality previous_response_id
-reasoning text tool_choice tools truncation"""
-CONVERSATION = """add_generation_prompt chat_template chat_template_kwargs continue_final_message media_io_kwargs
-messages mm_processor_kwargs add_special_tokens"""
-POOLED = """cache_salt mm_processor_kwargs model padding priority request_id truncate_prompt_tokens truncation_side
-use_activation user"""
-EMBEDDED = f"{POOLED} {CONVERSATION} dimensions embed_dtype encoding_format endianness input"
-COMPARED = f"{POOLED} chat_template_kwargs documents instruction max_tokens_per_doc max_tokens_per_query"
-# All fields of these APIs: OpenAI's as of openai-python 2 and 3, Anthropic's as of its versions 2023-06-01 and
-# 2026-10-21 with betas, vLLM's as of 0.26 to 0.33 with older names of its own.
-APIS: dict[str, dict[str, frozenset[str]]] = {
-    "completions": {
-        "OpenAI": frozenset(f"{SAMPLED} prompt best_of echo suffix".split()),
-        "vLLM": frozenset(
-            f"{SAMPLED} {VLLMS} prompt suffix prompt_embeds guided_json guided_regex guided_choice "
-            "guided_grammar guided_whitespace_pattern guided_decoding_backend logits_processors".split()
-        ),
-    },
-    "chat": {
-        "OpenAI": frozenset(
-            f"""{SAMPLED} audio function_call functions max_completion_tokens messages metadata modalities moderation
-            parallel_tool_calls prediction prompt_cache_key prompt_cache_options prompt_cache_retention reasoning_effort
-            response_format safety_identifier service_tier store tool_choice tools top_logprobs verbosity
-            web_search_options""".split()
-        ),
-        "vLLM": frozenset(
-            f"""{SAMPLED} {VLLMS} messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort
-            include_reasoning parallel_tool_calls add_generation_prompt continue_final_message documents chat_template
-            chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text guided_json guided_regex
-            guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend
-            logits_processors""".split()
-        ),
-    },
-    "responses": {
-        "OpenAI": frozenset(OPENAIS_RESPONSES.split()),
-        "vLLM": frozenset(VLLMS_RESPONSES.split()),
-    },
-    "messages": {
-        "Anthropic": frozenset(MESSAGES.split()),
-        "vLLM": frozenset(VLLMS_MESSAGES.split()),
-    },
-    "input_tokens": {"OpenAI": frozenset(COUNTED_RESPONSES.split())},
-    "count_tokens": {
-        "Anthropic": frozenset(COUNTED_MESSAGES.split()),
-        "vLLM": frozenset(VLLMS_COUNTED_MESSAGES.split()),
-    },
-    "batches": {
-        "OpenAI": frozenset(["completion_window", "endpoint", "input_file_id", "metadata", "output_expires_after"]),
-    },
-    "files": {"OpenAI": frozenset(["expires_after", "file", "purpose"])},
-    "embeddings": {
-        "OpenAI": frozenset(["dimensions", "encoding_format", "input", "model", "user"]),
-        "vLLM": frozenset(EMBEDDED.split()),
-    },
-    "pooling": {"vLLM": frozenset(f"{EMBEDDED} task".split())},
-    "classify": {"vLLM": frozenset(f"{POOLED} {CONVERSATION} input".split())},
-    "score": {"vLLM": frozenset(f"{COMPARED} data_1 data_2 items queries text_1 text_2".split())},
-    "rerank": {
-        "Cohere": frozenset(["documents", "max_tokens_per_doc", "model", "priority", "query", "top_n"]),
-        "Jina": frozenset(["documents", "model", "query", "return_documents", "top_n"]),
-        "vLLM": frozenset(f"{COMPARED} query top_n".split()),
-    },
-    "tokenize": {"vLLM": frozenset(f"{CONVERSATION} model prompt return_token_strs tools".split())},
-    "detokenize": {"vLLM": frozenset({"model", "tokens"})},
-    "infer": {"KServe": frozenset(["id", "inputs", "outputs", "parameters"])},
-    "generate": {"Triton": frozenset(["id", "parameters", "text_input"])},
-}
-
 
 def examine(model: type[BaseModel], data: Mapping[str, Any], *, lenient: bool = False) -> list[str]:
     """Return the fields of a body that are ignored, as dotted paths, sorted. Raise BadRequest for one that is refused,
@@ -249,17 +151,3 @@ def refused_by(model: type[BaseModel]) -> Mapping[str, Refusal]:
 def known_names(model: type[BaseModel]) -> frozenset[str]:
     """Return the names of a body's own fields."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
-
-
-def state(models: Sequence[type[BaseModel]], name: str) -> tuple[str, str]:
-    """Return the state of a field in the bodies of a route (implemented, refused, harmless), and a remark."""
-    if any(name in known_names(model) for model in models):
-        return "implemented", ""
-    for model in models:
-        refused, harmless = {**REFUSED, **refused_by(model)}, getattr(model, "harmless", ())
-        if name in refused:
-            idle = [repr(value) for value in refused[name].idle]
-            return "refused", refused[name].sentence + (f" Taken: {', '.join(idle)}." if idle else "")
-        if isinstance(harmless, Mapping) and name in harmless:
-            return "harmless", harmless[name]
-    return "harmless", HARMLESS[name]

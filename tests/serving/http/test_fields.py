@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from ridgeline.serving.http import exchange
-from ridgeline.serving.requests.fields import APIS, HARMLESS, REFUSED, refused_by, state
+from ridgeline.serving.requests.fields import HARMLESS, REFUSED, refused_by
 from ridgeline.text.infill import infill, marks
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.scripts.api_fields import BODIES, PAGE, page
+from ridgeline_bench.scripts.api_fields import APIS, BODIES, PAGE, page, state
 from tests.serving.clients.asked import needing
 from tests.serving.conftest import MODEL, Server, StartServer
 

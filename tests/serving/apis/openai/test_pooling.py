@@ -18,8 +18,7 @@ import pytest
 from ridgeline import LLM
 from ridgeline.serving.http import answers
 from ridgeline.serving.requests import pooling
-from ridgeline.serving.requests.fields import APIS, state
-from ridgeline_bench.scripts.api_fields import BODIES, TITLES
+from ridgeline_bench.scripts.api_fields import APIS, BODIES, TITLES, state
 from tests import pooled_models
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 from tests.serving.http.test_schemathesis import CHECKS, SCHEMATHESIS
