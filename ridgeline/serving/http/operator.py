@@ -7,13 +7,14 @@ last hour too when it has just been opened. All of these routes are behind keys 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+import dataclasses
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
+from msgspec.structs import asdict
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, Unavailable
@@ -31,6 +32,10 @@ PAGE = "page.html"
 SCRIPT, STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 ASSETS = {"page.js": SCRIPT, "uplot.js": SCRIPT, "page.css": STYLE, "uplot.css": STYLE}
 SHOWN_REQUESTS = 12
+SHOWN_FIGURES = (
+    *("at", "started", "running", "waiting", "pages_used", "num_pages", "step_seconds", "limit_seconds", "counters"),
+    "finished",
+)
 SAME = 0.01  # seconds that the starts of one engine may differ by: the past has them in ms
 HOLE = 3 * past.PERIOD  # seconds without figures at a page, from which on it gets the past ones
 SECRET = ("api_key", "admin_key", "ssl_keyfile_password")
@@ -112,7 +117,7 @@ async def page_of_metrics(api: ApiServer) -> bytes:
 
 def info(api: ApiServer) -> dict[str, Any]:
     """Return the settings without what is secret, and the facts that the engine told."""
-    config = {name: value for name, value in asdict(api.config).items() if name not in SECRET}
+    config = {name: value for name, value in dataclasses.asdict(api.config).items() if name not in SECRET}
     facts = api.client.known
     told = (
         None if facts is None else {name: getattr(facts, name) for name in facts.__struct_fields__ if name != "pooling"}
@@ -161,9 +166,7 @@ async def figures(api: ApiServer, started: float, since: float) -> dict[str, Any
         "up": client.facts is not None,
         "healthy": api.healthy,
         "draining": api.service.admission.draining,
-        "device": facts.device if facts else None,
-        "dtype": facts.dtype if facts else None,
-        "block_size": facts.block_size if facts else None,
+        **{name: getattr(facts, name, None) for name in ("device", "dtype", "block_size")},
         "requests": requests,
         "past": await _past(api, since, stats),
         "figures": _of_engines(stats, started, since) if stats is not None else None,
@@ -184,37 +187,17 @@ async def _past(api: ApiServer, since: float, stats: Stats | None) -> msgspec.Ra
 
 def _of_engines(stats: Stats, started: float, since: float) -> dict[str, Any]:
     after = since if abs(started - stats.started) < SAME else 0.0
-    return {
-        "at": stats.at,
-        "started": stats.started,
-        "running": stats.running,
-        "waiting": stats.waiting,
-        "pages_used": stats.pages_used,
-        "num_pages": stats.num_pages,
-        "step_seconds": stats.step_seconds,
-        "limit_seconds": stats.limit_seconds,
-        "counters": stats.counters,
-        "finished": stats.finished,
-        "bounds": {name: BOUNDS[name] for name in past.HISTOGRAMS},
-        "histograms": {name: stats.histograms[name].counts for name in past.HISTOGRAMS},
-        "steps": [
-            [step.at, step.seconds, step.limit, step.decode_rows, step.prefill_rows, step.tokens]
-            for step in stats.recent
-            if step.at > after
-        ],
-        "gpus": [
-            {
-                "index": gpu.index,
-                "utilization": gpu.utilization,
-                "memory_used": gpu.memory_used,
-                "memory_total": gpu.memory_total,
-                "power": gpu.power,
-                "temperature": gpu.temperature,
-            }
-            for gpu in stats.gpus
-        ],
-        "experts": None if stats.experts is None else shown(stats.experts),
-    }
+    told: dict[str, Any] = {name: getattr(stats, name) for name in SHOWN_FIGURES}
+    told["bounds"] = {name: BOUNDS[name] for name in past.HISTOGRAMS}
+    told["histograms"] = {name: stats.histograms[name].counts for name in past.HISTOGRAMS}
+    told["steps"] = [
+        [step.at, step.seconds, step.limit, step.decode_rows, step.prefill_rows, step.tokens]
+        for step in stats.recent
+        if step.at > after
+    ]
+    told["gpus"] = [{name: value for name, value in asdict(gpu).items() if name != "name"} for gpu in stats.gpus]
+    told["experts"] = None if stats.experts is None else shown(stats.experts)
+    return told
 
 
 def _limit(text: str) -> int:

@@ -19,7 +19,7 @@ from ridgeline.core.plan.request import Preemption
 from ridgeline.kernels.base.cost import Headroom
 from ridgeline.serving.observed.expert_figures import load_of, metric_lines
 from ridgeline.serving.observed.histograms import BOUNDS
-from ridgeline.transport.messages import Distribution, EngineFacts, Gpu, Stats, StepFigures
+from ridgeline.transport.messages import Distribution, EngineFacts, Stats, StepFigures
 from ridgeline.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,9 +59,9 @@ COUNTERS = {
     "prefix_cache_hits": "Prompt tokens found there.",
 }
 DRAFTS = {
-    "drafts": "Rows of steps that verified drafts.",
-    "draft_tokens": "Drafts that were verified.",
-    "accepted_tokens": "Drafts of them that were right.",
+    "drafts": ("vllm:spec_decode_num_drafts", "Rows of steps that verified drafts."),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Drafts that were verified."),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Drafts of them that were right."),
 }
 HITS = "prefix_cache_hits"
 VLLM_COUNTERS = {"preemptions": "num_preemptions"}  # where the name differs
@@ -96,20 +96,25 @@ class Snapshot:
         """The values of the labels ENGINE."""
         return [self.model, str(self.engine)]
 
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """The engine's counts by name, of which there may be none."""
+        return self.stats.counters if self.stats is not None else {}
+
 
 EXPERT_CACHE = {  # of `ExpertCacheFigures`; once for each step and layer
-    "needed": ("expert_cache_queries", "Experts that steps needed, where experts lie in the host's memory."),
-    "found": ("expert_cache_hits", "Those of them that were on the device, or on their way, by then."),
-    "foreseeable": ("expert_predictions", "Needed experts of layers whose experts were predicted."),
-    "foreseen": ("expert_predictions_right", "Those of them that were predicted by the layer before."),
-    "copied": ("expert_cache_copied_bytes", "Bytes of experts that were copied to the device."),
+    "needed": ("ridgeline:expert_cache_queries", "Experts that steps needed, where experts lie in the host's memory."),
+    "found": ("ridgeline:expert_cache_hits", "Those of them that were on the device, or on their way, by then."),
+    "foreseeable": ("ridgeline:expert_predictions", "Needed experts of layers whose experts were predicted."),
+    "foreseen": ("ridgeline:expert_predictions_right", "Those of them that were predicted by the layer before."),
+    "copied": ("ridgeline:expert_cache_copied_bytes", "Bytes of experts that were copied to the device."),
 }
 
 
 REBALANCED = {  # of `Rebalanced`
-    "looks": ("expert_rebalancing_looks", "Looks at the load of the ranks that divide the experts."),
-    "moves": ("expert_moves", "Places on ranks at which another expert of a layer came to lie."),
-    "copied": ("expert_moved_bytes", "Bytes of experts that ranks sent each other for that."),
+    "looks": ("ridgeline:expert_rebalancing_looks", "Looks at the load of the ranks that divide the experts."),
+    "moves": ("ridgeline:expert_moves", "Places on ranks at which another expert of a layer came to lie."),
+    "copied": ("ridgeline:expert_moved_bytes", "Bytes of experts that ranks sent each other for that."),
 }
 BUSIEST = {  # likewise
     "before": "Tokens of the busiest rank ÷ their mean by the newest look, as experts lay; 1 is best.",
@@ -118,9 +123,9 @@ BUSIEST = {  # likewise
 
 
 CHECKPOINTS = {  # of `engine.cache.checkpoints.Counts`
-    "made": ("state_checkpoints_made", "States of constant size that were kept in the prefix cache."),
-    "evicted": ("state_checkpoints_evicted", "Those of them that were given up."),
-    "used": ("state_checkpoints_used", "Times a request began at one of them."),
+    "made": ("ridgeline:state_checkpoints_made", "States of constant size that were kept in the prefix cache."),
+    "evicted": ("ridgeline:state_checkpoints_evicted", "Those of them that were given up."),
+    "used": ("ridgeline:state_checkpoints_used", "Times a request began at one of them."),
 }
 
 
@@ -278,12 +283,10 @@ def _sources(snapshot: Snapshot) -> Iterable[Metric]:
 
 def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
     """Yield the metrics of an engine that verifies drafts."""
-    counters = snapshot.stats.counters if snapshot.stats is not None else {}
+    counters = snapshot.counters
     if "drafts: drafts" not in counters:
         return
-    for name, text in DRAFTS.items():
-        count = counters[f"drafts: {name}"]
-        yield _counter(f"vllm:spec_decode_num_{name}", text, ENGINE, [(snapshot.labels, count)])
+    yield from _counted(snapshot, "drafts", DRAFTS)
     text = "Drafts that were right, by their place behind the last token."
     found = ((name.partition("accepted_tokens_per_pos: "), count) for name, count in counters.items())
     places = [([*snapshot.labels, place], count) for (_, there, place), count in found if there]
@@ -295,12 +298,10 @@ def _drafts(snapshot: Snapshot) -> Iterable[Metric]:
 
 def _states(snapshot: Snapshot) -> Iterable[Metric]:
     """Yield the metrics of a model with states of constant size."""
-    counters = snapshot.stats.counters if snapshot.stats is not None else {}
+    counters = snapshot.counters
     if "checkpoints: made" not in counters:
         return
-    for name, (metric, text) in CHECKPOINTS.items():
-        count = counters[f"checkpoints: {name}"]
-        yield _counter(f"ridgeline:{metric}", text, ENGINE, [(snapshot.labels, count)])
+    yield from _counted(snapshot, "checkpoints", CHECKPOINTS)
     kept = [(snapshot.labels, counters["checkpoints: kept"])]
     yield _gauge("ridgeline:state_checkpoints", "States that the prefix cache keeps now.", ENGINE, kept)
     text = "Prompt tokens after which a cache group could have gone on by itself; the least of them are the hits."
@@ -313,9 +314,7 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
     """Yield the metrics of a mixture of experts. The tokens of each expert come from `metric_lines`."""
     if snapshot.stats is None or snapshot.stats.experts is None:
         return
-    for name, (metric, text) in EXPERT_CACHE.items():
-        if (count := snapshot.stats.counters.get(f"expert_cache: {name}")) is not None:
-            yield _counter(f"ridgeline:{metric}", text, ENGINE, [(snapshot.labels, count)])
+    yield from _counted(snapshot, "expert_cache", EXPERT_CACHE)
     load = load_of(snapshot.stats.experts)
     layers = [[*snapshot.labels, str(layer)] for layer in load.layers]
     busiest, reached = zip(layers, load.imbalance, strict=True), zip(layers, load.reached, strict=True)
@@ -330,15 +329,10 @@ def _experts(snapshot: Snapshot) -> Iterable[Metric]:
 
 def _rebalanced(snapshot: Snapshot) -> Iterable[Metric]:
     """Yield the metrics of ranks between which experts move (`enable_eplb`)."""
-    counters = snapshot.stats.counters if snapshot.stats is not None else {}
-    if "rebalanced: looks" not in counters:
-        return
-    for name, (metric, text) in REBALANCED.items():
-        count = counters[f"rebalanced: {name}"]
-        yield _counter(f"ridgeline:{metric}", text, ENGINE, [(snapshot.labels, count)])
+    yield from _counted(snapshot, "rebalanced", REBALANCED)
     for name, text in BUSIEST.items():
-        value = counters[f"rebalanced: {name}"]
-        yield _gauge(f"ridgeline:expert_busiest_rank_{name}", text, ENGINE, [(snapshot.labels, value)])
+        if (value := snapshot.counters.get(f"rebalanced: {name}")) is not None:
+            yield _gauge(f"ridgeline:expert_busiest_rank_{name}", text, ENGINE, [(snapshot.labels, value)])
 
 
 def _ranks(snapshot: Snapshot) -> Iterable[Metric]:
@@ -403,12 +397,15 @@ def _device(snapshot: Snapshot) -> Iterable[Metric]:
         ("power_watts", "Power drawn.", lambda gpu: gpu.power),
         ("temperature_celsius", "Temperature.", lambda gpu: gpu.temperature),
     ):
-        told = [(_gpu_labels(gpu), value) for gpu in gpus if (value := read(gpu)) is not None]
+        told = [((str(gpu.index), gpu.name), value) for gpu in gpus if (value := read(gpu)) is not None]
         yield _gauge(f"ridgeline:gpu_{name}", text, ("gpu", "name"), told)
 
 
-def _gpu_labels(gpu: Gpu) -> list[str]:
-    return [str(gpu.index), gpu.name]
+def _counted(snapshot: Snapshot, group: str, table: Mapping[str, tuple[str, str]]) -> Iterable[Metric]:
+    """Yield the counters of a group, as far as the engine has them."""
+    for name, (metric, text) in table.items():
+        if (count := snapshot.counters.get(f"{group}: {name}")) is not None:
+            yield _counter(metric, text, ENGINE, [(snapshot.labels, count)])
 
 
 Values = Iterable[tuple[Sequence[str], float]]  # by the values of a metric's labels
