@@ -36,6 +36,10 @@ class TooLong(BadRequest):
     code = "context_length_exceeded"
 
 
+class Unauthenticated(RequestFailed):
+    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
+
+
 class ModelNotFound(BadRequest):
     status, code = 404, "model_not_found"
 

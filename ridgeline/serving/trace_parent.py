@@ -1,14 +1,22 @@
-"""The trace that a request is part of, by its client's headers (W3C Trace Context), on the way to its run."""
+"""The name of a request, and the trace that it is part of (W3C Trace Context), by its client's headers."""
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Iterable
 from contextvars import ContextVar
 
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # may stand in a log and in a header
 HEADERS = ("traceparent", "tracestate")
 LONGEST = 8192  # characters; a longer header is nonsense
 
 _current: ContextVar[dict[str, str]] = ContextVar("trace_parent")
+
+
+def name_of(given: str | None) -> str:
+    """Return the request's name: the one that its client gave, if that is harmless, or a new one."""
+    return given if given and SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
 
 
 def take(headers: Iterable[tuple[str, str | bytes]]) -> None:

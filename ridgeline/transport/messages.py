@@ -64,6 +64,13 @@ class Hello(Message, frozen=True, tag="hello"):
     name: str
 
 
+# Fields that `Submit` and `core.plan.request.Request` both have as they are.
+AS_THEY_ARE = (
+    *("params", "seed", "max_total_tokens", "cache_salt", "priority", "arrival", "task", "whole", "second_text"),
+    *("thinking", "embeds"),
+)
+
+
 class Submit(Message, frozen=True, tag="submit"):
     """One completion to run, with fields as in `core.plan.request.Request`.
 

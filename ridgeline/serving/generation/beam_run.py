@@ -9,7 +9,8 @@ from dataclasses import replace
 from types import TracebackType
 
 from ridgeline.serving.errors import EngineFailed, TimedOut
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run, Service
+from ridgeline.serving.generation.pieces import Piece
+from ridgeline.serving.generation.service import GenerationRequest, Run, Service
 from ridgeline.text.beams import Beam, BeamSearch
 from ridgeline.text.outputs import RequestOutput
 
@@ -60,7 +61,7 @@ class BeamRun(Run):
             output.cumulative_logprob, output.score = sequence.cumulative_logprob, sequence.score
             output.finish_reason = sequence.finish_reason
             self.drawn_tokens += len(output.token_ids)
-            yield Piece(output.text, output.token_ids, output)
+            yield Piece(output.text, output.token_ids, output, ended=True)
         self.result.outputs[:] = self.drawn[: len(found.outputs)]
 
     @property
@@ -75,7 +76,7 @@ class BeamRun(Run):
             if timeout <= 0:
                 raise TimedOut(f"the request took longer than {self.asked.timeout:g} s and was ended.")
         ids = [*self.asked.prompt_token_ids, *beam.tokens]
-        asked = replace(self.asked, prompt_token_ids=ids, params=self._step, beams=None, timeout=timeout)
+        asked = replace(self.asked, prompt_token_ids=ids, params=self._step, beams=None, reader=None, timeout=timeout)
         run = Run(self._service, asked, self._seed)
         async with run:
             await run.finish()

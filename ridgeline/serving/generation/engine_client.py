@@ -23,6 +23,7 @@ from ridgeline.serving import owner
 from ridgeline.serving.errors import BadRequest, EngineFailed, GrammarsBusy, RequestFailed, SlowReader, Unavailable
 from ridgeline.serving.generation.ticket import RequestTicket, resolve
 from ridgeline.transport.messages import (
+    AS_THEY_ARE,
     Ask,
     Begun,
     Cancel,
@@ -166,21 +167,11 @@ class EngineClient:
             name=name,
             index=index,
             prompt_token_ids=list(request.prompt_token_ids),
-            params=request.params,
-            seed=request.seed,
-            max_total_tokens=request.max_total_tokens,
             stop_ids=list(request.stop_ids),
             eos_ids=list(request.eos_ids),
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            arrival=request.arrival,
             grammar=grammar,
             owner=owner.current(),
-            task=request.task,
-            whole=request.whole,
-            second_text=request.second_text,
-            thinking=request.thinking,
-            embeds=request.embeds,
+            **{field: getattr(request, field) for field in AS_THEY_ARE},
         )
         ticket = RequestTicket(message, self._buffer, weight_of(request))
         self._take_in(ticket)

@@ -1,7 +1,7 @@
 """The part of a request's life that REST and gRPC share: from a validated request to pieces of text.
 
     async with service.run(asked) as run:
-        async for piece in run:
+        async for piece in run.pieces():
             ...
     run.result  # everything, once the loop has ended
 
@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from ridgeline.core.plan.embeds import Embeds
 from ridgeline.core.plan.request import BACKGROUND, MASK_FAILED, SamplingParams, Thinking, TokenEvent
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.errors import Aborted, BadRequest, EngineFailed, RequestFailed, TimedOut, Unavailable
 from ridgeline.serving.generation.admission import Admission, embedded_bytes
+from ridgeline.serving.generation.pieces import Piece, Usage, held, split
 from ridgeline.serving.generation.replicas import Replicas
 from ridgeline.serving.generation.ticket import RequestTicket
+from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
+from ridgeline.text.parsers.events import Content
+from ridgeline.text.parsers.reader import AnswerReader
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
@@ -36,6 +42,9 @@ from ridgeline.transport.messages import Ended, EngineFacts, Event, Grammar
 # TOKENS_STARTED tokens of its prompt are another.
 START_INLINE = 32
 TOKENS_STARTED = 4096
+INLINE_CHARS = 16 << 10  # text that is read within the event loop, which takes a few hundredths of a second at most
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +53,8 @@ class GenerationRequest:
 
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
-    tokens are skipped, because its reader needs them. `thinking` and `embeds` are as in `core.plan.request.Request`.
+    tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, where content,
+    reasoning and calls are told apart. `thinking` and `embeds` are as in `core.plan.request.Request`.
     """
 
     id: str
@@ -58,19 +68,13 @@ class GenerationRequest:
     timeout: float = 0.0
     queue_timeout: float = 0.0
     shown: frozenset[int] = frozenset()
+    reader: Callable[[], AnswerReader] | None = None
     thinking: Thinking | None = None
     embeds: Embeds | None = None
 
-
-@dataclass(frozen=True)
-class Piece:
-    """The part of one completion that is new. `output` is the whole completion so far. `lengths` are those of the texts
-    that each of its tokens brought."""
-
-    text: str
-    token_ids: list[int]
-    output: CompletionOutput
-    lengths: Sequence[int] = ()
+    def within(self, *timeouts: float | None) -> GenerationRequest:
+        """Return the same request, bounded by the earliest of its own timeout and these; 0 and None are no bounds."""
+        return replace(self, timeout=min(filter(None, (self.timeout, *timeouts)), default=0.0))
 
 
 class Service:
@@ -145,8 +149,8 @@ class Run:
         self._first_by = now + asked.queue_timeout if asked.queue_timeout > 0 else None
         self._admitted = self._embedded = 0
         self._owner = ""
-        self.drawn_tokens = 0
-        self.reasoning_tokens = 0  # counted by the reader of the text
+        self.drawn_tokens = self.reasoning_tokens = 0
+        self.readers = [asked.reader() for _ in self.drawn] if asked.reader is not None else []
 
     async def __aenter__(self) -> Run:
         """Admit and submit the request. Raise RequestFailed or InvalidRequest if that cannot be."""
@@ -221,6 +225,31 @@ class Run:
                     going.remove((ticket, completion))
         self.result.keep_best(self.asked.params)
 
+    async def pieces(
+        self, interval: int | None = None, *, by_token: bool = False, scored: bool = False
+    ) -> AsyncIterator[Piece]:
+        """Yield the pieces as they come, with what their readers find in them. Raise as the run itself.
+
+        interval: the least tokens of a piece, but for a choice's first and last. by_token: each piece has one token.
+        scored: none comes before the prompt's logprobs.
+        """
+        wait = scored and self.asked.params.prompt_logprobs is not None
+        whole = held(self, interval or 1, lambda: not wait or self.scored) if wait or (interval or 1) > 1 else self
+        async for piece in whole:
+            for each in split(piece) if by_token else (piece,):
+                yield await self._read(self.readers[each.output.index], each) if self.readers else each
+
+    async def _read(self, reader: AnswerReader, piece: Piece) -> Piece:
+        """Return the piece with its events. A long text, such as an argument that has just ended, is read in a
+        thread."""
+        if reader.plain:
+            return piece._replace(events=[Content(piece.text)] if piece.text else ())
+        read = partial(reader.read, piece.text, ended=piece.ended, tokens=piece.lengths)
+        before = reader.reasoning_tokens
+        events = await off_loop(reader.waiting + len(piece.text), INLINE_CHARS, read)
+        self.reasoning_tokens += reader.reasoning_tokens - before
+        return piece._replace(events=events)
+
     async def finish(self) -> RequestOutput:
         """Run the request to its end and return the whole result."""
         async for _ in self:
@@ -245,6 +274,11 @@ class Run:
         """Return about how many entries a piece has, likewise."""
         return len(piece.token_ids) * (1 + (self.asked.params.num_logprobs or 0))
 
+    async def apart(self, size: int, work: Callable[[], T]) -> T:
+        """Do some work on the run, and return its result. It is done in a thread if its size, in entries, is large."""
+        with self.working():
+            return await off_loop(size, INLINE_ENTRIES, work)
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """Say that the server itself is busy with the request: its reader is not to blame for what waits meanwhile."""
@@ -255,6 +289,10 @@ class Run:
         finally:
             for ticket in self._tickets:
                 ticket.busy = False
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self.asked.prompt_token_ids), self.drawn_tokens, self.cached_tokens, self.reasoning_tokens)
 
     @property
     def endings(self) -> list[Ended | None]:
@@ -317,7 +355,8 @@ class Run:
             self._first_by = None
         if completion.abort_at is not None:
             self._service.client.cancel([ticket], completion.abort_at)
-        return Piece("".join(text), new, completion.output, list(map(len, text[: len(new)])))
+        output = completion.output
+        return Piece("".join(text), new, output, list(map(len, text[: len(new)])), output.finished)
 
     def _take_event(self, event: Event, completion: Completion) -> str:
         if event.finish_reason == "error":

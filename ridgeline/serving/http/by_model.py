@@ -11,11 +11,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import ModelNotFound
 from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.exchange import replayed
 from ridgeline.serving.http.paths import is_under, route_path
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES
 from ridgeline.serving.requests.refusals import shortened
@@ -50,7 +51,7 @@ def by_model(apps: Sequence[ASGIApp], models: Sequence[ApiServer]) -> ASGIApp:
             if scope["method"] == "POST":
                 first = await receive()
                 named = await _in_body(first.get("body", b""))
-                name, receive = named or name, _replayed(first, receive)
+                name, receive = named or name, replayed(first, receive)
             app = known.get(name or "", app)
         await app(scope, receive, send)
 
@@ -77,13 +78,3 @@ async def _in_body(body: bytes) -> str | None:
 
     name = await off_loop(len(body), INLINE_BYTES, read)
     return name if isinstance(name, str) else None
-
-
-def _replayed(first: Message, receive: Receive) -> Receive:
-    """Return a `receive` that begins with a message that was taken already."""
-    left = [first]
-
-    async def again() -> Message:
-        return left.pop() if left else await receive()
-
-    return again

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from ridgeline.serving.errors import BadRequest
 from ridgeline.serving.requests.bodies import GenerationBody
@@ -19,13 +18,13 @@ from ridgeline.serving.requests.bounded_json import INLINE_BYTES, decode_body
 from ridgeline.serving.requests.unenforced import unenforced
 from ridgeline.serving.requests.validation import parse, read_names
 from ridgeline.serving.shares import off_loop
+from ridgeline.serving.trace_parent import SANE_ID, name_of
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Result = TypeVar("_Result")
 
 STARTED_AT_ONCE = 16
 STALLED = 60.0  # seconds that one write may wait for a client that reads nothing
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # may stand in a log and in a header
 SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # likewise, a field's name
 MOST_SHOWN = 32  # fields in one header
 MOST_TOLD = 1024  # in the log
@@ -80,7 +79,7 @@ def request_id(request: Request, chosen: str | None = None) -> str:
         raise BadRequest("request_id has 1 to 128 letters, digits and any of ._:-", param="request_id")
     if chosen is not None and not SANE_ID.fullmatch(request.headers.get("x-request-id", "")):
         state["request_id"] = chosen
-    return state.get("request_id") or f"req-{uuid.uuid4().hex}"
+    return state.get("request_id") or name_of(None)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -114,6 +113,16 @@ async def together(works: list[Coroutine[Any, Any, _Result]]) -> list[_Result]:
         for work in works[len(tasks) :]:
             work.close()
     return [task.result() for task in tasks]
+
+
+def replayed(first: Message, receive: Receive) -> Receive:
+    """Return a `receive` that begins with a message that was taken already."""
+    left = [first]
+
+    async def again() -> Message:
+        return left.pop() if left else await receive()
+
+    return again
 
 
 async def _disconnection(receive: Receive) -> None:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http.errors import response_for
+from ridgeline.serving.http.exchange import replayed
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES
 from ridgeline.serving.shares import off_loop
 
@@ -147,7 +148,7 @@ def with_idempotency(app: ASGIApp) -> ASGIApp:
             answer = memory.find(name)
             if answer is None:
                 answer = memory.begin(name, digest)
-                return await _lead(app, scope, _again(first, receive), send, memory, name, answer)
+                return await _lead(app, scope, replayed(first, receive), send, memory, name, answer)
             if answer.digest != digest:
                 failure = KeyReused("this Idempotency-Key came with another body before; take a new one.")
                 return await response_for(failure, scope)(scope, receive, send)
@@ -210,13 +211,3 @@ def _replayed(message: Message) -> Message:
         message["headers"] = list(message["headers"])
         MutableHeaders(scope=message)["idempotent-replayed"] = "true"
     return message
-
-
-def _again(first: Message, receive: Receive) -> Receive:
-    pieces = iter([first])
-
-    async def pull() -> Message:
-        piece = next(pieces, None)
-        return await receive() if piece is None else piece
-
-    return pull

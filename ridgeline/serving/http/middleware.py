@@ -12,7 +12,6 @@ import binascii
 import inspect
 import logging
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -26,10 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unavailable
+from ridgeline.serving.errors import BadRequest, RequestFailed, TimedOut, Unauthenticated, Unavailable
 from ridgeline.serving.generation.admission import Admission
 from ridgeline.serving.http.errors import response_for
-from ridgeline.serving.http.exchange import SANE_ID
+from ridgeline.serving.http.exchange import replayed
 from ridgeline.serving.http.idempotency import with_idempotency
 from ridgeline.serving.http.paths import is_anthropics, is_under, route_path
 from ridgeline.serving.keys import allowed, bearer
@@ -52,10 +51,6 @@ UPLOADS = ("/v1/files",)  # routes that read their body themselves, as it comes
 FORM_BYTES = 64 << 10  # of an upload besides the file
 BODY_TIMEOUT = 60.0  # seconds for a body, and between two of its pieces
 BODY_PACE = 8 << 10  # bytes that earn the body a second more
-
-
-class Unauthenticated(RequestFailed):
-    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
 
 
 class Forbidden(RequestFailed):
@@ -138,9 +133,8 @@ def with_name(app: ASGIApp, *, log: bool) -> ASGIApp:
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
         trace_parent.take(headers.items())
-        name = given if SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        name = trace_parent.name_of(headers.get("x-request-id"))
         state = scope.setdefault("state", {})
         state["request_id"] = name
         status, began = 499, time.monotonic()  # the client has left, unless there is an answer
@@ -242,13 +236,10 @@ def with_whole_body(app: ASGIApp, limit: int, uploads: int = 0) -> ASGIApp:
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-        del body
-
-        async def at_once() -> Message:
-            return whole.pop() if whole else await receive()
-
-        await app(scope, at_once, send)
+        whole: Message = {"type": "http.request", "body": bytes(body), "more_body": False}
+        pieces = replayed(whole, receive)
+        del body, whole
+        await app(scope, pieces, send)
 
     return run
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, cast
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import EngineFailed
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.pieces import Piece, Usage
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.pieces import later
 from ridgeline.serving.observed.breakdown import breakdown, vllm_metrics
@@ -23,32 +23,18 @@ LOWEST = -9999.0  # stands for the logarithm of nothing: JSON has no infinity
 FINGERPRINT = f"ridgeline-{__version__}"
 
 
-@dataclass(frozen=True)
-class Usage:
-    """The tokens of an answer so far."""
-
-    prompt: int
-    completion: int
-    cached: int
-    reasoning: int = 0
-
-    def told(self) -> answers.Usage:
-        return answers.Usage(
-            prompt_tokens=self.prompt,
-            completion_tokens=self.completion,
-            total_tokens=self.prompt + self.completion,
-            prompt_tokens_details=answers.PromptTokensDetails(cached_tokens=self.cached),
-            completion_tokens_details=answers.CompletionTokensDetails(reasoning_tokens=self.reasoning),
-        )
-
-
-def usage_of(runs: Sequence[Run]) -> Usage:
-    return Usage(
-        prompt=sum(len(run.asked.prompt_token_ids) for run in runs),
-        completion=sum(run.drawn_tokens for run in runs),
-        cached=sum(run.cached_tokens for run in runs),
-        reasoning=sum(run.reasoning_tokens for run in runs),
+def told(usage: Usage) -> answers.Usage:
+    return answers.Usage(
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        total_tokens=usage.prompt + usage.completion,
+        prompt_tokens_details=answers.PromptTokensDetails(cached_tokens=usage.cached),
+        completion_tokens_details=answers.CompletionTokensDetails(reasoning_tokens=usage.reasoning),
     )
+
+
+def usage_of(runs: Iterable[Run]) -> Usage:
+    return Usage(*map(sum, zip(*(run.usage for run in runs), strict=True)))
 
 
 class Tally:
@@ -60,20 +46,21 @@ class Tally:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._usage = usage_of(runs)
-        self._cached = {id(run): run.cached_tokens for run in runs}
-        self._reasoning = {id(run): run.reasoning_tokens for run in runs}
+        self._told = {id(run): run.usage for run in runs}
 
     @property
     def usage(self) -> Usage:
         return self._usage
 
     def add(self, run: Run, piece: Piece) -> None:
-        cached, before = run.cached_tokens, self._cached[id(run)]
-        self._cached[id(run)] = cached
-        now = self._usage
-        reasoning = now.reasoning + run.reasoning_tokens - self._reasoning[id(run)]
-        self._reasoning[id(run)] = run.reasoning_tokens
-        self._usage = Usage(now.prompt, now.completion + len(piece.token_ids), now.cached + cached - before, reasoning)
+        now, (_, _, cached, reasoning), so_far = run.usage, self._told[id(run)], self._usage
+        self._told[id(run)] = now
+        self._usage = Usage(
+            so_far.prompt,
+            so_far.completion + len(piece.token_ids),
+            so_far.cached + now.cached - cached,
+            so_far.reasoning + now.reasoning - reasoning,
+        )
 
 
 def entries(runs: Iterable[Run]) -> int:
@@ -124,30 +111,6 @@ def wants_usage(config: ServeConfig, body: GenerationBody) -> tuple[bool, bool]:
     options = body.stream_options
     at_end = options is not None and bool(options.include_usage)
     return at_end, at_end and options is not None and bool(options.continuous_usage_stats)
-
-
-async def _every(pieces: AsyncIterable[Piece], interval: int) -> AsyncIterator[Piece]:
-    held: dict[int, Piece] = {}
-    begun = set[int]()
-    async for piece in pieces:
-        index = piece.output.index
-        if (before := held.pop(index, None)) is not None:
-            piece = Piece(
-                before.text + piece.text,
-                before.token_ids + piece.token_ids,
-                piece.output,
-                [*before.lengths, *piece.lengths],
-            )
-        if index in begun and len(piece.token_ids) < interval and not piece.output.finished:
-            held[index] = piece
-        else:
-            begun.add(index)
-            yield piece
-
-
-def spaced(pieces: AsyncIterable[Piece], interval: int | None) -> AsyncIterable[Piece]:
-    """Return the pieces, of which all but a choice's first and last have at least `interval` tokens."""
-    return pieces if interval is None or interval == 1 else _every(pieces, interval)
 
 
 # ---- logprobs -----------------------------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from typing import Any
 import msgspec
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.api_server import ApiServer
+from ridgeline.serving.batches.call import call
 from ridgeline.serving.errors import Unavailable
 from ridgeline.serving.generation.turns import Turns
 from ridgeline.serving.http.by_model import by_model
@@ -184,13 +185,7 @@ async def make_routes(app: ASGIApp) -> None:
     """Ask an application for a page that it does not have. FastAPI makes the forms of its routes at a first request,
     for which the event loop, and with it every client, would stand still for 0.1 to 0.2 s."""
 
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None: ...
-
-    scope = {"type": "http", "method": "GET", "path": "/none", "raw_path": b"/none", "root_path": "", "scheme": "http"}
-    await app({**scope, "http_version": "1.1", "query_string": b"", "headers": []}, receive, send)
+    await call(app, "/none", b"", "", "")
 
 
 def _uvicorn_config(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:

@@ -33,6 +33,7 @@ from ridgeline.serving.processes.loaded import Loaded
 from ridgeline.serving.processes.pulse import COMPILING, FIRST_STEP, LOADING, Pulse
 from ridgeline.serving.processes.turn import Turn, waits
 from ridgeline.transport.messages import (
+    AS_THEY_ARE,
     Ask,
     Begun,
     Cancel,
@@ -494,22 +495,12 @@ def _request(name: str, submit: Submit, mask: TokenMask | None) -> Request:
     return Request(
         id=name,
         prompt_token_ids=tuple(submit.prompt_token_ids),
-        params=submit.params,
-        seed=submit.seed,
-        max_total_tokens=submit.max_total_tokens,
         stop_ids=frozenset(submit.stop_ids),
         eos_ids=frozenset(submit.eos_ids),
-        cache_salt=submit.cache_salt,
-        priority=submit.priority,
         lookahead=2 if mask is None and submit.thinking is None else 1,
         token_mask=mask,
-        thinking=submit.thinking,
-        embeds=submit.embeds,
-        arrival=submit.arrival,
-        task=submit.task,
-        whole=submit.whole,
-        second_text=submit.second_text,
         owner=submit.owner,
+        **{field: getattr(submit, field) for field in AS_THEY_ARE},
     )
 
 

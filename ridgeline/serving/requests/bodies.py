@@ -46,20 +46,32 @@ LONGEST_NUMBER = 32  # characters of a number that came as text
 WHOLE, REAL = re.compile(r"[+-]?[0-9]+(\.0*)?"), re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 
 
-def _check_prompt(prompt: object) -> object:
-    """Check that the prompt is text, tokens, or a list of either. A union's error would speak of each of its members,
-    so the check is written out."""
-    if prompt is None or isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError("a prompt is text, a list of token ids, or a list of such prompts")
-    if _is_ids(prompt):
-        return prompt
-    if len(prompt) > MOST_PROMPTS:
-        raise ValueError(f"there are {len(prompt)} prompts; at most {MOST_PROMPTS} are taken at once")
-    if not (all(isinstance(each, str) for each in prompt) or all(_is_ids(each) for each in prompt)):
-        raise ValueError("a list of prompts holds texts, or lists of token ids that are whole numbers from 0")
-    return prompt
+def texts_or_ids(
+    name: str, most: int, largest: int | None = None, *, or_none: bool = False
+) -> Callable[[object], object]:
+    """Return a check that a value is text, tokens, or a list of at most so many of either. A union's error would speak
+    of each of its members, so the check is written out.
+
+    name: what one of them is called, such as "a prompt". largest: the largest token id, if it is bounded here. or_none:
+    null is taken, too.
+    """
+    plural = f"{name.partition(' ')[2]}s"
+
+    def ids(value: object) -> bool:
+        return _is_ids(value) and (largest is None or max(value) <= largest)
+
+    def check(value: object) -> object:
+        if isinstance(value, str) or ids(value) or (value is None and or_none):
+            return value
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"{name} is text, a list of token ids, or a list of such {plural}")
+        if len(value) > most:
+            raise ValueError(f"there are {len(value)} {plural}; at most {most} are taken at once")
+        if not (all(isinstance(each, str) for each in value) or all(map(ids, value))):
+            raise ValueError(f"a list of {plural} holds texts, or lists of token ids that are whole numbers from 0")
+        return value
+
+    return check
 
 
 def _is_ids(value: object) -> TypeGuard[list[int]]:
@@ -103,7 +115,9 @@ def _as_real(value: object) -> object:
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_PROMPTS}
 _PROMPTS = [{"type": "string"}, _IDS, _TEXTS, {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MOST_PROMPTS}]
-Prompt = Annotated[Any, BeforeValidator(_check_prompt), WithJsonSchema({"anyOf": _PROMPTS})]
+Prompt = Annotated[
+    Any, BeforeValidator(texts_or_ids("a prompt", MOST_PROMPTS, or_none=True)), WithJsonSchema({"anyOf": _PROMPTS})
+]
 Stop = Annotated[
     str | list[str] | None,
     BeforeValidator(_check_stop),

@@ -14,10 +14,10 @@ from ridgeline.core.specs.pooling import TOKENWISE, PoolingParams, Task
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, TooLong
 from ridgeline.serving.generation.pooling import PoolingAsked, pooling_facts
-from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, Object, TemplateBody
+from ridgeline.serving.requests.bodies import MOST_ID, MOST_NAME, Body, Name, Object, TemplateBody, texts_or_ids
 from ridgeline.serving.requests.context import check_input, check_text
 from ridgeline.serving.requests.fields import Refusal
-from ridgeline.serving.requests.validation import INLINE_CHARS, check_model, encode, render
+from ridgeline.serving.requests.validation import INLINE_CHARS, check_known, check_model, encode, render
 from ridgeline.serving.shares import TEXTS
 from ridgeline.text.pooled import Encoded, check_scores, listed_tokens
 
@@ -27,23 +27,6 @@ MOST_NUMBERS = 1 << 24  # of all vectors in an answer
 AT_ONCE = 1 << 18  # characters that a thread is asked to encode before others have their turn
 
 _T = TypeVar("_T")
-
-
-def _check_input(value: object) -> object:
-    """Check that the input is text, tokens, or a list of either."""
-    if isinstance(value, str) or (isinstance(value, list) and value and _are_ids(value)):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("an input is text, a list of token ids, or a list of such inputs")
-    if len(value) > MOST_INPUTS:
-        raise ValueError(f"there are {len(value)} inputs; at most {MOST_INPUTS} are taken at once")
-    if not all(isinstance(each, str) for each in value) and not all(isinstance(i, list) and _are_ids(i) for i in value):
-        raise ValueError("a list of inputs holds texts, or lists of token ids that are whole numbers from 0")
-    return value
-
-
-def _are_ids(value: list[Any]) -> bool:
-    return bool(value) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MOST_ID
 
 
 def _check_texts(value: object) -> object:
@@ -71,7 +54,11 @@ _LISTS = [
 ]
 _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 _TEXTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TEXT]}, "minItems": 1, "maxItems": MOST_INPUTS}
-Input = Annotated[Any, BeforeValidator(_check_input), WithJsonSchema({"anyOf": [{"type": "string"}, _IDS, *_LISTS]})]
+Input = Annotated[
+    Any,
+    BeforeValidator(texts_or_ids("an input", MOST_INPUTS, MOST_ID)),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _IDS, *_LISTS]}),
+]
 Texts = Annotated[
     Any,
     BeforeValidator(_check_texts_or_null),
@@ -256,7 +243,7 @@ def asked(
     if len(prompts) > most > 0:
         raise BadRequest(f"there are {len(prompts)} inputs, of at most {most} requests at once.", param="input")
     facts = api.service.facts()
-    vocabulary, spec = facts.vocab_size, facts.pooling
+    spec = facts.pooling
     if spec is not None and (params.task or spec.task) in TOKENWISE:
         numbers = sum(len(prompt.ids) for prompt in prompts) * (params.dimensions or spec.width)
         if numbers > MOST_NUMBERS:
@@ -268,10 +255,7 @@ def asked(
     for prompt in prompts:
         if not prompt.ids:
             raise BadRequest("an input is empty; give at least one token.", param="input")
-        if (wrong := max(prompt.ids)) >= vocabulary:
-            raise BadRequest(
-                f"an input has token id {wrong}, outside the vocabulary (0 to {vocabulary - 1}).", param="input"
-            )
+        check_known(api, prompt.ids, "an input", "input")
         check_input(facts.max_model_len, len(prompt.ids))
     return [
         PoolingAsked(

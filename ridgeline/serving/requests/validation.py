@@ -288,6 +288,20 @@ async def encode_all(
     return work() if sum(map(len, texts)) <= INLINE_CHARS else await TEXTS.run(work)
 
 
+async def detokenized(api: ApiServer, ids: list[int], param: str, *, special: bool) -> str:
+    """Return the text of token ids, with special tokens or without. Raise BadRequest for one that does not exist."""
+    check_known(api, ids, "", param)
+    return await TEXTS.run(partial(api.tokenizer.decode, ids, skip_special_tokens=not special))
+
+
+def check_known(api: ApiServer, ids: Sequence[int], what: str, param: str) -> None:
+    """Raise BadRequest for an id outside the vocabulary. `what` it stands in, if that is to be said."""
+    size, wrong = api.service.facts().vocab_size, max(ids, default=0)
+    if wrong >= size:
+        told = f"{what} has token id {wrong}, outside" if what else f"token id {wrong} is outside"
+        raise BadRequest(f"{told} the vocabulary (0 to {size - 1}).", param=param)
+
+
 # ---- what a body says ---------------------------------------------------------------------------------------------
 
 
@@ -422,11 +436,7 @@ def _fitted(
     facts, ids = api.service.facts(), asked.prompt_token_ids
     if not ids:
         raise BadRequest("the prompt is empty; give at least one token.", param=param)
-    wrong = max(ids)
-    if wrong >= facts.vocab_size:
-        raise BadRequest(
-            f"the prompt has token id {wrong}, outside the vocabulary (0 to {facts.vocab_size - 1}).", param=param
-        )
+    check_known(api, ids, "the prompt", param)
     check_prompt(facts.max_model_len, len(ids), wanted, param)
     return replace(
         asked,

@@ -21,17 +21,18 @@ from starlette.responses import Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.anthropic.bodies import NAMES, CountMessagesBody, MessagesBody, chat_of
 from ridgeline.serving.errors import BadRequest
+from ridgeline.serving.generation.pieces import Usage
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.answers import MessageEvent
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
+from ridgeline.serving.http.items import Item, Items
 from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.http.render import shown
 from ridgeline.serving.http.sse import MessageEvents, Write
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES
-from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import later_instructions, named
 from ridgeline.serving.requests.unenforced import unenforced
@@ -44,19 +45,17 @@ VERSIONS = ("2023-06-01", "2026-10-21")  # their answers are alike; the later on
 DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 SIGNATURE = "unsigned"  # clients drop thinking without one; it is not checked here
 
-Block = dict[str, Any]
-
 
 def router(api: ApiServer) -> APIRouter:
     routes = APIRouter(tags=["generation"])
 
-    async def read(request: Request) -> tuple[MessagesBody, ChatBody, GenerationRequest]:
+    async def read(request: Request) -> tuple[MessagesBody, GenerationRequest]:
         _check_version(request)
         body = await read_body(request, MessagesBody)
         name = request_id(request, body.request_id)
         with named(NAMES):
             chat = await _chat(api, body, request)
-            return body, chat, _bounded(api, body, await chat_request(api, chat, name))
+            return body, _bounded(api, body, await chat_request(api, chat, name))
 
     @routes.post(
         "/v1/messages",
@@ -70,8 +69,8 @@ def router(api: ApiServer) -> APIRouter:
         ),
     )
     async def messages(request: Request) -> Response:
-        body, chat, asked = await read(request)
-        answer = Answer(api, body, chat, asked)
+        body, asked = await read(request)
+        answer = Answer(api, body, asked)
         if body.stream:
             return MessageEvents(answer.stream)
         with named(NAMES):
@@ -82,7 +81,7 @@ def router(api: ApiServer) -> APIRouter:
         **described(MessagesBody, "A conversation as a prompt", answers.Rendered, error=answers.AnthropicsErrorAnswer),
     )
     async def render_messages(request: Request) -> Response:
-        body, _, asked = await read(request)
+        body, asked = await read(request)
         return await json_response(len(asked.prompt_token_ids), lambda: shown(api, body, asked))
 
     @routes.post(
@@ -136,10 +135,9 @@ def _bounded(api: ApiServer, body: MessagesBody, asked: GenerationRequest) -> Ge
 class Answer:
     """The answer to one request, whole or streamed."""
 
-    def __init__(self, api: ApiServer, body: MessagesBody, chat: ChatBody, asked: GenerationRequest) -> None:
+    def __init__(self, api: ApiServer, body: MessagesBody, asked: GenerationRequest) -> None:
         self._api, self._body, self._asked = api, body, asked
         self._model = check_model(api, body.model)
-        self._reader = parser_for(api, chat, asked.prompt)
         self._blocks = Blocks()
         self._name = f"msg_{uuid.uuid4().hex}"
 
@@ -148,49 +146,52 @@ class Answer:
             pass
 
         run = await self._run(nowhere)
-        return await json_response(shapes.entries([run]), lambda: self._message(run, **self._reason(run)))
+        return await json_response(shapes.entries([run]), lambda: self._message(run.usage, **self._reason(run)))
 
     async def stream(self, write: Write) -> None:
         run = await self._run(write)
-        await write(MessageEvent(type="message_delta", delta=self._reason(run), usage=_usage(run)))
+        await write(MessageEvent(type="message_delta", delta=self._reason(run), usage=_usage(run.usage)))
         await write(MessageEvent(type="message_stop"))
 
     async def _run(self, write: Write) -> Run:
         """Run the request to its end, and write its events but the last."""
         begun = False
         async with self._api.service.run(self._asked) as run:
-            async for piece in run:
+            async for piece in run.pieces():
                 if not begun:
                     begun = True
-                    await write(MessageEvent(type="message_start", message=self._message(run)))
+                    unread = run.usage._replace(reasoning=0)  # the first piece comes behind it
+                    await write(MessageEvent(type="message_start", message=self._message(unread)))
                     await write(MessageEvent(type="ping"))
-                for event in await read_piece(self._reader, run, piece):
+                for event in piece.events:
                     for told in self._blocks.take(event):
                         await write(told)
         for told in self._blocks.end():
             await write(told)
         return run
 
-    def _message(self, run: Run, stop_reason: Any = None, stop_sequence: str | None = None) -> answers.MessageAnswer:
+    def _message(
+        self, usage: Usage, stop_reason: Any = None, stop_sequence: str | None = None
+    ) -> answers.MessageAnswer:
         return answers.MessageAnswer(
             id=self._name,
             model=self._model,
-            content=list(self._blocks.blocks),
+            content=list(self._blocks.items),
             stop_reason=stop_reason,
             stop_sequence=stop_sequence,
-            usage=_usage(run),
+            usage=_usage(usage),
         )
 
     def _reason(self, run: Run) -> dict[str, Any]:
         output = run.result.outputs[0]
-        return {"stop_reason": self._why(output), "stop_sequence": _stopped_by(output)}
+        return {"stop_reason": self._why(run, output), "stop_sequence": _stopped_by(output)}
 
-    def _why(self, output: CompletionOutput) -> str:
+    def _why(self, run: Run, output: CompletionOutput) -> str:
         """Return the stop reason in Anthropic's words."""
         if shapes.finish_reason(output) == "length":
             whole = len(output.token_ids) >= self._body.max_tokens
             return "max_tokens" if whole else "model_context_window_exceeded"
-        if self._reader.found_calls:
+        if run.readers[0].found_calls:
             return "tool_use"
         return "end_turn" if _stopped_by(output) is None else "stop_sequence"
 
@@ -199,9 +200,8 @@ def _stopped_by(output: CompletionOutput) -> str | None:
     return output.stop_reason if isinstance(output.stop_reason, str) else None
 
 
-def _usage(run: Run) -> answers.MessageUsage:
+def _usage(usage: Usage) -> answers.MessageUsage:
     """Return the counts so far. Tokens that were found in the cache are none of `input_tokens`."""
-    usage = shapes.usage_of([run])
     return answers.MessageUsage(
         input_tokens=usage.prompt - usage.cached,
         cache_read_input_tokens=usage.cached,
@@ -210,33 +210,17 @@ def _usage(run: Run) -> answers.MessageUsage:
     )
 
 
-class Blocks:
-    """The content of one message, and the events that tell of it as it is written."""
+class Blocks(Items[MessageEvent]):
+    """The content of one message."""
 
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self._open: object = None  # of a call its index, else the kind of what is written
-        self._pieces: list[str] = []
+    def _begin(self, event: Event) -> Iterator[MessageEvent]:
+        self.items.append(_begun(event))
+        yield self._told("start", content_block=dict(self.items[-1]))
 
-    def take(self, event: Event) -> Iterator[MessageEvent]:
-        """Yield the events for what the model wrote."""
-        kind = event.index if isinstance(event, CallDelta) else type(event)
-        if kind != self._open:
-            yield from self.end()
-            self._open, block = kind, _begun(event)
-            self.blocks.append(block)
-            yield self._told("start", content_block=dict(block))
-        text = event.arguments if isinstance(event, CallDelta) else event.text
-        if text:
-            self._pieces.append(text)
-            yield self._told("delta", delta=_delta_of(event, text))
+    def _grow(self, event: Event, text: str, logprobs: object) -> MessageEvent:
+        return self._told("delta", delta=_delta_of(event, text))
 
-    def end(self) -> Iterator[MessageEvent]:
-        """Yield the events that end the open block, if there is one."""
-        if self._open is None:
-            return
-        block, text = self.blocks[-1], "".join(self._pieces)
-        self._open, self._pieces = None, []
+    def _end(self, block: Item, text: str, status: str) -> Iterator[MessageEvent]:
         if block["type"] == "tool_use":
             block["input"] = _object(text)
         elif block["type"] == "thinking":
@@ -247,10 +231,10 @@ class Blocks:
         yield self._told("stop")
 
     def _told(self, kind: str, **fields: Any) -> MessageEvent:
-        return MessageEvent(type=f"content_block_{kind}", index=len(self.blocks) - 1, **fields)
+        return MessageEvent(type=f"content_block_{kind}", index=len(self.items) - 1, **fields)
 
 
-def _begun(event: Event) -> Block:
+def _begun(event: Event) -> Item:
     if isinstance(event, CallDelta):
         return {
             "type": "tool_use",
@@ -263,7 +247,7 @@ def _begun(event: Event) -> Block:
     return {"type": "text", "text": "", "citations": None}
 
 
-def _delta_of(event: Event, text: str) -> Block:
+def _delta_of(event: Event, text: str) -> Item:
     if isinstance(event, CallDelta):
         return {"type": "input_json_delta", "partial_json": text}
     if isinstance(event, Reasoning):
@@ -271,7 +255,7 @@ def _delta_of(event: Event, text: str) -> Block:
     return {"type": "text_delta", "text": text}
 
 
-def _object(text: str) -> Block:
+def _object(text: str) -> Item:
     """Return a call's arguments. Of those that were cut off it is what is there, and what is no object has a name."""
     try:
         value = msgspec.json.decode(text or "{}")

@@ -10,7 +10,7 @@ from functools import partial
 from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving.api_server import ApiServer
-from ridgeline.serving.apis.grpc.guard import SANE_ID, rename, request_id_of
+from ridgeline.serving.apis.grpc.guard import rename, request_id_of
 from ridgeline.serving.apis.grpc.messages import (
     chat_fields,
     chat_prompt_fields,
@@ -23,11 +23,20 @@ from ridgeline.serving.apis.grpc.messages import (
 )
 from ridgeline.serving.apis.grpc.running import Running
 from ridgeline.serving.errors import Aborted, BadRequest
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.pieces import Piece
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.requests.bodies import ChatBody, CompletionBody, TokenizeChatBody
-from ridgeline.serving.requests.validation import chat_request, check_model, completion_requests, encode, parse, render
-from ridgeline.serving.shares import INLINE_ENTRIES, TEXTS, off_loop
+from ridgeline.serving.requests.validation import (
+    chat_request,
+    check_model,
+    completion_requests,
+    detokenized,
+    encode,
+    parse,
+    render,
+)
+from ridgeline.serving.trace_parent import SANE_ID
 
 MOST_IDS = 1 << 20  # token ids in one Detokenize
 
@@ -66,13 +75,7 @@ class InferenceService:
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         check_model(self._api, request.model or None)
         check_count(request.token_ids, MOST_IDS, "token_ids")
-        vocab_size = self._api.service.limits().vocab_size
-        ids = list(request.token_ids)
-        if ids and max(ids) >= vocab_size:
-            raise BadRequest(
-                f"token id {max(ids)} is outside the vocabulary (0 to {vocab_size - 1}).", param="token_ids"
-            )
-        text = await TEXTS.run(partial(self._api.tokenizer.decode, ids, skip_special_tokens=False))
+        text = await detokenized(self._api, list(request.token_ids), "token_ids", special=True)
         return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -92,7 +95,8 @@ class InferenceService:
             case None:
                 raise BadRequest("there is no prompt; set text, token_ids or chat.", param="prompt")
             case "chat":
-                return await chat_request(api, parse(ChatBody, chat_fields(request, model)), name)
+                chat = await chat_request(api, parse(ChatBody, chat_fields(request, model)), name)
+                return dataclasses.replace(chat, reader=None)  # its clients read the text as the model wrote it
         fields = completion_fields(request, model, api.service.limits().max_model_len)
         [asked] = await completion_requests(api, parse(CompletionBody, fields), name)
         return dataclasses.replace(asked, id=name)
@@ -103,8 +107,7 @@ def within(asked: GenerationRequest, *, timeout: float | None, context: Context)
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise BadRequest(f"timeout must be a number of seconds above 0, got {timeout}.", param="timeout")
     left: float | None = context.time_remaining()
-    bounds = [asked.timeout or None, timeout, None if left is None else max(left, 0.001)]
-    return dataclasses.replace(asked, timeout=min((bound for bound in bounds if bound is not None), default=0.0))
+    return asked.within(timeout, None if left is None else max(left, 0.001))
 
 
 async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:
@@ -135,13 +138,11 @@ async def _events(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateRe
 
 
 async def _prompt(run: Run) -> pb.PromptLogprobs:
-    with run.working():
-        return await off_loop(run.entries, INLINE_ENTRIES, partial(prompt_message, run))
+    return await run.apart(run.entries, partial(prompt_message, run))
 
 
 async def _piece(run: Run, piece: Piece) -> pb.Piece:
-    with run.working():
-        return await off_loop(run.entries_of(piece), INLINE_ENTRIES, partial(piece_message, piece, run))
+    return await run.apart(run.entries_of(piece), partial(piece_message, piece, run))
 
 
 async def _chosen(run: Run, with_breakdown: bool) -> AsyncIterator[pb.GenerateResponse]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -20,12 +19,11 @@ from grpc.aio import ServicerContext as Context
 
 from ridgeline.serving import owner, trace_parent
 from ridgeline.serving.apis.grpc.bounds import INLINE_BYTES, check_message
-from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut, failure_of
+from ridgeline.serving.errors import BadRequest, RequestFailed, SlowReader, TimedOut, Unauthenticated, failure_of
 from ridgeline.serving.keys import allowed, bearer
 from ridgeline.serving.shares import off_loop
 
 ID = "x-request-id"
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 MOST_DETAIL = 500  # characters: status and metadata travel as headers, whose size clients bound
 STALLED = 60.0  # seconds that a message may wait for a client that reads nothing, or for one that sends nothing
 RETRY_AFTER = 1  # seconds, where trying again makes sense and the failure does not say when
@@ -52,10 +50,6 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
     507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-
-
-class Unauthenticated(RequestFailed):
-    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -129,9 +123,8 @@ async def _send(responses: Any, context: Context) -> None:
 
 @asynccontextmanager
 async def _answering(context: Context) -> AsyncIterator[None]:
-    given = _value(context.invocation_metadata(), ID)
     trace_parent.take(context.invocation_metadata() or ())
-    rename(context, given if given and SANE_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}")
+    rename(context, trace_parent.name_of(_value(context.invocation_metadata(), ID)))
     try:
         yield
     except grpc.aio.AbortError:

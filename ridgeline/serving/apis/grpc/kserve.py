@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
@@ -124,7 +125,7 @@ class KServeService:
                     with inference.response(empty=part.empty):
                         yield response_with(model, request, part, final=part.facts is not None)
 
-    def _answered(
+    async def _answered(
         self,
         model: ServedModel,
         request: pb.ModelInferRequest,
@@ -134,22 +135,15 @@ class KServeService:
         streamed: bool,
     ) -> AsyncGenerator[InferenceAnswer]:
         parameters = parameters_of(request)
-        without_output = kserve.takes_empty_final(parameters)  # one response is never empty
-        asked = InferenceAsked(
-            model=model,
-            value=value_in(model, request),
-            parameters=parameters,
-            request_id=request_id_of(context),
-            streamed=streamed,
-            empty_final=without_output,
+        asked = InferenceAsked.of(
+            model, value_in(model, request), parameters, request_id_of(context), streamed=streamed
         )
-        return kserve.answered(
-            self._api,
-            asked,
-            inference,
-            lambda each, timeout: within(each, timeout=timeout, context=context),
-            lambda run: self._running.known(run, context),
-        )
+        prepared = await kserve.prepared(self._api, asked)
+        prepared = prepared and within(prepared, timeout=None, context=context)
+        known = partial(self._running.known, context=context)
+        async with aclosing(kserve.answered(self._api, asked, prepared, inference, known)) as parts:
+            async for part in parts:
+                yield part
 
 
 def value_in(model: ServedModel, request: pb.ModelInferRequest) -> Value:

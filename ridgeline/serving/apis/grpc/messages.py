@@ -12,7 +12,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ridgeline.core.plan.request import MAX_BAD_WORDS, MAX_STOP_LENGTH
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.generation.service import Piece, Run
+from ridgeline.serving.generation.pieces import Piece
+from ridgeline.serving.generation.service import Run
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.observed.breakdown import breakdown
 from ridgeline.serving.requests.bodies import MOST_TOKENS

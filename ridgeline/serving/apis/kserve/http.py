@@ -3,7 +3,6 @@ the routes generate and generate_stream. gRPC has the same requests (apis/kserve
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, aclosing
 from typing import Annotated, Any
@@ -27,7 +26,6 @@ from ridgeline.serving.apis.kserve.inference import (
     model_of,
 )
 from ridgeline.serving.errors import BadRequest
-from ridgeline.serving.generation.service import GenerationRequest
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import answers as answers_of
 from ridgeline.serving.http.describe import described
@@ -146,17 +144,17 @@ def router(api: ApiServer) -> APIRouter:
         with ExitStack() as stack:
             inference = stack.enter_context(api.inferences.of(found.name))
             value, parameters, name = await _generate_body(request, found)
-            asked = _asked(request, found, value, parameters, streamed=True)
+            asked = InferenceAsked.of(found, value, parameters, request_id(request), streamed=True)
             if not found.generates:
                 raise BadRequest(
                     f"the model {found.name} writes nothing that could be streamed; use infer.", param="model"
                 )
-            prepared = await kserve.prepare(api, asked, _bounded)
+            prepared = await kserve.prepared(api, asked)
             under_way = stack.pop_all()
 
         async def produce(write: Write) -> None:
             with under_way:
-                async with aclosing(kserve.answered(api, asked, inference, _bounded, prepared=prepared)) as parts:
+                async with aclosing(kserve.answered(api, asked, prepared, inference)) as parts:
                     async for part in parts:
                         with inference.response(empty=part.empty):
                             await write(_generated(found, name, part))
@@ -166,10 +164,11 @@ def router(api: ApiServer) -> APIRouter:
     async def _whole(
         request: Request, model: ServedModel, value: Value, parameters: Parameters, inference: Inference
     ) -> InferenceAnswer:
-        asked = _asked(request, model, value, parameters)
+        asked = InferenceAsked.of(model, value, parameters, request_id(request), streamed=False)
 
         async def work() -> InferenceAnswer:
-            [whole] = [part async for part in kserve.answered(api, asked, inference, _bounded)]
+            prepared = await kserve.prepared(api, asked)
+            [whole] = [part async for part in kserve.answered(api, asked, prepared, inference)]
             return whole
 
         return await while_connected(request.receive, work())
@@ -199,26 +198,6 @@ def router(api: ApiServer) -> APIRouter:
 
 
 # ---- what comes -----------------------------------------------------------------------------------------------------
-
-
-def _asked(
-    request: Request, model: ServedModel, value: Value, parameters: Parameters, *, streamed: bool = False
-) -> InferenceAsked:
-    without = kserve.takes_empty_final(parameters)  # one response is never empty
-    return InferenceAsked(
-        model=model,
-        value=value,
-        parameters=parameters,
-        request_id=request_id(request),
-        streamed=streamed,
-        empty_final=without,
-    )
-
-
-def _bounded(asked: GenerationRequest, timeout: float | None) -> GenerationRequest:
-    """Return the same request, bounded by the earlier of two timeouts."""
-    bounds = [bound for bound in (asked.timeout, timeout) if bound]
-    return dataclasses.replace(asked, timeout=min(bounds, default=0.0))
 
 
 def _split(data: bytes, length: str | None) -> tuple[InferBody, bytes]:

@@ -3,7 +3,8 @@ and what they ask for.
 
     model = model_of(api, name, version)
     value = value_of(model, tensors)
-    async for part in answered(api, InferenceAsked(...), inference, bound):
+    asked = InferenceAsked.of(model, value, parameters, ...)
+    async for part in answered(api, asked, await prepared(api, asked), inference):
         ...
 """
 
@@ -13,19 +14,18 @@ import struct
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import BadRequest, ModelNotFound
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.pieces import Piece
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel, TensorSpec
 from ridgeline.serving.requests.bodies import MOST_TOKENS, CompletionBody
 from ridgeline.serving.requests.bounded_json import decode
-from ridgeline.serving.requests.validation import completion_requests, encode, parse
-from ridgeline.serving.shares import TEXTS
+from ridgeline.serving.requests.validation import completion_requests, detokenized, encode, parse
 from ridgeline.text.outputs import CompletionOutput
 
 MOST_RANK = 8  # dimensions of a tensor
@@ -151,6 +151,26 @@ class InferenceAsked:
     streamed: bool = False
     empty_final: bool = False
 
+    @classmethod
+    def of(
+        cls, model: ServedModel, value: Value, parameters: dict[str, Any], request_id: str, *, streamed: bool
+    ) -> InferenceAsked:
+        """Return a request with these parameters, of which Triton's own about a stream's last response is one. Raise
+        BadRequest."""
+        known = dict(parameters)
+        empty_final = known.pop(EMPTY_FINAL, False)
+        if not isinstance(empty_final, bool):
+            message = f"{EMPTY_FINAL} must be true or false, got {str(empty_final)[:80]!r}."
+            raise BadRequest(message, param=EMPTY_FINAL)
+        return cls(
+            model=model,
+            value=value,
+            parameters=known,
+            request_id=request_id,
+            streamed=streamed,
+            empty_final=empty_final,
+        )
+
 
 @dataclass(frozen=True)
 class InferenceAnswer:
@@ -162,50 +182,12 @@ class InferenceAnswer:
     empty: bool = False
 
 
-async def answered(
-    api: ApiServer,
-    asked: InferenceAsked,
-    inference: Inference,
-    bound: Callable[[GenerationRequest, float | None], GenerationRequest],
-    known: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext(),
-    prepared: GenerationRequest | None = None,
-) -> AsyncGenerator[InferenceAnswer]:
-    """Run a request and yield its answer, in parts if it is `streamed` and can be.
-
-    `bound` puts the timeout of its parameters on the request, and `known` surrounds the run. `prepared` is what
-    `prepare` returned, where a response must not begin before the request is checked. Raise RequestFailed or
-    InvalidRequest.
-    """
+async def prepared(api: ApiServer, asked: InferenceAsked) -> GenerationRequest | None:
+    """Return the checked request to the engine, or None for a model that does not generate. Raise RequestFailed or
+    InvalidRequest."""
     model = asked.model
     if not model.generates:
-        inference.computes()
-        yield InferenceAnswer(await _converted(api, asked), {})
-        return
-    run_asked = prepared or await prepare(api, asked, bound)
-    # with best_of the chosen completion comes at once, when all have ended
-    alone = run_asked.params.num_drawn == 1 and run_asked.beams is None
-    parts = asked.streamed and bool(asked.parameters.get("stream", True)) and alone
-    async with api.service.run(run_asked) as run:
-        inference.run = run
-        with known(run):
-            async for piece in run:
-                if parts and (part := _result(model, piece)):
-                    yield InferenceAnswer(part)
-    whole = _result(model, run.result.outputs[0])
-    rest = (None if asked.empty_final else type(whole)()) if parts else whole
-    yield InferenceAnswer(rest, _facts(run), empty=parts)
-
-
-async def prepare(
-    api: ApiServer, asked: InferenceAsked, bound: Callable[[GenerationRequest, float | None], GenerationRequest]
-) -> GenerationRequest:
-    """Return the checked request to a model that generates. Raise RequestFailed or InvalidRequest."""
-    return bound(*await _generation(api, asked))
-
-
-async def _generation(api: ApiServer, asked: InferenceAsked) -> tuple[GenerationRequest, float | None]:
-    """Return the request to a model that generates, and the seconds that it may take by its parameters."""
-    model = asked.model
+        return None
     given = {name: _plain(name, each) for name, each in asked.parameters.items()}
     timeout = timeout_of(given)
     fields = {name: each for name, each in given.items() if name not in NOT_FIELDS}
@@ -217,7 +199,37 @@ async def _generation(api: ApiServer, asked: InferenceAsked) -> tuple[Generation
         )
     fields |= {"model": model.name if model.name in api.names else api.names[0], "prompt": asked.value}
     [request] = await completion_requests(api, parse(CompletionBody, fields), asked.request_id)
-    return request, timeout
+    return request.within(timeout)
+
+
+async def answered(
+    api: ApiServer,
+    asked: InferenceAsked,
+    request: GenerationRequest | None,
+    inference: Inference,
+    known: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext(),
+) -> AsyncGenerator[InferenceAnswer]:
+    """Run a request and yield its answer, in parts if it is `streamed` and can be.
+
+    `request` is what `prepared` returned. `known` surrounds its run. Raise RequestFailed or InvalidRequest.
+    """
+    model = asked.model
+    if request is None:
+        inference.computes()
+        yield InferenceAnswer(await _converted(api, asked), {})
+        return
+    # with best_of the chosen completion comes at once, when all have ended
+    alone = request.params.num_drawn == 1 and request.beams is None
+    parts = asked.streamed and bool(asked.parameters.get("stream", True)) and alone
+    async with api.service.run(request) as run:
+        inference.run = run
+        with known(run):
+            async for piece in run.pieces():
+                if parts and (part := _result(model, piece)):
+                    yield InferenceAnswer(part)
+    whole = _result(model, run.result.outputs[0])
+    rest = (None if asked.empty_final else type(whole)()) if parts else whole
+    yield InferenceAnswer(rest, _facts(run), empty=parts)
 
 
 async def _converted(api: ApiServer, asked: InferenceAsked) -> Value:
@@ -228,10 +240,7 @@ async def _converted(api: ApiServer, asked: InferenceAsked) -> Value:
         raise BadRequest(f"the model {model.name} takes no parameters; leave {name[:80]!r} out.", param=name[:80])
     if isinstance(value, str):
         return await encode(api, value, True, model.input.name)
-    vocab_size = api.service.limits().vocab_size
-    if value and max(value) >= vocab_size:
-        raise BadRequest(f"token id {max(value)} is outside the vocabulary (0 to {vocab_size - 1}).", param="inputs")
-    return await TEXTS.run(partial(api.tokenizer.decode, value, skip_special_tokens=True))
+    return await detokenized(api, value, "inputs", special=False)
 
 
 def _result(model: ServedModel, output: CompletionOutput | Piece) -> Value:
@@ -241,21 +250,13 @@ def _result(model: ServedModel, output: CompletionOutput | Piece) -> Value:
 
 def _facts(run: Run) -> dict[str, str | int]:
     """Return the facts of a run at its end, as parameters of its response."""
+    usage = run.usage
     return {
         "finish_reason": run.result.outputs[0].finish_reason or "",
-        "prompt_tokens": len(run.asked.prompt_token_ids),
-        "completion_tokens": run.drawn_tokens,
-        "cached_tokens": run.cached_tokens,
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "cached_tokens": usage.cached,
     }
-
-
-def takes_empty_final(parameters: dict[str, Any]) -> bool:
-    """Remove Triton's parameter about a stream's last response from the others. Return True if that response may be
-    without an output. Raise BadRequest."""
-    wanted = parameters.pop(EMPTY_FINAL, False)
-    if not isinstance(wanted, bool):
-        raise BadRequest(f"{EMPTY_FINAL} must be true or false, got {str(wanted)[:80]!r}.", param=EMPTY_FINAL)
-    return wanted
 
 
 def timeout_of(parameters: dict[str, Any]) -> float | None:

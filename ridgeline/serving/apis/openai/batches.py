@@ -311,10 +311,5 @@ def _page(found: Iterator[_Item], after: str | None, count: int) -> list[_Item]:
 
 def _listed(found: Sequence[StoredFile | Batch], count: int) -> dict[str, Any]:
     shown = [each.shown() for each in found[:count]]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(found) > count,
-    }
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": len(found) > count}

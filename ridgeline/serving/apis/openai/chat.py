@@ -14,17 +14,16 @@ from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.openai.calls import Said
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.pieces import Piece
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, while_connected
 from ridgeline.serving.http.pieces import encoded, json_response
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.reading import parser_for, read_piece
 from ridgeline.serving.requests.tools import with_allowed_tools
 from ridgeline.serving.requests.validation import chat_request, check_model
-from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import Event, Reasoning
 
@@ -54,24 +53,23 @@ class Chat:
         self._asked = asked
         model = check_model(api, body.model)
         self._told_logprobs = [0] * asked.params.n  # entries of each choice that have been sent
-        self._readers = [parser_for(api, body, asked.prompt) for _ in range(asked.params.num_drawn)]
-        self._said: list[Said] = [Said() for _ in self._readers]  # by whole answers
+        self._said = [Said() for _ in range(asked.params.num_drawn)]  # by whole answers
         self._echo = _echoed(body) if body.echo else ""
         self._head = shapes.envelope("chatcmpl", asked.id, int(time.time()), model)
         self._usage = shapes.wants_usage(api.config, body)
 
     async def whole(self) -> Response:
         async with self._api.service.run(self._asked) as run:
-            async for piece in run:
-                self._said[piece.output.index].add(await self._read(run, piece))
+            async for piece in run.pieces():
+                self._said[piece.output.index].add(self._shown(piece))
         return await json_response(shapes.entries([run]), lambda: self._answer(run))
 
     def _answer(self, run: Run) -> answers.Chat:
         body, result = self._body, run.result
         return answers.Chat(
             **self._head,
-            choices=[self._choice(output, run.place(output)) for output in result.outputs],
-            usage=shapes.usage_of([run]).told(),
+            choices=[self._choice(run, output) for output in result.outputs],
+            usage=shapes.told(run.usage),
             prompt_logprobs=shapes.prompt_logprobs(result, body.prompt_logprobs),
             prompt_token_ids=result.prompt_token_ids if body.return_token_ids else None,
             prompt_text=self._asked.prompt if body.return_prompt_text else UNSET,
@@ -83,25 +81,20 @@ class Chat:
         async with self._api.service.run(self._asked) as run:
             greeted: set[int] = set()
             tally = shapes.Tally([run])
-            async for piece in shapes.spaced(run, self._body.stream_interval):
-                plain = self._readers[piece.output.index].plain  # most are, and need no events
-                said = None if plain else Said().add(await self._read(run, piece))
-                index = piece.output.index
+            async for piece in run.pieces(self._body.stream_interval):
+                index, said = piece.output.index, Said().add(self._shown(piece))
                 if index not in greeted:
                     greeted.add(index)
                     await self._greet(write, tally, run, index)
                 tally.add(run, piece)
-                if self._body.logprobs:  # which may list the whole vocabulary
-                    size = run.entries_of(piece)
-                    with run.working():
-                        choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, piece, said))
-                else:
-                    choice = self._delta(piece, said)
+                delta = partial(self._delta, run, piece, said)
+                # logprobs may list the whole vocabulary
+                choice = await run.apart(run.entries_of(piece), delta) if self._body.logprobs else delta()
                 if choice is not None:
                     await self._write(write, tally, choice)
         last = shapes.timing(self._api.config, self._body, [run])
         if at_end or always or last:
-            usage = shapes.usage_of([run]).told() if at_end or always else UNSET
+            usage = shapes.told(run.usage) if at_end or always else UNSET
             await write(answers.ChatChunk(**self._head, choices=[], **last, usage=usage))
 
     def _greet(self, write: Write, tally: shapes.Tally, run: Run, index: int) -> Awaitable[None]:
@@ -117,15 +110,13 @@ class Chat:
 
     def _write(self, write: Write, tally: shapes.Tally, choice: answers.ChatDelta, **more: Any) -> Awaitable[None]:
         at_end, always = self._usage
-        usage = UNSET if not at_end else tally.usage.told() if always else None
+        usage = UNSET if not at_end else shapes.told(tally.usage) if always else None
         return write(answers.ChatChunk(**self._head, choices=[choice], **more, usage=usage))
 
-    def _delta(self, piece: Piece, said: Said | None) -> answers.ChatDelta | None:
+    def _delta(self, run: Run, piece: Piece, said: Said) -> answers.ChatDelta | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
-        calls, thought = ([], "") if said is None else (said.calls, said.reasoning)
-        reason = self._reason(output, output.index)
-        content = piece.text if said is None else said.content
+        content, calls, thought, reason = said.content, said.calls, said.reasoning, self._reason(run, output)
         more = bool(calls or thought or reason)
         if not (content or more or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
@@ -140,9 +131,8 @@ class Chat:
             token_ids=piece.token_ids if body.return_token_ids else UNSET,
         )
 
-    def _choice(self, output: CompletionOutput, place: int) -> answers.ChatChoice:
-        """Return the choice that the completion drawn at this place became."""
-        said = self._said[place]
+    def _choice(self, run: Run, output: CompletionOutput) -> answers.ChatChoice:
+        said = self._said[run.place(output)]
         content, calls, thought = self._echo + said.content, said.calls, _thought(said.reasoning)
         whole = [
             answers.ToolCall(
@@ -157,23 +147,21 @@ class Chat:
                 content=content or None if calls or thought else content, tool_calls=whole or UNSET, **thought
             ),
             logprobs=self._new_logprobs(output),
-            finish_reason=self._reason(output, place),
+            finish_reason=self._reason(run, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else UNSET,
         )
 
-    async def _read(self, run: Run, piece: Piece) -> Iterable[Event]:
+    def _shown(self, piece: Piece) -> Iterable[Event]:
         """Return the events of a piece, without the reasoning if the client wants none."""
-        events = await read_piece(self._readers[piece.output.index], run, piece)
-        if self._body.include_reasoning is False:
-            return [event for event in events if not isinstance(event, Reasoning)]
-        return events
+        hidden = self._body.include_reasoning is False
+        return [event for event in piece.events if not isinstance(event, Reasoning)] if hidden else piece.events
 
-    def _reason(self, output: CompletionOutput, place: int) -> answers.ChatFinish | None:
+    def _reason(self, run: Run, output: CompletionOutput) -> answers.ChatFinish | None:
         """Return the choice's finish reason. As with OpenAI it is "stop" after a call that the client itself named."""
         reason = shapes.finish_reason(output)
-        called = self._readers[place].found_calls
-        return "tool_calls" if called and reason == "stop" and not isinstance(self._body.tool_choice, dict) else reason
+        called = reason == "stop" and run.readers[run.place(output)].found_calls
+        return "tool_calls" if called and not isinstance(self._body.tool_choice, dict) else reason
 
     def _new_logprobs(self, output: CompletionOutput) -> answers.ChatLogprobs | None:
         """Return the logprobs of the tokens since the last call."""

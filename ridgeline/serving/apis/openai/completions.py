@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.openai.completion_logprobs import CompletionLogprobs
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.pieces import Piece, Usage
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
@@ -23,7 +24,6 @@ from ridgeline.serving.http.pieces import encoded, json_response
 from ridgeline.serving.http.sse import EventStream, Write
 from ridgeline.serving.requests.bodies import CompletionBody
 from ridgeline.serving.requests.validation import check_model, completion_requests
-from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.outputs import CompletionOutput
 
 
@@ -51,20 +51,6 @@ class _Told:
 
     begun: bool = False
     logprobs: CompletionLogprobs | None = None
-
-
-async def _once_scored(run: Run) -> AsyncIterator[Piece]:
-    """Yield the run's pieces, held back until the prompt's logprobs are there. Of several completions one may be ahead
-    of the one that reports them."""
-    held: dict[int, Piece] = {}  # one for each completion, whose last piece says that it has ended
-    async for piece in run:
-        before = held.get(piece.output.index, Piece("", [], piece.output))
-        merged = Piece(before.text + piece.text, before.token_ids + piece.token_ids, piece.output)
-        held[piece.output.index] = merged
-        if run.scored:
-            for each in held.values():
-                yield each
-            held.clear()
 
 
 class Completions:
@@ -103,13 +89,11 @@ class Completions:
     async def _stream(self, run: Run, prompt: int, write: Write, tally: shapes.Tally) -> None:
         told = [_Told() for _ in run.drawn]
         async with run:
-            pieces = _once_scored(run) if run.asked.params.prompt_logprobs is not None else run
-            async for piece in shapes.spaced(pieces, self._body.stream_interval):
+            async for piece in run.pieces(self._body.stream_interval, scored=True):
                 so_far = told[piece.output.index]
                 echoes = self._body.echo and not so_far.begun
-                size = shapes.entries([run]) if echoes else run.entries_of(piece)
-                with run.working():
-                    choice = await off_loop(size, INLINE_ENTRIES, partial(self._delta, run, piece, prompt, so_far))
+                size = run.entries if echoes else run.entries_of(piece)
+                choice = await run.apart(size, partial(self._delta, run, piece, prompt, so_far))
                 tally.add(run, piece)
                 if choice is not None:
                     await self._write(write, choice, tally)
@@ -191,5 +175,5 @@ class Completions:
         reason = shapes.finish_reason(output)
         return "length" if reason and self._nothing_new else reason
 
-    def _usage(self, usage: shapes.Usage) -> answers.Usage:
-        return (shapes.Usage(usage.prompt, 0, usage.cached) if self._nothing_new else usage).told()
+    def _usage(self, usage: Usage) -> answers.Usage:
+        return shapes.told(usage._replace(completion=0, reasoning=0) if self._nothing_new else usage)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from msgspec import Raw
 from msgspec.json import encode
 from starlette.responses import Response
 
@@ -17,21 +16,20 @@ from ridgeline.serving import owner
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.openai.conversation import Conversation
 from ridgeline.serving.apis.openai.response_bodies import NAMES, ResponsesBody
-from ridgeline.serving.apis.openai.response_items import Output, Scores, texts_of
+from ridgeline.serving.apis.openai.response_items import Output, Scores
 from ridgeline.serving.errors import BadRequest, Overloaded, RequestFailed
-from ridgeline.serving.generation.service import GenerationRequest, Piece, Run
+from ridgeline.serving.generation.pieces import Piece
+from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.answers import ResponseEvent
 from ridgeline.serving.http.errors import failure_of
 from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.http.sse import NamedEvents, Write, named_event
 from ridgeline.serving.kept.store import Log, Record
-from ridgeline.serving.requests.bodies import ChatBody
-from ridgeline.serving.requests.reading import parser_for, read_piece, read_text
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
 from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
-from ridgeline.text.parsers.events import Content, Event, Reasoning
+from ridgeline.text.parsers.events import CallDelta, Content, Reasoning
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 
@@ -44,7 +42,7 @@ class Answer:
     """The answer to one request: whole, streamed, or written in the background."""
 
     def __init__(
-        self, api: ApiServer, body: ResponsesBody, chat: ChatBody, asked: GenerationRequest, conversation: Conversation
+        self, api: ApiServer, body: ResponsesBody, asked: GenerationRequest, conversation: Conversation
     ) -> None:
         self._api, self._body, self.asked = api, body, asked
         self.name = api.kept.new_name()
@@ -54,8 +52,8 @@ class Answer:
         self._store = api.kept.keeps and body.store is not False
         self._model, self._created = check_model(api, body.model), int(time.time())
         self._output = Output(key)
-        self._reader = parser_for(api, chat, asked.prompt)
-        self._scores = Scores(api.tokenizer, body.top_logprobs or 0) if chat.logprobs else None
+        scored = asked.params.logprobs is not None
+        self._scores = Scores(api.tokenizer, body.top_logprobs or 0) if scored else None
         self._tenant, self._owner = owner.tenant(), owner.current()
         self._status: answers.ResponseStatus = "in_progress"
         self._error: answers.ResponseError | None = None
@@ -149,42 +147,28 @@ class Answer:
                 begun.set_result(None)
                 await self._note("created", write)
                 await self._note("queued", write)
-            async for piece in run:
+            async for piece in run.pieces(by_token=self._scores is not None):
                 if self._status == "queued" or not self._count:
                     self._status = "in_progress"
                     if begun is None:
                         await self._note("created", write)
                     await self._note("in_progress", write)
-                for event, logprobs in await self._read(run, piece):
-                    if self._body.include_reasoning is False and isinstance(event, Reasoning):
-                        continue
-                    for told in self._output.take(event, logprobs):
-                        await self._put(told, write)
+                for told in self._told_of(piece):
+                    await self._put(told, write)
             cut = shapes.finish_reason(run.result.outputs[0]) == "length"
         for told in self._output.end("incomplete" if cut else "completed"):
             await self._put(told, write)
         await self._end("incomplete" if cut else "completed", write)
 
-    async def _read(self, run: Run, piece: Piece) -> list[tuple[Event, list[Raw] | None]]:
-        """Return the events of a piece, each with the logprobs of its tokens."""
-        scores, reader = self._scores, self._reader
-        if scores is None:
-            return [(event, None) for event in await read_piece(reader, run, piece)]
-        texts, found, before = (
-            texts_of(piece),
-            list[tuple[Event, list[Raw] | None]](),
-            reader.reasoning_tokens,
-        )
-        scores.add(piece, texts)
-        texts = texts or [piece.text]
-        lengths = [[length] for length in piece.lengths] or [[]]
-        for index, (text, length) in enumerate(zip(texts, lengths, strict=True)):
-            ended = piece.output.finished and index == len(texts) - 1
-            for event in await read_text(reader, text, ended=ended, tokens=length):
-                told = scores.take(event.text) if not hasattr(event, "arguments") else None
-                found.append((event, told if isinstance(event, Content) else None))
-        run.reasoning_tokens += reader.reasoning_tokens - before
-        return found
+    def _told_of(self, piece: Piece) -> Iterator[ResponseEvent]:
+        """Yield the events that tell of a piece, those of text with the logprobs of its tokens."""
+        scores = self._scores
+        if scores is not None:
+            scores.add(piece)
+        for event in piece.events:
+            found = scores.take(event.text) if scores is not None and not isinstance(event, CallDelta) else None
+            if not (isinstance(event, Reasoning) and self._body.include_reasoning is False):
+                yield from self._output.take(event, found if isinstance(event, Content) else None)
 
     async def _fail(self, error: Exception, write: Write) -> None:
         """Tell of a failure on the way."""
@@ -259,7 +243,7 @@ class Answer:
     def _usage(self) -> answers.ResponseUsage | None:
         if self._run is None:
             return None
-        usage = shapes.usage_of([self._run])
+        usage = self._run.usage
         return answers.ResponseUsage(
             input_tokens=usage.prompt,
             input_tokens_details=answers.InputTokensDetails(cached_tokens=usage.cached),

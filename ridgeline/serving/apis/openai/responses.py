@@ -45,7 +45,7 @@ def router(api: ApiServer) -> APIRouter:
         if body.store and not api.kept.keeps:
             ignored.append("store")
         tell_ignored(request, [*ignored, *unenforced(chat)])
-        return body, Answer(api, body, chat, asked, conversation)
+        return body, Answer(api, body, asked, conversation)
 
     @routes.post(
         "/v1/responses",

@@ -6,12 +6,17 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import json as wire
 from msgspec import to_builtins
 
 from ridgeline.serving.apis.anthropic.messages import Blocks
-from ridgeline.serving.apis.openai.response_items import Output
+from ridgeline.serving.apis.openai.response_items import Output, Scores
+from ridgeline.serving.generation.pieces import Piece, split
+from ridgeline.text.outputs import CompletionOutput, Logprob
 from ridgeline.text.parsers.choose import choose
 from ridgeline.text.parsers.events import CallDelta, Content, Event
+from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 CALLS = [("f", {"a": "é\n"}), ("g", {})]
 TEXT = "<think>\nhm\n</think>\n\nI look.\n" + "\n".join(
@@ -73,10 +78,10 @@ def test_blocks_join_to_the_whole_wherever_the_text_is_cut() -> None:
                 [text] = [value for name, value in event["delta"].items() if name != "type"]
                 texts[-1] += text
         assert [block["type"] for block in found] == ["thinking", "text", "tool_use", "tool_use"]
-        assert [block["type"] for block in blocks.blocks] == [block["type"] for block in found]
-        assert texts[:2] == [blocks.blocks[0]["thinking"], blocks.blocks[1]["text"]] == ["hm", "I look.\n"]
+        assert [block["type"] for block in blocks.items] == [block["type"] for block in found]
+        assert texts[:2] == [blocks.items[0]["thinking"], blocks.items[1]["text"]] == ["hm", "I look.\n"]
         assert [json.loads(text or "{}") for text in texts[2:]] == [arguments for _, arguments in CALLS]
-        assert [(block["name"], block["input"]) for block in blocks.blocks[2:]] == CALLS
+        assert [(block["name"], block["input"]) for block in blocks.items[2:]] == CALLS
 
 
 def test_a_call_that_is_cut_off_is_an_object_of_what_is_there() -> None:
@@ -92,4 +97,18 @@ def test_a_call_that_is_cut_off_is_an_object_of_what_is_there() -> None:
         for event in (Content("x"), CallDelta(0, "f", ""), CallDelta(0, None, text)):
             list(blocks.take(event))
         list(blocks.end())
-        assert blocks.blocks[1]["input"] == value
+        assert blocks.items[1]["input"] == value
+
+
+def test_each_text_has_the_logprobs_of_its_own_tokens_however_many_come_at_once() -> None:
+    tokenizer = Tokenizer.from_folder(EMBEDDED_MODEL)
+    token = tokenizer.encode("a")[-1]
+    output = CompletionOutput(0, token_ids=[token] * 3)
+    output.logprobs = [{token: Logprob(-float(place), 1, "a")} for place in range(3)]  # type: ignore[assignment]
+    for cut in range(4):
+        scores, found = Scores(tokenizer, 0), list[float]()
+        for count in (cut, 3 - cut):
+            for piece in split(Piece("a" * count, [token] * count, output, [1] * count)) if count else ():
+                scores.add(piece)
+                found += [wire.decode(entry)["logprob"] for entry in scores.take(piece.text)]
+        assert found == [0, -1, -2]
