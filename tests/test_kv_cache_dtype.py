@@ -18,6 +18,7 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.specs.state import KVSpec
 from ridgeline.engine.cache.manager import CacheManager
+from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.kv_format import KVFormat, kv_format
 from ridgeline.kernels.base.op import Platform
@@ -189,7 +190,9 @@ def test_layers_attend_with_the_scales_of_a_checkpoint_and_count_what_saturates(
             states.begin(rows, [table_SC], [place_T])
             qkv_TX = torch.randn(new, 12 * 32, generator=generator).to(on)
             given = (scales_G2, saturated_1) if form.quantized else (None, None)
-            heads = Heads(spec.layers[0].attention, ops, None, None, 0.0, None, None, None, *given)
+            mixer = spec.layers[0].attention
+            softmax = Softmax(mixer.scale, window=mixer.window)
+            heads = Heads(mixer, ops, None, None, 0.0, None, softmax, *given)
             outputs.append((qkv_TX, states[0].attend(qkv_TX, position_T, heads)))
         results.append((outputs, saturated_1.item()))
     (ours, saturated), (plain, _) = results

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.layers.build import Build
 from ridgeline.layers.heads import Heads
@@ -96,9 +97,10 @@ class AttentionBehind(nn.Module):
     @property
     def heads(self) -> Heads:
         """The steps between the projection and the attention that are still to be done with the heads: norms, rotation,
-        slopes and sinks."""
-        angles = None if self.rotary is None else self.rotary.cos_sin_ZY
-        kept = self.slopes_H, self.sinks, self.kv_scales, self.saturated_1
+        and the treatment of scores."""
+        angles, spec = None if self.rotary is None else self.rotary.cos_sin_ZY, self.spec
+        softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window)
+        kept = softmax, self.kv_scales, self.saturated_1
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps

@@ -92,7 +92,7 @@ class DenseCausal:
 def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, heads: Heads) -> Tensor:
     """Compute attention in float32 whose scores are changed before the softmax, by a cap or by slopes, or joined by
     sinks."""
-    spec, slopes_H = heads.spec, heads.slopes_H
+    spec, slopes_H = heads.spec, heads.softmax.slopes_H
     per_kv, length = spec.num_heads // spec.num_kv_heads, q_BHSD.shape[2]
     k_BHSD, v_BHSD = (x.repeat_interleave(per_kv, dim=1) for x in (k_BGSD, v_BGSD))
     scores_BHSS = spec.scale * (q_BHSD.float() @ k_BHSD.float().transpose(-1, -2))
@@ -102,7 +102,7 @@ def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, heads: Heads) -> Ten
         position_S = torch.arange(length, device=q_BHSD.device)
         scores_BHSS = scores_BHSS + slopes_H[:, None, None] * (position_S - position_S[:, None])
     seen_SS = _seen(length, spec.window, q_BHSD.device)
-    weights_BHSS = softmax_with_sinks(scores_BHSS.masked_fill(~seen_SS, -torch.inf), heads.sinks_H)
+    weights_BHSS = softmax_with_sinks(scores_BHSS.masked_fill(~seen_SS, -torch.inf), heads.softmax.sinks_H)
     return (weights_BHSS @ v_BHSD.float()).to(q_BHSD.dtype)
 
 

@@ -12,23 +12,21 @@ Legend:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ridgeline.core.specs.model import AttentionSpec
+from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.small.rotary.op import split_heads, without_weight
 
 
-@dataclass(frozen=True)
-class Heads:
-    """The norms, the rotation, the slopes and the sinks of an attention layer's heads. Queries and keys are normalised
-    head by head if there are weights for it, then rotated if there is a table of angles.
+class Heads(NamedTuple):
+    """The norms, the rotation and the softmax of an attention layer's heads. Queries and keys are normalised head by
+    head if there are weights for it, then rotated if there is a table of angles.
 
-    slopes_H: float32, what each head's score loses per token of distance; None without ALiBi.
-    sinks_H: each head's sink; None without sinks.
     kv_scales_G2: float32, the scales of keys and of values that the checkpoint brings; None without.
     saturated_1: int64, counts the numbers that these could not hold.
     """
@@ -39,8 +37,7 @@ class Heads:
     k_norm_D: Tensor | None
     eps: float
     cos_sin_ZY: Tensor | None
-    slopes_H: Tensor | None
-    sinks_H: Tensor | None = None
+    softmax: Softmax
     kv_scales_G2: Tensor | None = None
     saturated_1: Tensor | None = None
 

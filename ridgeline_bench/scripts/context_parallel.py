@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.attention.paged.cost import attention_cost, visible
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
@@ -35,7 +35,7 @@ from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
 from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
-from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax
+from ridgeline.worker.state.rounds import Around, Cached, Round
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline_bench.results import append_lines
 from ridgeline_bench.scripts.asked import asked

@@ -227,8 +227,8 @@ def make_prefill(setting: Setting) -> tuple[Run, Run]:
     op, scale = attention.PAGED_ATTENTION.choose(setting.platform), shape["head_dim"] ** -0.5
     with_schedule = replace(batch, schedule=schedule)
     return (
-        forward(lambda: op(q_THD, k, v, with_schedule, scale=scale)),
-        forward(lambda: attention.paged_attention_reference(q_THD, k, v, batch, scale=scale)),
+        forward(lambda: op(q_THD, k, v, with_schedule, attention.Softmax(scale))),
+        forward(lambda: attention.paged_attention_reference(q_THD, k, v, batch, attention.Softmax(scale))),
     )
 
 

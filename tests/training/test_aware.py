@@ -17,6 +17,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.dense import DenseCausal
 from ridgeline.models import model_config
+from ridgeline.quantization.weight import weight_of
 from ridgeline.training import embedded, recipe
 from ridgeline.training.aware import config_of, make_aware, straight_through
 from ridgeline.training.data import PackedTokens
@@ -58,7 +59,7 @@ def served(decoder: Decoder, config: dict[str, Any], scheme: str) -> Decoder:
     made = copy.deepcopy(decoder).requires_grad_(False)
     for (_, ours), (_, theirs) in zip(decoder.named_modules(), made.named_modules(), strict=True):
         if hasattr(ours, "matrix"):
-            theirs.matrix = type(ours.matrix)(ours.ops, theirs.weight)  # type: ignore[attr-defined]
+            theirs.matrix = weight_of(ours.ops, theirs.weight)
     quantize_decoder(
         made,
         model_config(config).weights,

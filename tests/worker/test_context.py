@@ -18,7 +18,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.perf.context import Attended, moved
 from ridgeline.worker.share import Stripes
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
-from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
+from ridgeline.worker.state.rounds import Around, Cached, Round, Together
 from ridgeline.worker.state.states import DeviceRows
 from tests.kernels.attention.test_attention import dense
 from tests.kernels.unseen import forgotten, spoiled
@@ -41,8 +41,7 @@ def attended(way: str, ranks: int, case: AttentionCase) -> Tensor:
     batch = forgotten(case, batch)
     caches = spoiled(case, caches, batch)
     wide = torch.float32 if way == "heads" else torch.float64
-    options = case.options(torch.float32, CPU)
-    softmax = Softmax(options["scale"], options.get("softcap"), options.get("sinks_H"), options.get("slopes_H"))
+    softmax = case.softmax(torch.float32, CPU)
     new_R, end_R = (np.array(column) for column in zip(*case.rows, strict=True))
     position_T = torch.cat([torch.arange(end - new, end) for new, end in case.rows])
 

@@ -13,6 +13,7 @@ from ridgeline.core.plan.step import CopyBlocks
 from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.specs.model import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, NormSpec
 from ridgeline.core.specs.state import KVSpec
+from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.heads import Heads
@@ -119,7 +120,7 @@ def test_layers_that_remember_alike_may_attend_otherwise(device: str) -> None:
             states[index].attend(
                 torch.randn(rows, (mixer.num_heads + 2) * 16, generator=generator, device=on),
                 kv_len_R - 1,
-                Heads(mixer, ops, None, None, 0.0, None, None),
+                Heads(mixer, ops, None, None, 0.0, None, Softmax(mixer.scale, mixer.softcap)),
             )
             for index, mixer in enumerate(mixers)
         ]

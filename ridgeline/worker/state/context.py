@@ -24,7 +24,7 @@ from ridgeline.worker.share import Stretches, Stripes
 from ridgeline.worker.state.buffer import StateMemory
 from ridgeline.worker.state.divided_rounds import Blocks, Heads, Keys, Queries
 from ridgeline.worker.state.paged import PagedKV, PagedLayer, Scheduled
-from ridgeline.worker.state.rounds import Around, Cached, Round, Softmax, Together
+from ridgeline.worker.state.rounds import Around, Cached, Round, Together
 from ridgeline.worker.state.states import DeviceRows
 
 # The most bytes of one layer's keys and values, of all ranks, that are brought together. Beyond them queries travel.
@@ -132,6 +132,5 @@ class ContextLayer(PagedLayer):
             group.place_T, spec.num_heads, spec.num_kv_heads, spec.v_norm,
         )  # fmt: skip
         q_THD = group.ops.rope_kv(projected)
-        softmax = Softmax(spec.scale, spec.softcap, heads.sinks_H, heads.slopes_H)
-        out_TX = group.rounds[self._way].attend(q_THD, positions_T, Cached(self._k, self._v), softmax).flatten(1)
+        out_TX = group.rounds[self._way].attend(q_THD, positions_T, Cached(self._k, self._v), heads.softmax).flatten(1)
         return out_TX if stretches is None else stretches.from_stripes(out_TX)

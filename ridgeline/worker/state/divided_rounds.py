@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.stripes import held
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.worker.share import Stripes
-from ridgeline.worker.state.rounds import Around, Cached, Rows, Softmax, pack, unpack
+from ridgeline.worker.state.rounds import Around, Cached, Rows, pack, unpack
 from ridgeline.worker.state.states import DeviceRows
 from ridgeline.worker.upload import upload
 
@@ -138,17 +138,14 @@ class Heads:
         heads, mine = num_heads // ring.size, slice(ring.rank * num_heads // ring.size, None)
         asked = ring.exchanged(q_THD.split(heads, 1), [(count, heads, head_dim) for count in self._counts])
         k_NGPD, v_NGPD = self._gathered(self._blocks.taken(cached))
-        out_THD = self._around.ops.paged_attention(
-            torch.cat(asked)[self._back_T],
-            k_NGPD,
-            v_NGPD,
-            self._batch,
-            scale=softmax.scale,
-            window=self._around.window,
-            sinks_H=None if softmax.sinks_H is None else softmax.sinks_H[mine][:heads],
-            softcap=softmax.softcap,
-            slopes_H=None if softmax.slopes_H is None else softmax.slopes_H[mine][:heads],
+        own = Softmax(
+            softmax.scale,
+            softmax.softcap,
+            None if softmax.sinks_H is None else softmax.sinks_H[mine][:heads],
+            None if softmax.slopes_H is None else softmax.slopes_H[mine][:heads],
+            self._around.window,
         )
+        out_THD = self._around.ops.paged_attention(torch.cat(asked)[self._back_T], k_NGPD, v_NGPD, self._batch, own)
         answers = out_THD[self._order_T].split(self._counts)
         return torch.cat(ring.exchanged(answers, [(num_tokens, heads, head_dim)] * ring.size), 1)
 

@@ -181,19 +181,11 @@ class PagedLayer:
             spec.v_norm,
             scales,
         )
-        scale, window, softcap = spec.scale, spec.window, spec.softcap
-        sinks_H, slopes_H = heads.sinks_H, heads.slopes_H
         if batch.tokens_each == 1 and batch.tree is None:
-            out_THD = ops.decode_attention(
-                projected, batch, scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H,
-                room=room,
-            )  # fmt: skip
+            out_THD = ops.decode_attention(projected, batch, heads.softmax, room)
             if room is not None:
                 return room
         else:
             q_THD = ops.rope_kv(projected)
-            out_THD = ops.paged_attention(
-                q_THD, self._k, self._v, batch,
-                scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=scales,
-            )  # fmt: skip
+            out_THD = ops.paged_attention(q_THD, self._k, self._v, batch, heads.softmax, scales)
         return out_THD.flatten(1)

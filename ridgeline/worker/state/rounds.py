@@ -25,19 +25,10 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.stripes import held
-from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Schedule, Softmax
 from ridgeline.kernels.ops import Ops
 from ridgeline.parallel.ring import Ring
 from ridgeline.worker.state.states import DeviceRows
-
-
-class Softmax(NamedTuple):
-    """A layer's treatment of its scores; see `paged_attention`."""
-
-    scale: float
-    softcap: float | None = None
-    sinks_H: Tensor | None = None
-    slopes_H: Tensor | None = None
 
 
 class Cached(NamedTuple):
@@ -95,15 +86,8 @@ class Around:
         tokens away. The second is the same for all keys, so it goes into the logarithm.
         """
         ranks, slopes_H = self.ring.size, softmax.slopes_H
-        out_THD, lse_TH = self.ops.partial_attention(
-            q_THD,
-            *cached,
-            piece.batch,
-            scale=softmax.scale,
-            first_R=piece.first_R,
-            softcap=softmax.softcap,
-            slopes_H=None if slopes_H is None else slopes_H * ranks,
-        )
+        sloped = softmax if slopes_H is None else softmax._replace(slopes_H=slopes_H * ranks)
+        out_THD, lse_TH = self.ops.partial_attention(q_THD, *cached, piece.batch, sloped, piece.first_R)
         if slopes_H is not None:
             lse_TH = lse_TH - slopes_H * ((positions_T - holder) % ranks)[:, None]
         return out_THD, lse_TH

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, AttentionCase
-from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape
+from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape, Softmax
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.plain.rounded import room
@@ -41,9 +41,10 @@ def scale_of(case: AttentionCase) -> float:
 def dense(case: AttentionCase, dtype: torch.dtype) -> torch.Tensor:
     """Each row by itself with an explicit mask, in float64, from keys gathered one by one."""
     q_THD, k_cache, v_cache, batch = case.inputs(dtype, torch.device("cpu"))
-    options = case.options(dtype, torch.device("cpu"))
-    slopes = options.get("slopes_H", torch.zeros(case.num_heads)).double()
-    sinks = options.get("sinks_H", torch.full((case.num_heads,), -torch.inf)).double()
+    softmax = case.softmax(dtype, torch.device("cpu"))
+    none, nothing = torch.zeros(case.num_heads), torch.full((case.num_heads,), -torch.inf)
+    slopes = (none if softmax.slopes_H is None else softmax.slopes_H).double()
+    sinks = (nothing if softmax.sinks_H is None else softmax.sinks_H).double()
     outputs, start = [], 0
     for row, (new, length) in enumerate(case.rows):
         table = batch.block_table_SC[batch.slots_R[row]].tolist()
@@ -123,16 +124,16 @@ def test_a_stopped_row_beside_others_stays_finite_and_disturbs_nobody(
     case = AttentionCase(rows=((1, 90), (1, 64), (1, 77)), window=window)
     q_THD, k_cache, v_cache, batch = case.inputs(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)
-    expected = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
+    expected = attend(q_THD, k_cache, v_cache, batch, Softmax(scale_of(case), window=window))
     lengths = batch.kv_len_R.clone()
     lengths[1] = 1
     batch = replace(batch, kv_len_R=lengths)
-    out = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
+    out = attend(q_THD, k_cache, v_cache, batch, Softmax(scale_of(case), window=window))
     assert out.isfinite().all()
     assert torch.allclose(out[[0, 2]], expected[[0, 2]], atol=8 * EXACT, rtol=0)
     own = batch.block_table_SC[batch.slots_R[1]].long()
     k_cache[own], v_cache[own] = torch.nan, torch.nan
-    beside_nan = attend(q_THD, k_cache, v_cache, batch, scale=scale_of(case), window=window)
+    beside_nan = attend(q_THD, k_cache, v_cache, batch, Softmax(scale_of(case), window=window))
     assert torch.equal(beside_nan[[0, 2]], out[[0, 2]])
 
 
@@ -314,11 +315,11 @@ def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) ->
     """A row in several parts, whose queries are added up together, and one in one part."""
     case, dtype = AttentionCase(rows=((6, 700), (6, 90)), num_heads=6, head_dim=128, block_size=64), torch.float16
     *arguments, batch = case.inputs(dtype, torch.device(device))
-    expected = PAGED_ATTENTION.reference(*arguments, batch, scale=scale_of(case)).flatten(1).float()
+    expected = PAGED_ATTENTION.reference(*arguments, batch, Softmax(scale_of(case))).flatten(1).float()
     given = room(*expected.shape, dtype, torch.device(device))
     given.scale.fill_(torch.nan)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
-    out = attend(*arguments, batch, scale=scale_of(case), room=given)
+    out = attend(*arguments, batch, Softmax(scale_of(case)), room=given)
     assert out.data_ptr() == given.q_TI.data_ptr()
     largest_CT = expected.unflatten(1, (-1, 128)).abs().amax(-1).T
     torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-6)

@@ -135,7 +135,7 @@ def test_long_rows_equal_the_reference_and_others_are_left_alone(
     for bounds in (batch.kv_bound_R, None):  # the second time the ticket must be where the first needed it
         out = torch.full_like(q_THD, torch.nan)
         known = replace(batch, kv_bound_R=bounds)
-        hopper.prefill_attention(q_THD, k_cache, v_cache, known, items, out_THD=out, **options)
+        hopper.prefill_attention(q_THD, (k_cache, v_cache), known, items, out_THD=out, **options)
         start = 0
         for new, _ in case.rows:
             part = slice(start, start + new)

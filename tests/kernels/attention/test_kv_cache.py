@@ -15,7 +15,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.decode.cases import DecodeCase
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
 from ridgeline.kernels.attention.paged.cases import AttentionCase
-from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape
+from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape, Softmax
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.op import Platform
@@ -227,8 +227,9 @@ def test_attention_to_levels_is_attention_to_their_numbers(
     attend = PAGED_ATTENTION.choose(Platform.of(on), name)
     out = attend(q_THD.to(activations), k_levels, v_levels, batch, **options, scales=scales)
     plain = q_THD.to(activations).float(), *(x.to(on) for x in numbers), batch
-    float_options = {n: x.float() if isinstance(x, Tensor) else x for n, x in options.items()}
-    expected = PAGED_ATTENTION.reference(*plain, **float_options)  # which test_attention.py compares with float64
+    softmax = options["softmax"]
+    in_float = Softmax(*(x.float() if isinstance(x, Tensor) else x for x in softmax))
+    expected = PAGED_ATTENTION.reference(*plain, softmax=in_float)  # which test_attention.py compares with float64
     assert out.dtype == activations
     assert (out.double() - expected.double()).abs().max().item() <= tolerance(activations)
 
@@ -240,7 +241,7 @@ def test_the_error_of_attention_is_within_what_rounding_can_do(dtype: torch.dtyp
     case = AttentionCase(rows=((1, 90), (9, 40)), head_dim=32)
     q_THD, k, v, batch = case.inputs(torch.float32, torch.device("cpu"))
     k_levels, v_levels, scales = filled(k, v, dtype)
-    out = PAGED_ATTENTION.reference(q_THD, k_levels, v_levels, batch, scale=case.head_dim**-0.5, scales=scales)
+    out = PAGED_ATTENTION.reference(q_THD, k_levels, v_levels, batch, Softmax(case.head_dim**-0.5), scales=scales)
     k_error, v_error = (
         step(x.double(), s.double()[..., None], dtype) for x, s in ((k, scales.k_NGP), (v, scales.v_NGP))
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, AttentionCase
-from ridgeline.kernels.attention.paged.op import AttentionShape
+from ridgeline.kernels.attention.paged.op import AttentionShape, Softmax
 from ridgeline.kernels.attention.paged.partial import (
     MERGE_ATTENTION,
     PARTIAL_ATTENTION,
@@ -72,8 +72,8 @@ def test_the_hopper_kernel_tells_the_sums_too(head_dim: int) -> None:
     made = make_schedule(batch.start_R1, batch.kv_len_R, batch.slots_R, shape)
     assert made.hopper is not None
     attend = PARTIAL_ATTENTION.choose(Platform.of(torch.device("cuda")), "triton")
-    out_THD, lse_TH = attend(q_THD, k, v, replace(batch, schedule=made), scale=0.1)
-    expected_THD, expected_TH = partial_attention(q_THD, k, v, batch, scale=0.1)
+    out_THD, lse_TH = attend(q_THD, k, v, replace(batch, schedule=made), Softmax(0.1))
+    expected_THD, expected_TH = partial_attention(q_THD, k, v, batch, Softmax(0.1))
     sees_TH = expected_TH > -torch.inf
     assert torch.equal(lse_TH > -torch.inf, sees_TH)
     assert (lse_TH - expected_TH)[sees_TH].abs().max() <= 1e-3
@@ -113,5 +113,5 @@ def test_a_window_begins_where_the_row_says() -> None:
     case = AttentionCase(rows=((5, 40), (1, 33)), window=12)
     q_THD, k, v, batch = case.inputs(torch.float32, torch.device("cpu"))
     first_R = torch.tensor([length - new - case.window + 1 for new, length in case.rows])
-    out_THD, _ = partial_attention(q_THD, k, v, batch, scale=case.head_dim**-0.5, first_R=first_R)
+    out_THD, _ = partial_attention(q_THD, k, v, batch, Softmax(case.head_dim**-0.5), first_R=first_R)
     assert (out_THD.double() - dense(case, torch.float32)).abs().max() <= tolerance(torch.float32)

@@ -77,9 +77,10 @@ def by_paths(
 ) -> tuple[Tensor, Tensor]:
     """Every query attends in float64 to the keys of its own path, gathered one behind another: what a causal row of
     these tokens gives its last one. Returns the outputs and the cells that some query sees, [N, P]."""
-    options = case.options(torch.float32, torch.device("cpu"))
-    slopes = options.get("slopes_H", torch.zeros(case.num_heads)).double()
-    sinks = options.get("sinks_H", torch.full((case.num_heads,), -torch.inf)).double()
+    softmax = case.softmax(torch.float32, torch.device("cpu"))
+    none, nothing = torch.zeros(case.num_heads), torch.full((case.num_heads,), -torch.inf)
+    slopes = (none if softmax.slopes_H is None else softmax.slopes_H).double()
+    sinks = (nothing if softmax.sinks_H is None else softmax.sinks_H).double()
     outputs, token = [], 0
     seen = torch.zeros(len(caches[0]), case.block_size, dtype=torch.bool)
     for index, row in enumerate(rows):
@@ -93,7 +94,7 @@ def by_paths(
             heads = []
             for head in range(case.num_heads):
                 g = head // (case.num_heads // case.num_kv_heads)
-                scores = options["scale"] * k[:, g] @ q_THD[token, head].cpu().double()
+                scores = softmax.scale * k[:, g] @ q_THD[token, head].cpu().double()
                 if case.softcap is not None:
                     scores = case.softcap * (scores / case.softcap).tanh()
                 scores -= slopes[head] * torch.arange(len(path) - 1, -1, -1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.op import RaggedBatch, paged_attention_reference
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax, paged_attention_reference
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 from ridgeline.kernels.gemm.fp8.op import in_room
 from ridgeline.kernels.gemm.plain.rounded import Rounded
@@ -21,26 +21,18 @@ from ridgeline.kernels.small.rotary.op import Projected, rope_kv
 def decode_attention(
     projected: Projected,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks_H: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
+    softmax: Softmax,
     room: Rounded | None = None,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
     (tokens_each is 1). Returns [T, H, D]. With `room` this is rounded to E4M3 there, with a scale for each token and
     128 elements of its heads in a row.
 
-    The options are those of `paged_attention`. Token r is at position kv_len_R[r] - 1, or at that of its node in a
+    Token r is at position kv_len_R[r] - 1, or at that of its node in a
     tree. Its place holds the row's newest key afterwards, and is not read before. No row reads what another row of the
     step writes.
     """
-    return _plain(
-        projected, batch,
-        scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, room=room,
-    )  # fmt: skip
+    return _plain(projected, batch, softmax, room)
 
 
 def rounding_after(paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -59,18 +51,11 @@ def composed(rope_kv: Callable[[Projected], Tensor], attend: Callable[..., Tenso
     def decode_attention(
         projected: Projected,
         batch: RaggedBatch,
-        *,
-        scale: float,
-        window: int | None = None,
-        sinks_H: Tensor | None = None,
-        softcap: float | None = None,
-        slopes_H: Tensor | None = None,
+        softmax: Softmax,
         room: Rounded | None = None,
     ) -> Tensor:
-        return attend(
-            rope_kv(projected), projected.k_cache_NGPD, projected.v_cache_NGPD, batch, scale=scale, window=window,
-            sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, scales=projected.scales, room=room,
-        )  # fmt: skip
+        caches = projected.k_cache_NGPD, projected.v_cache_NGPD
+        return attend(rope_kv(projected), *caches, batch, softmax, projected.scales, room=room)
 
     return decode_attention
 

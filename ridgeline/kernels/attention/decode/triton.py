@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.decode.op import composed
 from ridgeline.kernels.attention.decode.triton_fused import fused_kernel
-from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch
+from ridgeline.kernels.attention.paged.op import AttentionShape, RaggedBatch, Softmax
 from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton import COMBINED, decode_config, paged_attention
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
 from ridgeline.kernels.base.aot import ARCHS, AotKernel
-from ridgeline.kernels.base.kv_cache import LEVELS, for_kernels
+from ridgeline.kernels.base.kv_cache import LEVELS, KVScales, for_kernels
 from ridgeline.kernels.base.launch import launch_options
 from ridgeline.kernels.base.weight_format import BLOCK
 from ridgeline.kernels.gemm.fp8.rounding import round_into
@@ -30,9 +29,12 @@ MANY_ROWS = 64
 WIDEST = 256  # heads that are wider do not fit the registers in all the forms that the kernel keeps of them
 
 
-def _attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+def _attend(
+    q_THD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, batch: RaggedBatch, softmax: Softmax, scales: KVScales | None,
+    room: Rounded | None,
+) -> Tensor:  # fmt: skip
     """Compute `paged_attention`, rounded where there is room."""
-    out_THD = paged_attention(*given, room=room, **options)
+    out_THD = paged_attention(q_THD, k_NGPD, v_NGPD, batch, softmax, scales, room)
     if room is None or out_THD.dtype == room.q_TI.dtype:
         return out_THD
     round_into(out_THD.flatten(1), room)
@@ -81,12 +83,7 @@ def config(num_rows: int, group: int, head_dim: int, itemsize: int, block_size: 
 def decode_attention(
     projected: Projected,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks_H: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
+    softmax: Softmax,
     room: Rounded | None = None,
 ) -> Tensor:
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
@@ -95,6 +92,7 @@ def decode_attention(
         qkv_TX, q_norm_D, k_norm_D, eps, cos_sin_ZY, _, k_cache_NGPD, v_cache_NGPD, place_T, num_heads,
         num_kv_heads, v_norm, scales,
     ) = projected  # fmt: skip
+    scale, softcap, sinks_H, slopes_H, window = softmax
     num_rows, head_dim = len(batch.slots_R), k_cache_NGPD.shape[3]
     if batch.tokens_each != 1:
         raise ValueError(f"decode attention: one token a row expected, got {batch.tokens_each or 'different numbers'}")
@@ -116,10 +114,7 @@ def decode_attention(
         or head_dim > WIDEST
         or (room is not None and head_dim != BLOCK)
     ):
-        return in_two_launches(
-            projected, batch,
-            scale=scale, window=window, sinks_H=sinks_H, softcap=softcap, slopes_H=slopes_H, room=room,
-        )  # fmt: skip
+        return in_two_launches(projected, batch, softmax, room)
     if schedule.few != 1 or schedule.window != window:
         raise ValueError(
             f"decode attention: one token a row, window {window}; "

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ridgeline.kernels.attention.paged.cost import attention_cost
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.base.case import Cases, OpCase, rows_label
 from ridgeline.kernels.base.cost import Cost
 from ridgeline.kernels.base.kv_cache import KVScales
@@ -47,17 +47,15 @@ class AttentionCase(OpCase):
 
     def options(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> dict:
         """Return the keyword arguments of a self."""
-        options = {"scale": self.head_dim**-0.5, "window": self.window}
-        if self.softcap is not None:
-            options["softcap"] = self.softcap
-        if self.alibi:
-            options["slopes_H"] = (2.0 ** -torch.arange(1, self.num_heads + 1)).to(device)
-        if self.sinks:
-            generator = torch.Generator().manual_seed(seed)
-            options["sinks_H"] = torch.randn(self.num_heads, generator=generator).to(device, dtype)
-        if self.cache is not None:
-            options["scales"] = self.scales(device)
-        return options
+        scales = {} if self.cache is None else {"scales": self.scales(device)}
+        return {"softmax": self.softmax(dtype, device, seed), **scales}
+
+    def softmax(self, dtype: torch.dtype, device: torch.device, seed: int = 1) -> Softmax:
+        """Return the treatment of scores, with random sinks."""
+        slopes_H = (2.0 ** -torch.arange(1, self.num_heads + 1)).to(device) if self.alibi else None
+        sinks_H = torch.randn(self.num_heads, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+        sinks = sinks_H if self.sinks else None
+        return Softmax(self.head_dim**-0.5, self.softcap, sinks, slopes_H, self.window)
 
     def scales(self, device: torch.device) -> KVScales:
         """Return random scales, such that numbers are of order one."""

@@ -17,7 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ridgeline.kernels.attention.paged.hopper_items import CACHED_BYTES
 from ridgeline.kernels.attention.paged.hopper_kernel import prefill_kernel
-from ridgeline.kernels.attention.paged.op import PrefillItems, RaggedBatch
+from ridgeline.kernels.attention.paged.op import PrefillItems, RaggedBatch, Softmax
 from ridgeline.kernels.base.launch import launch_options, num_multiprocessors
 
 LOG2E = 1.4426950408889634
@@ -53,15 +53,11 @@ def choose(head_dim: int, queries: int) -> Config:
 
 def prefill_attention(
     q_THD: Tensor,
-    k_cache_NGPD: Tensor,
-    v_cache_NGPD: Tensor,
+    caches: tuple[Tensor, Tensor],
     batch: RaggedBatch,
     items: PrefillItems,
-    *,
-    scale: float,
+    softmax: Softmax,
     out_THD: Tensor,
-    window: int | None = None,
-    sinks_H: Tensor | None = None,
     config: Config | None = None,
     lse_TH: Tensor | None = None,
 ) -> None:
@@ -70,8 +66,11 @@ def prefill_attention(
     Other rows are left alone. Memory that no query sees may hold anything, NaN included. Heads of a query must be
     adjacent, and blocks of the caches must start at multiples of D elements.
 
+    caches: keys and values, [N, G, P, D] each.
+    softmax: without a cap and slopes.
     lse_TH: float32, where the natural logarithms of these rows' sums are written, if they are wanted.
     """
+    (k_cache_NGPD, v_cache_NGPD), sinks_H = caches, softmax.sinks_H
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads, block_size = k_cache_NGPD.shape[1:3]
     longest = None if batch.kv_bound_R is None else int(batch.kv_bound_R.max(initial=1))
@@ -83,11 +82,11 @@ def prefill_attention(
     prefill_kernel[(programs,)](
         _descriptor(q_THD, 64 // pack, pack), _descriptor(k_LD, box), _descriptor(v_LD, box), out_THD, lse_TH, sinks_H,
         items.table_I4, items.count_1, items.ticket_1, _heads_at_once(longest, k_cache_NGPD) * per_kv // pack,
-        batch.block_table_SC, scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
+        batch.block_table_SC, softmax.scale * LOG2E, out_THD.stride(0), batch.block_table_SC.stride(0),
         k_cache_NGPD.stride(0) // head_dim, k_cache_NGPD.stride(1) // head_dim,
         v_cache_NGPD.stride(0) // head_dim, v_cache_NGPD.stride(1) // head_dim, max(len(k_LD), len(v_LD)),
         UNITS=num_heads // pack, PER_KV=per_kv, PACK=pack, P=block_size, BOX=box, D=head_dim,
-        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=window or 0, SINKS=sinks_H is not None,
+        KEYS=config.KEYS, STAGES=config.STAGES, WINDOW=softmax.window or 0, SINKS=sinks_H is not None,
         CONSUMERS=items.queries // 64, CONSUMER_REGS=config.CONSUMER_REGS, PRODUCER_REGS=config.PRODUCER_REGS,
         num_warps=4, **launch_options(q_THD.device),
     )  # fmt: skip

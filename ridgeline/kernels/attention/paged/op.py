@@ -154,29 +154,37 @@ class RaggedBatch:
     tree: Tree | None = None
 
 
+class Softmax(NamedTuple):
+    """A layer's treatment of its scores: softmax(scale · q kᵀ + mask).
+
+    softcap: logits x become softcap · tanh(x / softcap), but sinks do not.
+    sinks_H: one more logit per head, which takes its part of the softmax and carries no value.
+    slopes_H: float32, the logits that a head loses per token of distance (ALiBi), after the cap.
+    window: a query at position p sees positions max(0, p - window + 1) … p.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    slopes_H: Tensor | None = None
+    window: int | None = None
+
+
 def paged_attention_reference(
     q_THD: Tensor,
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks_H: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
+    softmax: Softmax,
     scales: KVScales | None = None,
 ) -> Tensor:
     """Return softmax(scale · q kᵀ + mask) v for every row on its own, computed in float32: [T, H, D] in q's dtype.
 
-    A query at position p sees positions max(0, p - window + 1) … p. With a tree it sees none of these keys from its
-    base on but those in its bits.
+    With a tree a query sees none of the keys from its base on but those in its bits.
 
-    sinks_H: one more logit per head, which takes its part of the softmax and carries no value.
-    softcap: logits x become softcap · tanh(x / softcap), but sinks do not.
-    slopes_H: float32, what a head's logits lose per token of distance (ALiBi), after the cap.
     scales: those of caches of 8 bits, and None for others.
     """
+    scale, softcap, sinks_H, slopes_H, window = softmax
     out_THD = torch.empty_like(q_THD)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]
     heads_per_kv = q_THD.shape[1] // num_kv_heads

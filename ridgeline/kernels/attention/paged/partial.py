@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
 
 
@@ -18,11 +18,8 @@ def partial_attention(
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
     batch: RaggedBatch,
-    *,
-    scale: float,
+    softmax: Softmax,
     first_R: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return what `paged_attention` does, and the natural logarithms of the softmax's sums: [T, H, D] in q's dtype and
     [T, H] in float32 (float64 if q is).
@@ -30,11 +27,13 @@ def partial_attention(
     A row may have fewer keys than queries. Query i of n sees the first kv_len - n + 1 + i keys. Where that is none, the
     logarithm is -inf and the output is undefined. So are both for tokens of no row.
 
+    softmax: its sinks are left to `merge_attention`, and its window to first_R.
     first_R: the first key that a row's first query sees, for windows. Each further query sees one key less. None: all
         keys from 0 on.
 
     It is computed in float32, or in q's dtype if that is wider.
     """
+    scale, softcap, _, slopes_H, _ = softmax
     wide = torch.promote_types(q_THD.dtype, torch.float32)
     out_THD, lse_TH = torch.zeros_like(q_THD), q_THD.new_full(q_THD.shape[:2], -torch.inf, dtype=wide)
     num_kv_heads, block_size, head_dim = k_cache_NGPD.shape[1:]

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ridgeline.kernels.attention.paged.cost import WORKSPACE_BYTES
-from ridgeline.kernels.attention.paged.op import RaggedBatch, softmax_with_sinks
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax, softmax_with_sinks
 from ridgeline.kernels.base import kv_cache
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.base.tree import Tree, sight
@@ -96,15 +96,11 @@ def paged_attention(
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks_H: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
+    softmax: Softmax,
     scales: KVScales | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`."""
+    scale, softcap, sinks_H, slopes_H, window = softmax
     per_kv = q_THD.shape[1] // k_cache_NGPD.shape[1]
     key = window, per_kv, k_cache_NGPD.shape[1:], k_cache_NGPD.dtype
     if key not in batch.derived:

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ridgeline.kernels.attention.paged.op import AttentionShape, Cascade, RaggedBatch, Schedule
+from ridgeline.kernels.attention.paged.op import AttentionShape, Cascade, RaggedBatch, Schedule, Softmax
 from ridgeline.kernels.attention.paged.schedule import KEY_TILE, make_schedule
 from ridgeline.kernels.attention.paged.triton_cascade import shared_kernel, shared_options
 from ridgeline.kernels.attention.paged.triton_common import LOG2E
@@ -76,12 +76,7 @@ def paged_attention(
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks_H: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
+    softmax: Softmax,
     scales: KVScales | None = None,
     room: Rounded | None = None,
     lse_TH: Tensor | None = None,
@@ -94,6 +89,7 @@ def paged_attention(
     Block sizes are powers of two, both caches have the same strides, and elements of a head are contiguous. Cells that
     no query sees may hold NaN.
     """
+    scale, softcap, sinks_H, slopes_H, window = softmax
     (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, _) = q_THD.shape, k_cache_NGPD.shape
     if q_THD.stride(2) != 1:
         raise ValueError("paged attention: contiguous heads of queries expected")
@@ -155,10 +151,7 @@ def paged_attention(
         keys_values, widened, fits = (k_cache_NGPD, v_cache_NGPD), batch, True
         if batch.wide is not None:
             keys_values, (widened, fits) = batch.wide, _widened(batch, schedule, cache, block_size)
-        prefill_attention(
-            q_THD, *keys_values, widened, schedule.hopper,
-            scale=scale, out_THD=out_THD, window=window, sinks_H=sinks_H, lse_TH=lse_TH,
-        )  # fmt: skip
+        prefill_attention(q_THD, keys_values, widened, schedule.hopper, softmax, out_THD, lse_TH=lse_TH)
         if fits:
             return out_THD
     if len(schedule.tiles_J4):

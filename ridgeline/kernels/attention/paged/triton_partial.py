@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ridgeline.kernels.attention.paged.op import RaggedBatch
+from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.attention.paged.triton import paged_attention
 from ridgeline.kernels.base.aot import ONE_OF_EACH, AotKernel
 from ridgeline.kernels.base.launch import launch_options
@@ -25,19 +25,15 @@ def partial_attention(
     k_cache_NGPD: Tensor,
     v_cache_NGPD: Tensor,
     batch: RaggedBatch,
-    *,
-    scale: float,
+    softmax: Softmax,
     first_R: Tensor | None = None,
-    softcap: float | None = None,
-    slopes_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute `partial.partial_attention`. There are no windows yet: each row's would begin at a key of its own."""
     if first_R is not None:
         raise ValueError("partial attention: the Triton kernels know no first key of a row")
     lse_TH = torch.full(q_THD.shape[:2], -torch.inf, dtype=torch.float32, device=q_THD.device)
-    out_THD = paged_attention(
-        q_THD, k_cache_NGPD, v_cache_NGPD, batch, scale=scale, softcap=softcap, slopes_H=slopes_H, lse_TH=lse_TH
-    )
+    own = softmax._replace(sinks_H=None, window=None)
+    out_THD = paged_attention(q_THD, k_cache_NGPD, v_cache_NGPD, batch, own, lse_TH=lse_TH)
     return out_THD, lse_TH
 
 
