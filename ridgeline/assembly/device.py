@@ -25,7 +25,7 @@ from ridgeline.worker.machine import device_name, hardware_of
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
-from ridgeline.worker.speculation.methods import DraftSource, Network
+from ridgeline.worker.speculation.methods import DraftSource, Network, network_of
 from ridgeline.worker.threads import Threads
 
 UNMEASURED = 512  # tokens of a step that ranks divide where nothing is known of the device
@@ -77,20 +77,21 @@ def _load(
 
 def _draft_of(choices: Choices, target: Decoder, progress: Progress | None) -> Network | None:
     """Return the network that drafts, or None if none does."""
-    if choices.draft is None:
+    choice, config = choices.draft, choices.config
+    if choice is None:
         return None
-    return load_draft(
-        choices.draft,
+    network = network_of(
+        choice.network,
         target,
         choices.ops,
         dtype=getattr(torch, choices.dtype),
         device=choices.device,
         positions=choices.wanted_len,
-        rotary_rows=choices.longest + choices.config.num_drafts,  # a pass of rows of unlike lengths reaches behind some
-        load_format=choices.config.load_format,
-        seed=choices.config.seed,
-        progress=progress,
+        rotary_rows=choices.longest + config.num_drafts,  # a pass of rows of unlike lengths reaches behind some
+        scheme_of=keeping(choice.forms, choice.scheme),
     )
+    load_draft(network, choice, load_format=config.load_format, seed=config.seed, progress=progress)
+    return network
 
 
 def _agreed(memory: MemoryReport, ranks: Mesh) -> MemoryReport:

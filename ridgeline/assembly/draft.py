@@ -201,30 +201,9 @@ def check_draft(draft: ModelSpec, target: ModelSpec, longest: int) -> None:
 
 
 def load_draft(
-    choice: DraftChoice | HeadChoice,
-    target: Decoder,
-    ops: Ops,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    positions: int,
-    rotary_rows: int,
-    load_format: str,
-    seed: int,
-    progress: Progress | None,
-) -> Network:
-    """Return the network that drafts, with its weights. positions, rotary_rows: as in `network_of`. Raise
-    ModelLoadError."""
-    network = network_of(
-        choice.network,
-        target,
-        ops,
-        dtype=dtype,
-        device=device,
-        positions=positions,
-        rotary_rows=rotary_rows,
-        scheme_of=keeping(choice.forms, choice.scheme),
-    )
+    network: Network, choice: DraftChoice | HeadChoice, *, load_format: str, seed: int, progress: Progress | None
+) -> None:
+    """Load the weights of a network that drafts. Raise ModelLoadError."""
     if isinstance(choice, HeadChoice):
         assert not isinstance(network, Decoder)
         load_head(network, choice.head, choice.folder, load_format=load_format, seed=seed)
@@ -233,4 +212,3 @@ def load_draft(
         names = choice.model.weights
         load_weights(network, choice.folder, names, load_format=load_format, seed=seed, progress=progress)
     network.prepare()
-    return network
