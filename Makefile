@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
 
-# Up to four files at a time, one for each core, in the order of tests/conftest.py. SLOWEST=20 lists the slowest tests, as CI does.
+# Up to four files at a time, one more than there are cores, in the order of tests/conftest.py. SLOWEST=20 lists the slowest tests, as CI does.
 test: $(VENV)/.installed-test
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(if $(SLOWEST),--durations=$(SLOWEST))
 

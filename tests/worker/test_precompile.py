@@ -100,6 +100,7 @@ def cases() -> dict[str, KernelSet]:
     falcon_mamba = model_config(json.loads(FALCON_MAMBA.read_text())).spec
     latents = model_config(DEEPSEEK_V2_LITE).spec
     found = {
+        "many kernels": replace(KERNELS, max_seqs=16, max_tokens=256),
         "no feed-forwards": replace(
             KERNELS, spec=replace(falcon_mamba, layers=falcon_mamba.layers[:2]), speculation=None
         ),
@@ -135,9 +136,17 @@ def wait_until(condition: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.05)
 
 
-def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelSet) -> None:
-    """Also with what only a Hopper GPU runs: kernels in Gluon, and for rows that share blocks."""
-    kernels, labels = replace(kernels, max_seqs=16, max_tokens=256), list[str]()
+@pytest.mark.parametrize(
+    ("rows", "tokens", "drafts"),
+    [(1, 16, False), pytest.param(16, 256, True, marks=pytest.mark.thorough)],
+    ids=["few kernels", "many kernels"],
+)
+def test_processes_fill_the_cache_and_the_next_start_needs_none(
+    kernels: KernelSet, rows: int, tokens: int, drafts: bool
+) -> None:
+    """Also with what only a Hopper GPU runs: kernels in Gluon, and if there are many, for rows that share blocks."""
+    speculation = KERNELS.speculation if drafts else None
+    kernels, labels = replace(kernels, max_seqs=rows, max_tokens=tokens, speculation=speculation), list[str]()
     assert processes_needed(kernels) == 8
     with Compilers(kernels, 2) as children:
         first = children.finish(lambda label, fraction: labels.append(label))
@@ -145,24 +154,23 @@ def test_processes_fill_the_cache_and_the_next_start_needs_none(kernels: KernelS
     assert not first.found
     assert set(labels) == {"compiling kernels"}
     assert processes_needed(kernels) == 0
-    options = (
-        "--max-num-seqs",
-        "16",
-        "--max-num-batched-tokens",
-        "256",
-        "--max-model-len",
-        "64",
-        "--dtype",
-        "bfloat16",
-        "--speculative-config",
-        '{"method": "ngram", "num_speculative_tokens": 3}',
-    )
+    options = ["--max-num-seqs", f"{rows}", "--max-num-batched-tokens", f"{tokens}"]
+    options += ["--max-model-len", "64", "--dtype", "bfloat16"]
+    if drafts:
+        options += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
     command = ("compile", str(EMBEDDED_MODEL), "--arch", "sm_90", "--json", "--processes", "1", *options)
     run = subprocess.run([sys.executable, "-m", "ridgeline", *command], capture_output=True, text=True, check=True)
     second = json.loads(run.stdout)
     assert (second["compiled"], second["found"]) == (0, len(first.fresh))
-    assert {"stream_kernel", "fused_kernel", "_items_kernel", "shared_kernel"} <= set(second["kernels"])
+    assert {"stream_kernel", "fused_kernel"} <= set(second["kernels"])
+    assert not drafts or {"_items_kernel", "shared_kernel"} <= set(second["kernels"])
     assert list(kernels.marker.parent.glob("ridgeline-*")) == [kernels.marker]
+
+
+def test_kernels_that_only_a_hopper_gpu_runs_are_known_beforehand(names_of: NamesOf) -> None:
+    names = names_of("many kernels")
+    for kernel in ("stream_kernel", "fused_kernel", "_items_kernel", "shared_kernel", "_lookup_drafts"):
+        assert f".{kernel}[" in names
 
 
 def test_a_model_without_feed_forwards_survives_the_way_into_another_process() -> None:
