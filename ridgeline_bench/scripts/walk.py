@@ -151,6 +151,10 @@ def main() -> None:
     all_found |= {f"steady step, {where}": found for where, found in steady._asdict().items()}
     for where, found in all_found.items():
         print(f"\n{where}: {len(found.files)} files, {len(found.functions)} functions, {found.calls()} entered")
+        ops = {file for file in found.files if file.startswith("kernels/")}
+        if ops:
+            inside = sum(file in ops for file, _ in found.functions)
+            print(f"  of these in ops, as plain references: {len(ops)} files, {inside} functions")
         for file in found.files:
             names = [
                 f"{name} x{found.entered[file, name]}" if show_calls else name
