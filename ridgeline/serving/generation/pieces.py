@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Se
 from typing import NamedTuple
 
 from ridgeline.text.outputs import CompletionOutput
-from ridgeline.text.parsers.events import Event
+from ridgeline.text.parsers.events import Content, Event
 
 
 class Piece(NamedTuple):
@@ -15,7 +15,7 @@ class Piece(NamedTuple):
 
     lengths: those of the texts that each token brought.
     ended: it is the completion's last piece.
-    events: its content, reasoning and tool calls, where a reader looks for them.
+    read: the events that a reader found in the text; None where all text is content, so that nothing had to be read.
     """
 
     text: str
@@ -23,7 +23,12 @@ class Piece(NamedTuple):
     output: CompletionOutput
     lengths: Sequence[int] = ()
     ended: bool = False
-    events: Sequence[Event] = ()
+    read: Sequence[Event] | None = None
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Its content, reasoning and tool calls."""
+        return self.read if self.read is not None else [Content(self.text)] if self.text else []
 
 
 class Usage(NamedTuple):

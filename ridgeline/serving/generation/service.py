@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,6 @@ from ridgeline.serving.shares import INLINE_ENTRIES, off_loop
 from ridgeline.text.beams import BeamSearchParams
 from ridgeline.text.completion import Completion
 from ridgeline.text.outputs import CompletionOutput, RequestOutput
-from ridgeline.text.parsers.events import Content
 from ridgeline.text.parsers.reader import AnswerReader
 from ridgeline.text.requests import RequestLimits, derive_seed, make_requests
 from ridgeline.text.tokenizer import Tokenizer
@@ -225,30 +224,32 @@ class Run:
                     going.remove((ticket, completion))
         self.result.keep_best(self.asked.params)
 
-    async def pieces(
+    def pieces(
         self, interval: int | None = None, *, by_token: bool = False, scored: bool = False
-    ) -> AsyncIterator[Piece]:
-        """Yield the pieces as they come, with what their readers find in them. Raise as the run itself.
+    ) -> AsyncIterable[Piece]:
+        """Return the pieces as they come, with what their readers find in them. Reading them raises as the run itself.
 
         interval: the least tokens of a piece, but for a choice's first and last. by_token: each piece has one token.
         scored: none comes before the prompt's logprobs.
         """
         wait = scored and self.asked.params.prompt_logprobs is not None
-        whole = held(self, interval or 1, lambda: not wait or self.scored) if wait or (interval or 1) > 1 else self
-        async for piece in whole:
-            for each in split(piece) if by_token else (piece,):
-                yield await self._read(self.readers[each.output.index], each) if self.readers else each
+        whole: AsyncIterable[Piece] = self
+        if wait or (interval or 1) > 1:
+            whole = held(self, interval or 1, lambda: not wait or self.scored)
+        reads = any(not reader.plain for reader in self.readers)
+        return self._read(whole, by_token=by_token) if reads or by_token else whole
 
-    async def _read(self, reader: AnswerReader, piece: Piece) -> Piece:
-        """Return the piece with its events. A long text, such as an argument that has just ended, is read in a
+    async def _read(self, pieces: AsyncIterable[Piece], *, by_token: bool) -> AsyncIterator[Piece]:
+        """Yield the pieces with their events. A long text, such as an argument that has just ended, is read in a
         thread."""
-        if reader.plain:
-            return piece._replace(events=[Content(piece.text)] if piece.text else ())
-        read = partial(reader.read, piece.text, ended=piece.ended, tokens=piece.lengths)
-        before = reader.reasoning_tokens
-        events = await off_loop(reader.waiting + len(piece.text), INLINE_CHARS, read)
-        self.reasoning_tokens += reader.reasoning_tokens - before
-        return piece._replace(events=events)
+        async for whole in pieces:
+            for piece in split(whole) if by_token else (whole,):
+                reader = self.readers[piece.output.index]
+                read = partial(reader.read, piece.text, ended=piece.ended, tokens=piece.lengths)
+                before = reader.reasoning_tokens
+                events = await off_loop(reader.waiting + len(piece.text), INLINE_CHARS, read)
+                self.reasoning_tokens += reader.reasoning_tokens - before
+                yield piece._replace(read=events)
 
     async def finish(self) -> RequestOutput:
         """Run the request to its end and return the whole result."""

@@ -82,14 +82,16 @@ class Chat:
             greeted: set[int] = set()
             tally = shapes.Tally([run])
             async for piece in run.pieces(self._body.stream_interval):
-                index, said = piece.output.index, Said().add(self._shown(piece))
+                index = piece.output.index
+                said = None if piece.read is None else Said().add(self._shown(piece))  # most need no events
                 if index not in greeted:
                     greeted.add(index)
                     await self._greet(write, tally, run, index)
                 tally.add(run, piece)
-                delta = partial(self._delta, run, piece, said)
-                # logprobs may list the whole vocabulary
-                choice = await run.apart(run.entries_of(piece), delta) if self._body.logprobs else delta()
+                if self._body.logprobs:  # which may list the whole vocabulary
+                    choice = await run.apart(run.entries_of(piece), partial(self._delta, run, piece, said))
+                else:
+                    choice = self._delta(run, piece, said)
                 if choice is not None:
                     await self._write(write, tally, choice)
         last = shapes.timing(self._api.config, self._body, [run])
@@ -113,10 +115,11 @@ class Chat:
         usage = UNSET if not at_end else shapes.told(tally.usage) if always else None
         return write(answers.ChatChunk(**self._head, choices=[choice], **more, usage=usage))
 
-    def _delta(self, run: Run, piece: Piece, said: Said) -> answers.ChatDelta | None:
+    def _delta(self, run: Run, piece: Piece, said: Said | None) -> answers.ChatDelta | None:
         """Return a chunk's choice, or None if there is nothing to say."""
         output, body = piece.output, self._body
-        content, calls, thought, reason = said.content, said.calls, said.reasoning, self._reason(run, output)
+        content, calls, thought = (piece.text, [], "") if said is None else (said.content, said.calls, said.reasoning)
+        reason = self._reason(run, output)
         more = bool(calls or thought or reason)
         if not (content or more or body.logprobs or (body.return_token_ids and piece.token_ids)):
             return None
