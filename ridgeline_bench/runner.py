@@ -153,16 +153,17 @@ def _read(process: subprocess.Popen[str], timeout: float, log: IO[bytes]) -> Ite
             yield {"event": "timeout", "at": at, "seconds": timeout}
             return
         if line is None:
-            raise BenchmarkFailed(
-                f"the measuring process ended during {at}, exit code {process.wait()}.", _tail(process, log)
-            )
+            code = process.wait()
+            _end(process)
+            raise BenchmarkFailed(f"the measuring process ended during {at}, exit code {code}.", tail(log))
         event = json.loads(line)
         if event["event"] == "done":
             return
         if event["event"] == "error":
             if event["code"] == 2:
                 raise InvalidConfig(event["message"])
-            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}", _tail(process, log))
+            _end(process)
+            raise BenchmarkFailed(f"the measuring process failed during {at}: {event['message']}", tail(log))
         at = event.get("workload", at)
         yield event
 
@@ -183,10 +184,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _tail(process: subprocess.Popen[str], log: IO[bytes], lines: int = 12) -> str:
-    """Return the end of the log once the process has ended. The process shares the file's position, so the log is read
-    without moving it."""
-    _end(process)
+def tail(log: IO[bytes], lines: int = 12) -> str:
+    """Return the end of a log. The process that writes it shares the file's position, so it is read without moving
+    that."""
     size = os.fstat(log.fileno()).st_size
     text = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
     return "".join(f"\n{line}" for line in text.splitlines()[-lines:])

@@ -16,6 +16,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.footprint import kv_bytes, weight_bytes
 from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.planner import smallest
 from ridgeline.perf.precision import Precision
 from ridgeline.perf.roofline import Roofline, step_ops
 
@@ -105,13 +106,7 @@ def crossing(one: Callable[[int], float], other: Callable[[int], float], longest
 
     Both must grow with the context, and `one` faster than `other` if they cross.
     """
-    if other(longest) >= one(longest):
-        return None
-    low, high = 0, longest  # `other` is below at `high`, and not at `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if other(middle) < one(middle) else (middle, high)
-    return high
+    return smallest(longest, lambda context: other(context) < one(context))
 
 
 def crossings(curves: Sequence[Curve]) -> list[tuple[Curve, Curve, str, int]]:

@@ -157,7 +157,7 @@ class Plan:
     def crossover(self) -> int | None:
         """The least tokens in a step for which the layers' products take longer to compute than to read;
         None: never."""
-        return _smallest(LARGEST_STEP, self._products_compute_bound)
+        return smallest(LARGEST_STEP, self._products_compute_bound)
 
     @cached_property
     def chunk(self) -> int:
@@ -177,13 +177,13 @@ class Plan:
         def too_slow(tokens: int) -> bool:
             return self._mixed(best.batch, tokens) > limit
 
-        first = _smallest(LARGEST_STEP, too_slow)
+        first = smallest(LARGEST_STEP, too_slow)
         return LARGEST_STEP if first is None else (first - 1 or None)
 
     @cached_property
     def best(self) -> Point | None:
         """The largest batch that fits and meets the SLOs; None: not even one request does."""
-        first_bad = _smallest(self.max_requests, lambda batch: not self.meets(self.point(batch)))
+        first_bad = smallest(self.max_requests, lambda batch: not self.meets(self.point(batch)))
         batch = self.max_requests if first_bad is None else first_bad - 1
         return self.point(batch) if batch else None
 
@@ -256,7 +256,7 @@ class Plan:
         return reserved([Activations(self.part)], sizes)
 
 
-def _smallest(largest: int, holds: Callable[[int], bool]) -> int | None:
+def smallest(largest: int, holds: Callable[[int], bool]) -> int | None:
     """Return the smallest n in 1..largest for which `holds` is true, or None. `holds` must stay true from some n on."""
     if largest < 1 or not holds(largest):
         return None

@@ -59,6 +59,17 @@ def host_seconds(call: Call, device: torch.device, *, calls: int, effort: Effort
     return statistics.median(times[3:])
 
 
+def device_seconds(work: Call, times: int = 1) -> float:
+    """Return the device's seconds of a call, or the mean of several, by events on the current stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / times
+
+
 def _on_cpu(calls: Sequence[Call], effort: Effort) -> float:
     def batch() -> float:
         started = time.perf_counter()

@@ -22,7 +22,7 @@ from itertools import pairwise
 import openai
 
 from ridgeline_bench.child import percentile
-from ridgeline_bench.scripts.serving_endurance import Served
+from ridgeline_bench.scripts.served import Served
 
 PROMPT_WORDS, ANSWER_TOKENS = 256, 64
 LINE_WORDS, LINE_TOKENS = 512, 128

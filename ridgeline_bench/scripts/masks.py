@@ -42,6 +42,8 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.ops import Ops
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.worker.masks import Masks
+from ridgeline_bench.machine.timing import device_seconds
+from ridgeline_bench.scripts.apart import seconds
 from ridgeline_bench.scripts.asked import asked
 
 BUS, MEMORY = 55e9, 4.0e12  # bytes per second that PCIe 5 and an H200's memory move
@@ -118,21 +120,10 @@ def milliseconds(work: Callable[[], Any], steps: int, device: torch.device) -> f
     for _ in range(steps):
         if device.type == "cuda":
             torch.cuda._sleep(2_000_000)  # so that the host is ahead, and gaps between launches are not measured
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
+            times.append(1e3 * device_seconds(work))
         else:
-            times.append(1e3 * timed(work, time.process_time))
+            times.append(1e3 * seconds(work, time.process_time))
     return median(times)
-
-
-def timed(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-    started = clock()
-    work()
-    return clock() - started
 
 
 def dense(masks: Mapping[int, np.ndarray], rows: int, vocab: int, device: torch.device) -> torch.Tensor:
@@ -184,7 +175,7 @@ class Bench:
 
     def host_time(self, work: Callable[[], Any]) -> float:
         clock = time.perf_counter if self.device.type == "cuda" else time.process_time
-        return 1e3 * median(timed(work, clock) for _ in range(self.steps))
+        return 1e3 * median(seconds(work, clock) for _ in range(self.steps))
 
     def upload(self, masks: Mapping[int, np.ndarray]) -> None:
         Masks.of(masks, self.vocab, self.device)
@@ -240,7 +231,7 @@ class Bench:
         for _ in range(self.steps if masked else 0):
             for mask in asked:
                 mask._allowed_W = None
-            times.append(1e3 * timed(lambda: engine_masks.prepare(asked)))
+            times.append(1e3 * seconds(lambda: engine_masks.prepare(asked)))
         return median(times) if times else 0.0
 
 

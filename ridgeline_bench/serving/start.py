@@ -21,7 +21,7 @@ from typing import IO, Protocol
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline_bench.engines.vllm import ENVIRONMENT
-from ridgeline_bench.runner import Where
+from ridgeline_bench.runner import Where, tail
 
 HOST = "127.0.0.1"
 LOOK = 0.1  # seconds between looks at whether the server answers
@@ -148,7 +148,8 @@ class Start:
             if (death := server.ended()) is not None:
                 raise StartFailed(f"{self.label} {death}")
             if time.monotonic() > until:
-                raise StartFailed(f"{self.label} does not serve after {time.monotonic() - began:.0f} s.{_tail(log)}")
+                seconds = time.monotonic() - began
+                raise StartFailed(f"{self.label} does not serve after {seconds:.0f} s.{tail(log, TAIL)}")
             time.sleep(LOOK)
 
     def _environment(self) -> dict[str, str]:
@@ -170,14 +171,7 @@ class Start:
 
 def _death(process: subprocess.Popen[bytes], log: IO[bytes]) -> str | None:
     code = process.poll()
-    return None if code is None else f"ended with exit code {code}.{_tail(log)}"
-
-
-def _tail(log: IO[bytes]) -> str:
-    """Return the log's end. The process shares the file's position, so the log is read without moving it."""
-    size = os.fstat(log.fileno()).st_size
-    text = os.pread(log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
-    return "".join(f"\n{line}" for line in text.splitlines()[-TAIL:])
+    return None if code is None else f"ended with exit code {code}.{tail(log, TAIL)}"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from ridgeline_bench.machine.timing import device_seconds
 from ridgeline_bench.sweep.options import SweepOptions
 
 UNCACHED = 200e6  # bytes of the weights that take turns, several times the second-level cache
@@ -197,21 +198,10 @@ class Sweep(ABC):
         with torch.cuda.graph(graph):
             for i in range(launches):
                 self.launch(job, calls[i % len(calls)])
-        took, best = replayed(graph, 1), float("inf")
+        took, best = device_seconds(graph.replay), float("inf")
         for _ in range(3):
-            best = min(best, replayed(graph, max(1, round(8e-3 / took))))
+            best = min(best, device_seconds(graph.replay, max(1, round(8e-3 / took))))
         return best / launches
-
-
-def replayed(graph: torch.cuda.CUDAGraph, times: int) -> float:
-    """Return the seconds of one replay of several."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(times):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / times
 
 
 @contextmanager

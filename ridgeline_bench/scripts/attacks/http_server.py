@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ridgeline_bench.scripts.attacks.http_cases import campaign
-from ridgeline_bench.scripts.serving_endurance import Served, resident
+from ridgeline_bench.scripts.served import Served, resident
 
 KEY = "attack-key"
 FLAT = 64 << 20  # bytes that an API server may keep after an attack

@@ -31,7 +31,7 @@ import grpc as protocol
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2, inference_pb2_grpc
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline_bench.scripts.attacks.processes import SMALL, Row, Watch, counted, environment, main, post
-from ridgeline_bench.scripts.serving_endurance import Served, resident
+from ridgeline_bench.scripts.served import Served, resident
 
 QUIET = 2.0  # seconds of a quiet window
 PATH = "/v1/completions"

@@ -43,7 +43,7 @@ import zmq
 
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.transport.messages import Hello, Submit, encode
-from ridgeline_bench.scripts.serving_endurance import Served, children, resident
+from ridgeline_bench.scripts.served import Served, children, resident
 
 PATIENCE = 120.0  # seconds for one answer
 GRAMMAR_TIMEOUT = 2.0

@@ -20,7 +20,7 @@ from ridgeline.cli.serve import prepare
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
 from ridgeline.serving.batches.offline import OfflineBatch
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.scripts.serving_endurance import Served
+from ridgeline_bench.scripts.served import Served
 from tests.command import run_here
 from tests.serving.conftest import PATIENCE
 

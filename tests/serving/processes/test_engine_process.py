@@ -29,7 +29,7 @@ from ridgeline.transport.messages import Cancel, Hello, Look, Submit, Welcome, d
 from ridgeline.transport.zmq import LARGEST
 from ridgeline.worker.local import _lost
 from ridgeline.worker.runner import Runner
-from ridgeline_bench.scripts.serving_endurance import Served
+from ridgeline_bench.scripts.served import Served
 from tests.serving.conftest import PATIENCE, open_api_server, start_engine, stop_engine
 
 # A worker whose device is lost after so many steps: what torch raises then, and goes on raising.

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline_bench.scripts.serving_endurance import Served, children
+from ridgeline_bench.scripts.served import Served, children
 from tests.serving.conftest import PATIENCE
 
 POISON = 4001  # a token that ends the engine in whose step it is

@@ -21,7 +21,7 @@ from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2 as pb
 from ridgeline.serving.grpc.proto.ridgeline.v1 import inference_pb2_grpc
 from ridgeline.serving.processes import placement
-from ridgeline_bench.scripts.serving_endurance import Served
+from ridgeline_bench.scripts.served import Served
 from tests.serving.conftest import PATIENCE
 
 ENGINES = ("0", "1")

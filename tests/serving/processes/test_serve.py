@@ -30,7 +30,7 @@ from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.processes import keeper as keepers
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline_bench.scripts import serving_endurance as endurance
-from ridgeline_bench.scripts.serving_endurance import Served, descriptors, resident
+from ridgeline_bench.scripts.served import Served, children, descriptors, resident
 from tests.serving.conftest import MODEL, PATIENCE, Server
 
 SILENCE = 3.0  # seconds
@@ -342,13 +342,13 @@ def test_no_process_outlives_the_supervisor(wait: float | None) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         deadline = time.monotonic() + PATIENCE
-        while len(children := endurance.children(process.pid)) < 2 and time.monotonic() < deadline:
+        while len(started := children(process.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         if wait is None:
             process.stdout.readline()
         process.kill()
-        assert len(children) == 2
-        assert wait_gone(*children)  # one that still imports torch looks up only then
+        assert len(started) == 2
+        assert wait_gone(*started)  # one that still imports torch looks up only then
 
 
 def test_a_process_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +458,7 @@ def test_a_storm_of_aborts_leaves_no_task(server: Server) -> None:
 
 def family(pid: int) -> list[int]:
     """A process and all that it started, those that were started last first."""
-    return [*(each for child in endurance.children(pid) for each in family(child)), pid]
+    return [*(each for child in children(pid) for each in family(child)), pid]
 
 
 def test_neither_a_suspended_server_nor_a_clock_that_is_moved_is_taken_to_hang(

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.scripts.serving_endurance import Served
+from ridgeline_bench.scripts.served import Served
 from tests.serving.conftest import PATIENCE
 
 FOLDERS = {"large": EMBEDDED_MODEL, "small": EMBEDDED_MODEL.with_name("embedded-draft")}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline_bench.scripts.serving_endurance import Served
+from ridgeline_bench.scripts.served import Served
 from tests.serving.conftest import PATIENCE
 
 METHODS: dict[str, dict[str, Any]] = {
