@@ -182,8 +182,8 @@ class LLM:
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Return what a model that pools makes of every prompt, as tensors: the vectors of prompts, or with the tasks
-        token_embed and token_classify those of all their tokens. Raise InvalidRequest."""
+        """Return the outputs of a pooling model as tensors: a vector for each prompt, or with the tasks token_embed and
+        token_classify one for each of its tokens. Raise InvalidRequest."""
         options = {"task": pooling_task, "truncate_prompt_tokens": truncate_prompt_tokens}
         found = self._pool(prompts, pooling_params, options, use_tqdm=use_tqdm)
         return outputs(PoolingRequestOutput, found, lambda vector: PoolingOutput(torch.from_numpy(vector)))
@@ -337,15 +337,15 @@ class LLM:
         return self._jobs.tokenizer
 
     def expert_load(self) -> np.ndarray:
-        """Return how many tokens each expert got since the model was loaded: int64 [layers with experts, experts].
-        While prompts run the counts may be some steps old. A model without experts has no rows. Raise InvalidRequest
-        while the model is asleep and after `shutdown`."""
+        """Return the number of tokens that each expert got since the model was loaded: int64 [layers with experts,
+        experts]. While prompts run the counts may be some steps old. A model without experts has no rows. Raise
+        InvalidRequest while the model is asleep and after `shutdown`."""
         self._check_running()
         load = self.assembly.worker.figures().experts
         return np.zeros((0, 0), np.int64) if load is None else load.total_LE
 
     def rank_waits(self) -> list[RankWaits]:
-        """Return which ranks waited for others, and for which others waited; empty without `rank_trace_dir`."""
+        """Return the waits of all ranks: for others, and caused by each. The list is empty without `rank_trace_dir`."""
         return [] if self._is_shut_down or self._asleep else list(self.assembly.worker.figures().waits)
 
     @property

@@ -101,7 +101,7 @@ def _nursery() -> Nursery:
 
 
 def _request(facts: Sequence[Any]) -> tuple[dict[str, Any], list[int]] | None:
-    """Return what the process that forks must know, and the descriptors that the new process gets. None: the process
+    """Return the request for the process that forks, and the descriptors that the new process gets. None: the process
     must start as others do."""
     command, _, closes, kept, folder, environment = facts[:6]
     taken, error_pipe, (new_session, group) = facts[6:12], facts[13], facts[15:17]

@@ -287,7 +287,7 @@ UNGROUPED = dict.fromkeys(("Mamba2Mixer", "BambaMixer", "GraniteMoeHybridMambaLa
 
 
 def is_wrong(module: nn.Module) -> bool:
-    """Return whether the transformers at hand is known to compute this mixer wrongly."""
+    """Return True if the installed transformers is known to compute this mixer wrongly."""
     right_from = UNGROUPED.get(type(module).__name__)
     return right_from is not None and Version(transformers.__version__) < right_from and module.n_groups > 1
 

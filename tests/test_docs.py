@@ -58,7 +58,7 @@ def prose_and_code(page: Path) -> tuple[list[str], list[str]]:
 
 @cache
 def spans(page: Path) -> list[str]:
-    """Return what the page writes as code: each span of its prose, and each line of its fences."""
+    """Return the page's code: each span of its prose, and each line of its fences."""
     prose, code = prose_and_code(page)
     shown = "\n".join(code).replace("\\\n", " ").splitlines()
     return [*(span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", "\n".join(prose))), *shown]
@@ -122,12 +122,12 @@ def tree() -> frozenset[str]:
 
 @cache
 def bases() -> tuple[str, ...]:
-    """Return what a page may leave out before a path: the package, its folders, and theirs."""
+    """Return the prefixes that a page may leave out of a path: the package, its folders, and theirs."""
     return ("", *(f"{path}/" for path in tree() if re.fullmatch(r"ridgeline(_bench)?(/\w+){0,2}", path)))
 
 
 def is_there(path: str) -> bool:
-    """Return whether a file or folder has that path. A name alone may be in any folder; `<op>` and `*` are any name."""
+    """Return True if a file or folder has that path. A name alone may be in any folder; `<op>` and `*` are any name."""
     path = path.rstrip("/")
     if re.search(r"[*<]", path):
         form = re.compile(r"(?:.*/)?" + re.sub(r"<\w+>|\*", "[^/]+", path.replace(".", r"\.")))
@@ -190,7 +190,7 @@ def test_modules_and_their_names_are_there(page: Path) -> None:
 
 
 def names_something(parts: list[str]) -> bool:
-    """Return whether the parts lead to a module, or to one and a name in it."""
+    """Return True if the parts lead to a module, or to one and a name in it."""
     for base in (ROOT, *PACKAGES):
         for count in range(len(parts), 0, -1):
             path = base.joinpath(*parts[:count])

@@ -23,7 +23,7 @@ def imports(script: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def names(module: str) -> set[str]:
-    """Return what can be imported from a module: what it defines or imports, and modules within."""
+    """Return the names that can be imported from a module: those that it defines or imports, and modules within."""
     path = ROOT / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     found = {each.stem for each in path.iterdir()} if path.is_dir() else set()

@@ -70,7 +70,7 @@ class Environment:
         return self.folder / "bin/python"
 
     def wanted(self) -> list[str]:
-        """Return what pip is to install beside this package."""
+        """Return the requirements that pip must install beside this package."""
         names = ("transformers", "triton")
         found = [f"torch=={self.torch}+cpu", *(f"{name}=={least(name)}" if self.oldest else name for name in names)]
         return [*found, NUMPY_OF_OLD_TRITON] if self.oldest else found
@@ -166,7 +166,7 @@ def versions(environment: Environment) -> dict[str, str]:
 
 
 def outcome(report: Path) -> dict[str, object]:
-    """Return what pytest's report says: numbers of tests, and the names of those that failed."""
+    """Return the content of pytest's report: numbers of tests, and the names of those that failed."""
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     named = {case: f"{case.get('classname')}::{case.get('name')}" for case in cases}
     bad = [named[case] for case in cases if case.find("failure") is not None or case.find("error") is not None]

@@ -120,7 +120,8 @@ def _take(ours: Sequence[Matrix], scheme: str, make: MakeConfig, dtype: torch.dt
 
 
 def knapsack(options: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, int] | None:
-    """Return which choice of each keeps the bytes within the budget at little cost, or None if none does."""
+    """Return by name the index of a choice, so that the bytes stay within the budget at little cost, or None if none
+    do."""
     hulls = {name: _hull(choices) for name, choices in options.items()}
     place = {name: len(hull) - 1 for name, hull in hulls.items()}
     size = sum(options[name][hull[-1]][0] for name, hull in hulls.items())

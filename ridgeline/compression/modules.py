@@ -68,7 +68,7 @@ def split(matrix: Matrix, weight_OI: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def stored_rows(source: Source, rows: int) -> Tensor:
-    """Return which of our rows each row of the checkpoint's tensor is."""
+    """Return, for each row of the checkpoint's tensor, the index of our row."""
     return in_their_order(stored_view(torch.arange(rows)[:, None], source), source).reshape(-1)
 
 

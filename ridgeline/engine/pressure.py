@@ -48,9 +48,9 @@ class Pressure:
         return pool.free_pages < sum(wanted) and not pool.can_take(wanted)
 
     def victims(self, leaders: PySequence[Sequence]) -> list[Sequence]:
-        """Return those of the running requests that should be preempted, in that order: the last of them first.
+        """Return the running requests to preempt, in that order: the last of `leaders` first.
 
-        leaders: of all running requests, at least two, in policy order. The first one goes on in any case.
+        leaders: those of all running requests, at least two, in policy order. The first one is never preempted.
         """
         fewest, most = 1, len(leaders) - 1
         while fewest < most:

@@ -74,7 +74,7 @@ class Linear(nn.Module):
         self.multiply_with(joined(build.ops, self.fillings) if weight is None else weight_of(build.ops, weight))
 
     def columns_of(self, part: int) -> tuple[int, ...]:
-        """Return those of the columns that one of the parts consists of."""
+        """Return the columns of which one of the parts consists."""
         ends = list(accumulate(self.columns, initial=0))
         start = sum(self.parts[:part])
         return self.columns[ends.index(start) : ends.index(start + self.parts[part])]

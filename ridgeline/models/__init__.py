@@ -101,7 +101,7 @@ class Architecture(Protocol):
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        """Return which checkpoint tensors fill which decoder parameter."""
+        """Return the checkpoint's tensors that fill each parameter of the decoder."""
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:

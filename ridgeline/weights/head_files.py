@@ -38,7 +38,7 @@ def head_config(method: str, folder: Path, target: ModelSpec, *, files: bool) ->
 
 
 def drafting_layer(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return those of a checkpoint's tensors that are its layer for multi-token prediction, and {} if it holds none."""
+    """Return the tensors of a checkpoint's layer for multi-token prediction, or {} if it holds none."""
     try:
         head = mtp_head(spec, stored)
     except ModelLoadError:

@@ -248,7 +248,7 @@ def _tell_of_unused(stored: Stored) -> None:
 
 
 def _places(decoder: Decoder, weights: WeightMap, pieces: Pieces, stored: Stored, plain: Stored) -> Iterator[Place]:
-    """Yield what is to be filled, with the function that reads it. plain: the files' tensors without quantized ones."""
+    """Yield each place to fill, with the function that reads it. plain: the files' tensors without quantized ones."""
     kept = {name for name, owner, _ in matrices(decoder, weights, tied=True) if owner.fillings}
     for name, module, sources in matrices(decoder, weights, tied=True):
         if name in kept:

@@ -34,7 +34,7 @@ def divides_heads(source: Source, rows: int, block: int) -> bool:
 
 
 def _order(rows: int, source: Source) -> Tensor | None:
-    """Return which of the checkpoint's rows each of ours is, or None if both have one order."""
+    """Return, for each of our rows, its index in the checkpoint, or None if both have one order."""
     if source.heads is None:
         return None
     index_HR, total = torch.arange(rows).view(source.heads, -1), sum(source.shares)

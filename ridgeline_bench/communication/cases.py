@@ -27,22 +27,23 @@ OPS = {
 
 
 def numbers(op: str, nbytes: int, ranks: int, dtype: torch.dtype) -> int:
-    """Return how many numbers a message of about so many bytes has: whole rows, where rows are normalized or
-    exchanged, else as many for each rank's part, and these a multiple of eight."""
+    """Return the count of numbers in a message of about `nbytes`: whole rows, where rows are normalized or exchanged,
+    else a multiple of eight for each rank's part, the same for all."""
     rows = {"all_reduce_norm": WIDTH, "exchange": WIDTH * ranks}.get(op, 0)
     unit = rows if rows and nbytes > rows * dtype.itemsize else 8 * ranks
     return max(1, round(nbytes / dtype.itemsize / unit)) * unit
 
 
 def content(rank: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what a rank brings: [N]."""
+    """Return a rank's own numbers: [N]."""
     index_P = torch.arange(min(count, PERIOD), device=device)
     period_P = ((index_P * 7 + index_P // 17 + rank * 13) % (2 * LARGEST + 1) - LARGEST).to(dtype)
     return period_P.repeat(-(-count // PERIOD))[:count]
 
 
 def expected(op: str, rank: int, ranks: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what a rank must get. count: the numbers of the message, as `perf.links` counts its bytes."""
+    """Return the numbers that a rank must receive: [N]. count: the numbers of the message, as `perf.links` counts its
+    bytes."""
     part = count // ranks
     if op in ("all_reduce", "all_reduce_norm", "reduce_scatter"):
         total_N = content(0, count, dtype, device)
@@ -61,7 +62,7 @@ def expected(op: str, rank: int, ranks: int, count: int, dtype: torch.dtype, dev
 
 
 def brought(op: str, rank: int, ranks: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what a rank must bring for that."""
+    """Return a rank's input to the op, from which `expected` follows."""
     if op == "copy":
         return content(0, count, dtype, device)
     return content(rank, count // ranks if op == "all_gather" else count, dtype, device)

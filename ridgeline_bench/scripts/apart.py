@@ -71,7 +71,7 @@ def loaded(engine: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def in_turn(ways: Mapping[str, Callable[[], R]], rounds: int) -> Iterator[dict[str, R]]:
-    """Yield what each way returns, in every round."""
+    """Yield, for every round, the result of each way by its name."""
     for _ in range(rounds):
         yield {name: way() for name, way in ways.items()}
 

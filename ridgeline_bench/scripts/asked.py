@@ -17,7 +17,7 @@ class OneOf(tuple[str, ...]):
 
 
 def asked(doc: str | None, *places: str, **options: Any) -> argparse.Namespace:
-    """Return what the command line says. The module's text is the help.
+    """Return the arguments of the command line. The module's text is the help.
 
     places: arguments that stand without a flag; "files..." takes several, "what=a|b" one of these.
     options: by name, a default, whose type the option has; False for a switch; a list for several words; a type, or a

@@ -49,7 +49,7 @@ class Float8:
     infinities: bool
 
     def value(self, byte: int) -> float:
-        """Return what a byte stands for."""
+        """Return the number that a byte stands for."""
         sign = -1.0 if byte >> 7 else 1.0
         power, steps = byte >> self.mantissa & (1 << self.exponent) - 1, byte & (1 << self.mantissa) - 1
         last, bias = (1 << self.exponent) - 1, (1 << self.exponent - 1) - 1

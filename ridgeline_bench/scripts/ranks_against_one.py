@@ -44,7 +44,7 @@ def outputs(options: dict[str, Any]) -> tuple[dict[str, list[list[int]]], dict[s
 
 
 def alike(one: list[int], other: list[int]) -> int:
-    """Return how many tokens agree before the first that does not."""
+    """Return the number of tokens that agree before the first that does not."""
     pairs = zip(one, other, strict=True)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), len(one))
 

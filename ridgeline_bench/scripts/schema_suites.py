@@ -106,7 +106,7 @@ def judged(schema: Any) -> Any:
 
 
 def is_valid(validator: Any, value: Any) -> bool | None:
-    """Return what the validator says; None if it cannot read the schema."""
+    """Return the validator's answer; None if it cannot read the schema."""
     try:
         return bool(validator.is_valid(value))
     except Exception:  # a reference that leads nowhere here, a pattern of another dialect, a number that is too large

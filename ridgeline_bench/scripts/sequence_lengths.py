@@ -86,7 +86,8 @@ def limits(work: Work, rates: Hardware | None, setting: Setting) -> tuple[float,
 
 
 def replay_of(run: Run, captured: bool) -> Callable[[], object]:
-    """Return what runs the form once on a GPU: a captured graph, or the call itself where it cannot be captured."""
+    """Return a function that runs the form once on a GPU: a captured graph, or the call itself if it cannot be
+    captured."""
     if not captured:
         return run
     try:

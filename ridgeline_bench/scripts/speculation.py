@@ -68,7 +68,7 @@ class Known:
 
 
 def way(settings: dict[str, Any], threads: int, share: float | None) -> tuple[None, Callable[[Asked], Written]]:
-    """Return what generates in one way."""
+    """Return a function that generates with these settings."""
     torch.set_num_threads(threads)
     llm = LLM(**settings)
 

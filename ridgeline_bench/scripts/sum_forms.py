@@ -126,8 +126,8 @@ FORMS: dict[str, Callable[[int, float, int], list[Message]]] = {
 
 
 def seconds(messages: list[Message], ranks: int, hosts: int = 1) -> float:
-    """Return when all ranks have the sum. Messages leave in the order of their steps, but none waits for one that
-    cannot leave yet. Raise AssertionError if ranks do not get the sum."""
+    """Return the seconds until all ranks have the sum. Messages leave in the order of their steps, but none waits for
+    one that cannot leave yet. Raise AssertionError if ranks do not get the sum."""
     has: dict[tuple[int, int], int] = {}  # whose numbers a rank has added up of a part, one bit for each
     into: dict[tuple[int, int], list[int]] = defaultdict(list)
     after: list[list[int]] = [[] for _ in messages]

@@ -128,7 +128,8 @@ def engine_of(a: Namespace, drafts: int) -> tuple[Any, Any]:
 
 
 def engine(a: Namespace, drafts: int) -> tuple[None, Callable[[Case], tuple[float, float]]]:
-    """Return what finds the milliseconds of a token of every request, and the tokens of a row that verifies."""
+    """Return a function that measures the milliseconds for a token of every request, and the tokens of a row that
+    verifies."""
     set_share: Callable[[float, int], None] = lambda share, salt: None  # noqa: E731
     if drafts and a.what == "shares":
         set_share = force(max(a.batches) + 1, a.context + a.tokens + 65)

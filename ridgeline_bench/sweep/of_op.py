@@ -54,7 +54,7 @@ class OpSweep(Sweep):
         ]
 
     def ways(self, case: OpCase, timed: bool) -> list[Any]:
-        """Return what to launch: what is chosen by itself, other implementations, cuts, peers."""
+        """Return the ways to launch the op: the default (None), other implementations, cuts, peers."""
         others = list(self.functions)[1:] or ([] if self.functions else ["reference"])
         if timed and self.of.matrix:  # plain torch is much slower, and waits for the host, which no graph can hold
             others = [name for name in others if name != "torch"]

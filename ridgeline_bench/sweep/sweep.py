@@ -108,13 +108,13 @@ class Sweep(ABC):
 
     @abstractmethod
     def reference(self, job: Job, arguments: Any) -> Any:
-        """Return what `launch` should return, or None if other jobs check the cut."""
+        """Return the right result of `launch`, or None if other jobs check the cut."""
 
     @abstractmethod
     def limit(self, job: Job, calls: list[Any]) -> Limit: ...
 
     def error(self, job: Job, got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-        """Return how far off a result is, in units of what is right; NaN is wrong too."""
+        """Return the largest error in units of the allowed one; NaN is wrong too."""
         raise NotImplementedError
 
     def defined(self, job: Job, arguments: Any, result: Any) -> Any:
@@ -136,11 +136,12 @@ class Sweep(ABC):
     # What subclasses build on
 
     def turns(self, nbytes: float, most: int = 64) -> int:
-        """Return how many weights of so many bytes pass by the second-level cache."""
+        """Return the number of weights of `nbytes` that take turns, so that the second-level cache holds none of
+        them."""
         return 1 if self.device.type != "cuda" else min(most, max(2, -int(-UNCACHED // nbytes)))
 
     def kept(self, name: str, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made for the key, or make it. Of each name one value is kept."""
+        """Return the value that was made for the key, or make it. One value is kept for each name."""
         if name not in self._kept or self._kept[name][0] != key:
             self._kept.pop(name, None)
             self._kept[name] = key, make()

@@ -100,7 +100,7 @@ class Device:
 
 
 def tokens(share: float, drafts: int) -> float:
-    """Return how many tokens a row brings on average."""
+    """Return the mean number of tokens that a row brings."""
     return sum(share**place for place in range(drafts + 1))
 
 

@@ -53,7 +53,7 @@ def asked(number: int) -> list[Request]:
 def run(
     folder: Path, requests: Sequence[Request], drafts_of: dict[str, Outcome] | None = None, **settings: Any
 ) -> dict[str, Outcome]:
-    """Return what comes of the requests. drafts_of: outcomes that requests verify drafts for in every step, most of
+    """Return the outcomes of the requests. drafts_of: outcomes that requests verify drafts for in every step, most of
     them right on a CPU, and found in the text on a GPU; otherwise there are no drafts."""
     speculation = {"speculative_config": LOOKUP} if drafts_of else {}
     with rig(folder, **speculation, **settings) as own:

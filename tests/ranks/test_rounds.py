@@ -142,7 +142,7 @@ def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
 
 
 def replays(worker: LocalWorker) -> dict[Shape, int]:
-    """Return how often each graph of a rank was replayed."""
+    """Return the number of replays of each graph of a rank."""
     found = worker._runner.launch.graphs
     assert found is not None
     return {shape: graph.replays for (shape, _), graph in found._graphs.items() if graph.replays}  # type: ignore[attr-defined]

@@ -141,7 +141,7 @@ class Drawn:
 
 
 def plain(like: Drawn) -> Tensor:
-    """Return what requests draw one token at a time, and a few tokens more: [R, 2 * LENGTH]."""
+    """Return the tokens that requests draw one at a time, and a few tokens more: [R, 2 * LENGTH]."""
     own = Drawn(like.params, CHAIN, like.seed)
     none_RD, steps = torch.full((REQUESTS, 2), -1), range(2 * LENGTH)
     return torch.cat([own.step(none_RD)[:, :1].long() for _ in steps], 1)
@@ -172,7 +172,8 @@ def probability_of_texts(params: SamplingParams) -> Tensor:
 
 
 def likelihood(count: Tensor, expected: Tensor) -> float:
-    """Return how likely counts as far from the expected ones are, by chi-square. Cells of few counts are one cell."""
+    """Return the probability of counts at least as far from the expected ones, by chi-square. Cells of few counts are
+    one cell."""
     few = expected < 5
     cells = torch.stack((torch.cat((count[~few], count[few].sum()[None])),
                          torch.cat((expected[~few], expected[few].sum()[None]))))  # fmt: skip

@@ -71,7 +71,7 @@ class OpCase(ABC):
         return self
 
     def written(self, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        """Return what a call leaves in its arguments that has a meaning."""
+        """Return the defined parts of the arguments that a call writes to."""
         return (arguments[0],) if self.stores else ()
 
     @abstractmethod

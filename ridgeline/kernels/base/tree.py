@@ -39,15 +39,15 @@ class Tree(NamedTuple):
 
 
 def popcount(bits: Tensor) -> Tensor:
-    """Return how many bits are set in each int64."""
+    """Return the number of bits set in each int64."""
     pairs = bits - (bits >> 1 & 0x5555555555555555)
     fours = (pairs & 0x3333333333333333) + (pairs >> 2 & 0x3333333333333333)
     return ((fours + (fours >> 4) & 0x0F0F0F0F0F0F0F0F) * 0x0101010101010101) >> 56
 
 
 def sight(bits: Tensor, base: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether tokens with these bits and bases see the keys at these places (bool), and the positions of the
-    keys that they see (int64). The shapes broadcast."""
+    """Return (seen, position). seen: bool, whether tokens with these bits and bases see the keys at these places.
+    position: int64, those of the keys that they see. The shapes broadcast."""
     node = key - base
     own = node.clamp(0, NODES - 1)
     above = bits & ((torch.ones_like(own) << own) - 1)

@@ -55,7 +55,7 @@ def quick_silu(x):
 
 @triton.jit
 def popcount(bits):
-    """Return how many bits are set in each int64, in 32 bits."""
+    """Return the number of bits set in each int64, as int32."""
     pairs = bits - (bits >> 1 & 0x5555555555555555)
     fours = (pairs & 0x3333333333333333) + (pairs >> 2 & 0x3333333333333333)
     return (((fours + (fours >> 4) & 0x0F0F0F0F0F0F0F0F) * 0x0101010101010101) >> 56).to(tl.int32)

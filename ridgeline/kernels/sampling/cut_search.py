@@ -107,7 +107,7 @@ def note(cut: Cut, number: int, known: Known) -> None:
 
 
 def known_before(cut: Cut, number: int) -> Known:
-    """Return what is known before the round `number`."""
+    """Return the numbers that are known of each row's cut before the round `number`."""
     if number == 0:
         zero_R = torch.zeros_like(cut.slots_R)
         place_R = torch.where(is_searching(cut, 0), zero_R, PLACES)
@@ -118,7 +118,7 @@ def known_before(cut: Cut, number: int) -> Known:
 
 
 def _found(cut: Cut, number: int, old: Known) -> Known:
-    """Return what is known after the round `number`, of rows of which it found a digit."""
+    """Return the numbers that are known after the round `number`, of rows for which it found a digit."""
     top_k_R, top_p_R = _asked(cut)
     by_count_R = (top_k_R > 0) & (number < cut.levels)
     mass_RNB, count_RNB = _numbers(cut, number)

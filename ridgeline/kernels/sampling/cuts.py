@@ -69,7 +69,7 @@ def cut_begin(
 
 
 def cut_round(source_RU: Tensor, cut: Cut, number: int) -> Tensor:
-    """Return what this rank tells in the round `number`, after the other rounds' numbers are in `cut.told`: int32
+    """Return this rank's words of the round `number`, once `cut.told` has the numbers of the rounds before: int32
     [R, X].
 
     A token counts if its place begins with the digits that are known of the cut.
@@ -125,7 +125,7 @@ def mean(told_RX: Tensor) -> Tensor:
 
 
 def distances(source_RU: Tensor, cut: Cut) -> Tensor:
-    """Return how far tokens are below their row's largest logit, which may be infinite."""
+    """Return the distances of tokens from their row's largest logit, which may be infinite."""
     x_RU, top_R1 = source_RU.float(), cut.range_RM2[..., 0].amax(-1, keepdim=True)
     return torch.where(x_RU == top_R1, 0, top_R1 - x_RU)
 

@@ -293,8 +293,8 @@ def _above(
 def _ties_up_to(
     key, last, key_T, id_T, row_ptr, V, SHIFT: tl.constexpr, MANY: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
-    """Return how many entries have exactly `key` and a token id of at most `last`. They are in registers or read, as in
-    `_above`."""
+    """Return the number of entries with exactly `key` and a token id of at most `last`. Entries are in registers or
+    read, as in `_above`."""
     if FULL:
         counts_T = tl.zeros((MANY,), tl.int32)
         for start in range(0, V, MANY):

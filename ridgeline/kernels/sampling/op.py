@@ -118,8 +118,8 @@ def _penalize(logits_V: Tensor, tables: SamplingTables, slot: int) -> None:
 
 
 def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Return which tokens stay: of the top k, the fewest that reach top_p; and of these the ones at least min_p times
-    as likely as the likeliest.
+    """Return True for each token that stays: of the top k, the fewest that reach top_p; and of these the ones at least
+    min_p times as likely as the likeliest.
 
     Ties go to the smaller token id. The likeliest token always stays.
     """
@@ -136,9 +136,9 @@ def _filter(logits_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
 
 
 def _typical(logits_V: Tensor, typical_p: float) -> Tensor:
-    """Return which tokens locally typical sampling keeps (Meister et al., arXiv 2202.00666). It keeps the fewest tokens
-    whose information is nearest to the entropy and that together hold a probability of typical_p, and all that tie with
-    the last of them."""
+    """Return True for each token that locally typical sampling keeps (Meister et al., arXiv 2202.00666). It keeps the
+    fewest tokens whose information is nearest to the entropy and that together hold a probability of typical_p, and all
+    that tie with the last of them."""
     if typical_p >= 1:
         return torch.ones_like(logits_V, dtype=torch.bool)
     logprob_V = logits_V.log_softmax(0)

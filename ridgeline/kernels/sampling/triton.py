@@ -166,7 +166,7 @@ def _row_warps(config: Config, random: bool, filtered: bool) -> int:
 
 
 def columns_of(tables: SamplingTables) -> tuple[Tensor, ...]:
-    """Return what a kernel that adjusts logits reads."""
+    """Return the tensors that a kernel reads to adjust logits."""
     ids = tables.bias_ids_SB, tables.bias_SB, tables.stop_ids_SE
     seen = tables.output_count_SV, tables.prompt_seen_SV
     return *ids, *seen, tables.min_len_S, tables.repetition_S, tables.presence_S, tables.frequency_S

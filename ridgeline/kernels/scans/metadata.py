@@ -120,7 +120,7 @@ class Passes:
     place_T: Tensor | None = None
 
     def joined(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return what the passes put out in the order of the step's tokens."""
+        """Return the outputs of all passes as one tensor, in the order of the step's tokens."""
         if self.place_T is None:
             return torch.stack(list(outputs), dim=1).flatten(0, 1)
         out_P = torch.cat(list(outputs))
@@ -131,7 +131,7 @@ class Divided(Protocol):
     """The ranks that divide the tokens of a step's rows."""
 
     def run(self, metadata: ScanMetadata, op: RecurrentOp, tells: Tells, states_N: Tensor, given: Inputs) -> Tensor:
-        """Return what the op makes of this rank's tokens, and replace the rows' states, on every rank alike."""
+        """Return the op's output for this rank's tokens, and replace the rows' states, on every rank alike."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ScanMetadata:
     tokens_each: how many tokens every row runs; 0 if rows differ.
     passes: those of a step whose rows verify drafts; the other fields do not count then. None: the step is one.
     divided: the ranks that divide the rows' tokens. The inputs of ops are then this rank's tokens, and all other fields
-        are those of the whole step. None: nobody does.
+        are those of the whole step. None: no tokens are divided.
     """
 
     start_R1: Tensor

@@ -130,7 +130,7 @@ class Board:
         x_N.copy_(self._there(x_N, source))
 
     def _there(self, x_N: Tensor, rank: int) -> Tensor:
-        """Return what has the same address on another rank: the same place in its memory of the same number."""
+        """Return the tensor at the same address on another rank: the same place in its memory of the same number."""
         for slots in self.slots:
             for number, each in enumerate(slots):
                 first = (x_N.data_ptr() - each.data_ptr()) // each.itemsize

@@ -21,7 +21,7 @@ FORMATS = list(dict.fromkeys(replace(case.format, group=case.format.group or 384
 
 
 def run(text: str, arguments: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return what the instructions leave in $0. Registers are int64 tensors of 32 bits each."""
+    """Return the value that the instructions leave in $0. Registers are int64 tensors of 32 bits each."""
     held = {f"${i + 1}": x for i, x in enumerate(arguments)}
 
     def value(name: str) -> Tensor:

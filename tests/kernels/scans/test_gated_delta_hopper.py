@@ -47,7 +47,7 @@ class Blind:
 
 
 def box_of(x: Any) -> Any:
-    """Return what an engine that is played needs of a descriptor."""
+    """Return the fields of a descriptor that the simulated copy engine needs."""
     if not isinstance(x, TensorDescriptor):
         return x
     return SimpleNamespace(x=x.base, block_shape=tuple(x.block_shape), dtype=x.base.dtype, layout=None)

@@ -24,8 +24,8 @@ LONG = (  # longer than what a program looks at together
 
 
 def by_hand(known: list[int], shortest: int, longest: int, count: int) -> tuple[list[int], int]:
-    """Return what follows the best of all earlier places, and goes on as the text does between that place and its
-    end; and how many tokens that place shares."""
+    """Return the `count` tokens that follow the best of all earlier places, repeating the text from there to its end as
+    often as needed, and the number of tokens that this place shares."""
     best = (0, 0)
     for place in range(1, len(known)):
         shared = 0

@@ -230,7 +230,7 @@ def test_outcomes_are_posted_round_the_ring(name: str, num_bytes: int, device: s
 
 
 def verified_by_hand(tokens, drafts, cached, stops, limit) -> tuple[list[int], int]:
-    """Return what a row emits, and why it ends there.
+    """Return the tokens that a row emits, and the reason why it ends there.
 
     tokens: those drawn behind its last one and behind its drafts. cached: the tokens before its last one.
     """

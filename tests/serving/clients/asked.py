@@ -45,6 +45,6 @@ def needing(package: str) -> Callable[[Any], Any]:
 
 
 def offline(max_tokens: int, prompt: str = PROMPT) -> str:
-    """Return what the offline API writes after the prompt, greedily: what every client must be told."""
+    """Return the offline API's greedy completion of the prompt, which every client must get too."""
     [output] = LLM(dtype=DTYPE).generate([prompt], SamplingParams(temperature=0, max_tokens=max_tokens))
     return output.outputs[0].text

@@ -61,7 +61,7 @@ def tokenizer(kind: str) -> tuple[Tokenizer, LLTokenizer]:
 
 
 def written(kind: str, grammar: Grammar, seed: int, *, greedy: bool) -> str | None:
-    """Return what a model writes that draws evenly, or always takes its favourite. None: it did not stop."""
+    """Return the text of a model that draws evenly, or always takes its favourite. None: it did not stop."""
     texts, known = tokenizer(kind)
     draw, likes_V = random.Random(seed), np.random.default_rng(seed).random(texts.vocab_size)
     mask = GrammarMask(Compiled(grammars.matcher(usable(grammar), known), known), EXECUTOR)

@@ -72,7 +72,7 @@ def work(loaded: Loaded) -> None:
 
 
 def counters(loaded: Loaded) -> dict[tuple[str, ...], float]:
-    """Return what the page of metrics shows of the engine's and its worker's counters, by name and labels."""
+    """Return the counters of the engine and its worker that the page of metrics shows, by name and labels."""
     stats = EngineStats().message(loaded.told(), [])
     snapshot = Snapshot(
         model="m", up=True, restarts=0, facts=None, stats=stats, name="a", api_servers=1, open_requests=0, open_tokens=0

@@ -47,7 +47,7 @@ def streamed(url: str, body: dict[str, Any]) -> dict[int, Choice]:
 
 
 def at_once(url: str) -> list[dict[int, Choice]]:
-    """Return what all requests get that are sent at the same time."""
+    """Return the choices that all requests get if they are sent at the same time."""
     found: list[dict[int, Choice]] = [{} for _ in ASKED]
 
     def send(place: int) -> None:

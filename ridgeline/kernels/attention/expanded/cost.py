@@ -19,7 +19,8 @@ INDEX_BYTES, PLACE_BYTES = 8, 4  # of an index of torch, and of a place as it is
 
 
 def worth_expanding(tokens_R: ArrayLike, kv_len_R: ArrayLike, *, key_dim: int, value_dim: int, rank: int) -> np.ndarray:
-    """Return which rows take fewer FLOPs with keys and values made than with queries against the latents: bool [R].
+    """Return True for each row that takes fewer FLOPs with keys and values made than with queries against the latents:
+    bool [R].
 
     A pair of query and key takes 4 · rank FLOPs a head against latents, and 2 · (key_dim + value_dim) otherwise, beside
     those of the rotated part. Against latents each query and result is multiplied by the projections, and otherwise

@@ -62,7 +62,7 @@ def _rows(batch: RaggedBatch, block_size: int) -> list[Row]:
 
 
 def _attended(q_MW: Tensor, cache_NPW: Tensor, row: Row, tile: slice, rank: int, tree: Tree | None) -> Tensor:
-    """Return what a tile's queries attend to: [M, L]."""
+    """Return the attention of a tile's queries, the weighted sums of latents: [M, L]."""
     block_size, token_bytes = cache_NPW.shape[1], cache_NPW.shape[2] * cache_NPW.element_size()
     before = row.length - (row.last - tile.start)
     keys = before + tile.stop - tile.start
@@ -92,7 +92,7 @@ def _attended(q_MW: Tensor, cache_NPW: Tensor, row: Row, tile: slice, rank: int,
 
 
 def _seen(tile: slice, before: int, start: int, end: int, tree: Tree | None) -> Tensor | None:
-    """Return which keys of a stretch a tile's queries see, or None if they see all."""
+    """Return True where a tile's query sees a key of a stretch: [Q, J], or None if all see all."""
     if tree is None and end <= before + 1:
         return None
     key_1J = torch.arange(start, end)[None]

@@ -65,8 +65,8 @@ def visible(num_tokens_R: ArrayLike, kv_len_R: ArrayLike, window: int | None, sh
 
 
 def _repeated(length_R: np.ndarray, seen_R: np.ndarray, shared: int) -> float:
-    """Return how many of the first `shared` keys are counted more than once by the sum over rows, each time but the
-    first.
+    """Return the number of repeated counts in the sum over rows: a key that n rows see is counted n - 1 times too
+    often. Only the first `shared` keys are looked at.
 
     A row sees its newest `seen_R` keys, which are an interval. The union of all intervals, in the order of their
     starts, has no key twice.

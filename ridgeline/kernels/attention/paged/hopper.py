@@ -109,8 +109,8 @@ def _descriptor(x: Tensor, *rows: int) -> TensorDescriptor:
 
 
 def _heads_at_once(longest: int | None, k_cache_NGPD: Tensor) -> int:
-    """Return how many key heads to work on at a time: a divisor of their number whose part of the longest row about
-    fits the second-level cache. All of them if the longest row is not known."""
+    """Return the number of key heads to work on at a time: a divisor of their number whose part of the longest row
+    about fits the second-level cache. All of them if the longest row is not known."""
     num_kv_heads, _, head_dim = k_cache_NGPD.shape[1:]
     heads = num_kv_heads
     while longest is not None and heads % 2 == 0 and heads * longest * head_dim * 4 > 2 * CACHED_BYTES:

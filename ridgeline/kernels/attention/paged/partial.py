@@ -21,8 +21,8 @@ def partial_attention(
     softmax: Softmax,
     first_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `paged_attention` does, and the natural logarithms of the softmax's sums: [T, H, D] in q's dtype and
-    [T, H] in float32 (float64 if q is).
+    """Return the output of `paged_attention`, and the natural logarithms of the softmax's sums: [T, H, D] in q's dtype
+    and [T, H] in float32 (float64 if q is).
 
     A row may have fewer keys than queries. Query i of n sees the first kv_len - n + 1 + i keys. Where that is none, the
     logarithm is -inf and the output is undefined. So are both for tokens of no row.

@@ -149,8 +149,8 @@ def hopper_is_faster(num_tokens: int, cache_NGPD: Tensor) -> bool:
 
 
 def item_target(num_rows: int, programs: int, device: torch.device, waves: int = 2) -> int:
-    """Return how many items the short rows' keys should give if they were one row. Each item is so many programs: one
-    per key head, or more. waves: how many programs a multiprocessor should get."""
+    """Return the number of items that the short rows' keys should give if they were one row. programs: those of an
+    item, one per key head or more. waves: the programs that a multiprocessor should get."""
     return max(waves * num_multiprocessors(device) // programs, num_rows)
 
 

@@ -107,8 +107,8 @@ def logits(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def load_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
-    """Return what these heads' logits lose per token of distance, in base 2. Slopes are never written, so no kernel
-    need wait for them."""
+    """Return the slopes of these heads: the loss of their logits per token of distance, in base 2. Slopes are never
+    written, so no kernel need wait for them."""
     if ALIBI:
         return tl.load(slopes_ptr + head) * LOG2E
     else:

@@ -82,8 +82,8 @@ class Wide:
 
     @property
     def registers(self) -> int:
-        """Return how many registers a thread has when it starts: so few that a program of a norm or of
-        attention goes beside it, if it does not need them all."""
+        """Return a thread's number of registers at its start: few enough that a program of a norm or of attention fits
+        beside it, unless it needs them all."""
         return 128 if self.many * (64 + self.tokens // 2) <= 96 else 168
 
     def shared(self, inputs: int, bits: int, gated: bool) -> int:

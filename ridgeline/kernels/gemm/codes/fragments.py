@@ -27,12 +27,13 @@ PIECE = 1 << 24  # codes that are turned at once when a weight is loaded
 
 
 def unit(how: CodedFormat) -> int:
-    """Return how many inputs a unit has: enough to fill a word of the plane with the fewest bits."""
+    """Return the number of inputs of a unit: enough to fill a word of the plane with the fewest bits."""
     return max(128, SLICE * 16 // min(how.planes()))
 
 
 def span(how: CodedFormat) -> int:
-    """Return how many neighbouring inputs the four threads of a row share: slices of one span are in one group."""
+    """Return the number of neighbouring inputs that the four threads of a row share: slices of one span are in one
+    group."""
     return 32 if how.group % 32 == 0 else 16
 
 

@@ -202,7 +202,8 @@ def _place(i, bits):
 
 @gluon.jit
 def subtracted(zero, BITS: gl.constexpr, dtype: gl.constexpr):
-    """Return what is added to the numbers that codes were placed in, for zeros that are levels: int16."""
+    """Return the terms that take zeros, which are levels, from the numbers that codes were placed in: their bits,
+    int16."""
     if dtype == gl.float16:
         return zero.to(gl.int16) | -7168  # the bits of -1024
     elif BITS == 8:

@@ -44,7 +44,7 @@ from ridgeline.kernels.small.activation.triton import gated
 
 @gluon.constexpr_function
 def _groups(unit, group):
-    """Return how many scales of a row a unit has."""
+    """Return the number of scales that a unit has in a row."""
     return max(1, unit // group)
 
 

@@ -36,7 +36,7 @@ def _begun(
     WHICH: gl.constexpr, TILES: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, GROUP: gl.constexpr,
     MANY: gl.constexpr, SPLIT: gl.constexpr, BITS: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
-    """Return where an item's codes and numbers begin, and its first unit."""
+    """Return the places where an item's codes and numbers begin, and its first unit."""
     ROWS: gl.constexpr = MANY * 64
     pair, _, part = _item(item, TILES, SPLIT)
     row = pair * (2 * ROWS) + WHICH * ROWS if GATE == "" else pair * ROWS + WHICH * outputs

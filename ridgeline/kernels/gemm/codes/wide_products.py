@@ -95,7 +95,7 @@ def _operands(
 
 @gluon.constexpr_function
 def _ahead(many, tokens):
-    """Return how many units' scales are asked for ahead: they come after about 2,000 cycles."""
+    """Return the number of units whose scales are loaded ahead: a load takes about 2,000 cycles."""
     return 4 if many * tokens <= 64 else 2
 
 

@@ -13,8 +13,8 @@ from ridgeline.kernels.small.activation.cost import activation_cost
 
 
 def touched(tokens: float, experts: int, used: int, reach: float = 1.0) -> float:
-    """Return how many experts `tokens` tokens reach on average, if each chooses `used` different ones uniformly, times
-    `reach`. They are never fewer than one token has, nor more than there are."""
+    """Return the mean number of experts that `tokens` tokens reach if each chooses `used` different ones uniformly,
+    times `reach`. It is at least one token's number of experts, and at most the number of all."""
     if not tokens:
         return 0.0
     uniform = experts * (1 - (1 - used / experts) ** tokens)

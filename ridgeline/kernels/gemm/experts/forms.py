@@ -136,7 +136,7 @@ def level(byte, SHIFT: tl.constexpr):
 
 @triton.jit
 def scale_at(expert, line, group, LINES: tl.constexpr, GROUPS: tl.constexpr):
-    """Return where the scale of a group lies. line: a row of scales of the expert, of LINES."""
+    """Return the index of a group's scale. line: a row of scales of the expert, of LINES."""
     return (expert * LINES + line) * GROUPS + group
 
 

@@ -30,7 +30,7 @@ from ridgeline.kernels.hopper.gluon_names import barrier, barriers, viewed
 
 @gluon.jit
 def _at(like, part: gl.constexpr, TOKENS: gl.constexpr):
-    """Return where a part's sums lie in a program's scratch, and the pairs of the columns."""
+    """Return the places of a part's sums in a program's scratch, and the pairs of the columns."""
     layout: gl.constexpr = like.type.layout
     row_C1 = gl.expand_dims(gl.arange(0, like.shape[0], gl.SliceLayout(1, layout)), 1)
     pair_1W = gl.expand_dims(gl.arange(0, like.shape[1], gl.SliceLayout(0, layout)), 0)

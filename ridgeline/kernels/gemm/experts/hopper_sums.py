@@ -72,7 +72,7 @@ def promoted(
     ROWS: gl.constexpr, PARTS: gl.constexpr, WIDTH: gl.constexpr, PANELS: gl.constexpr, STAGES: gl.constexpr,
     COLUMNS: gl.constexpr, BEHIND: gl.constexpr,
 ):  # fmt: skip
-    """Return what `products` does for E4M3 with scales of blocks: a panel is a block of 128 inputs.
+    """Return the parts' sums, as `products` does, for E4M3 with scales of blocks: a panel is a block of 128 inputs.
 
     s: the scales of the pairs' rows, [W] for each panel of the ring.
     scale_ptr: the scales of the first part's rows, COLUMNS of them. BEHIND: the second part's behind the first's.

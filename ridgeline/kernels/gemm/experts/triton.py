@@ -138,7 +138,7 @@ def _plain_products(
     plan: Tiles, x: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str | None,
     y_PO: Tensor | None = None, *, on_hopper: bool,
 ) -> Tensor:  # fmt: skip
-    """Return what `launch_tiles` returns, by the kernels of hopper.py where they can run."""
+    """Return the products of `launch_tiles`, by the kernels of hopper.py where they can run."""
     hopper = _hopper(x.device) if on_hopper else None
     if hopper is not None and hopper.supports(x, weight_EOI):
         return hopper.products(x, weight_EOI, bias_EO, routes, gate or "", y_PO=y_PO)

@@ -70,7 +70,7 @@ def launch_stream(
 
 
 def launch_tiles(plan: Tiles, x: Rounded, weight: Eight, bias_O: Tensor | None, gate: str | None) -> Tensor:
-    """Return what `launch_stream` does."""
+    """Return the result of `launch_stream` in the dtype of x: [T, O]."""
     assert x.grouped == weight.blocked
     (tokens, inputs), device = x.q_TI.shape, x.q_TI.device
     outputs = len(weight.number_OI) // 2 if gate else len(weight.number_OI)

@@ -105,8 +105,8 @@ def _promoted(
     x, w, full, empty, x_scale_ptr, w_scale_ptr, step, blocks, token, row, tokens, outputs, inputs,
     PART: gl.constexpr, PARTS: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, BLOCKED: gl.constexpr,
 ):  # fmt: skip
-    """Return what `_products` does for each wave of 64 tokens, with the sums of each 128 inputs added up in float32,
-    and scaled if BLOCKED: (low, high, low, high …).
+    """Return the sums of both halves for each wave of 64 tokens: (low, high, low, high …). The sums of each 128 inputs
+    are added up in float32, and scaled if BLOCKED.
 
     A wave's products are all done when the next wave's begin, so one wave's partial sums are in registers.
     """

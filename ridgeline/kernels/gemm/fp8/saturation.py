@@ -18,8 +18,8 @@ def saturations(device: torch.device) -> Tensor:
 
 
 def total_saturations() -> int:
-    """Return how many activations were cut off in this process so far. Kernels under way go on: the copy has a stream
-    of its own."""
+    """Return the number of activations that were cut off in this process so far. It does not wait for running kernels:
+    the copy has a stream of its own."""
     return sum(_read(counter) for counter in _COUNTERS.values())
 
 

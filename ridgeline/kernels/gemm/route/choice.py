@@ -47,8 +47,8 @@ def _allowed(
     choice_TE, column_1E, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
     SIZE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return which experts lie in the TOP_GROUPS best groups of SIZE experts. PAIR: a group's score is the sum of its
-    two best, otherwise it is its best."""
+    """Return True for each expert in the TOP_GROUPS best groups of SIZE experts. PAIR: a group's score is the sum of
+    its two best, otherwise it is its best."""
     group_1E = column_1E // SIZE
     group_1G = tl.arange(0, PADDED)[None, :]
     score_TG = tl.full((choice_TE.shape[0], PADDED), float("-inf"), tl.float32)
@@ -142,7 +142,7 @@ def load_now(pointers, mask):
 
 @triton.jit
 def tokens_alive(live_ptr, token_T, tokens, LIVE: tl.constexpr):
-    """Return which tokens exist and belong to a request."""
+    """Return True for each token that exists and belongs to a request."""
     alive_T = token_T < tokens
     if LIVE:
         alive_T = alive_T & (tl.load(live_ptr + token_T, mask=alive_T, other=0) != 0)
@@ -151,7 +151,7 @@ def tokens_alive(live_ptr, token_T, tokens, LIVE: tl.constexpr):
 
 @triton.jit
 def bits_set(word):
-    """Return how many bits of int64 words are set."""
+    """Return the number of bits set in each int64 word, as int32."""
     word -= (word >> 1) & 0x5555555555555555
     word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F

@@ -194,7 +194,7 @@ def _aot_order(tokens: int, experts: int, used: int) -> AotKernel:
 
 
 def chunk(plan: Many) -> int:
-    """Return how many tiles' counts a program of the second kernel adds up at once."""
+    """Return the number of tiles whose counts a program of the second kernel adds up at once."""
     return max(1, 16_384 // plan.experts)
 
 

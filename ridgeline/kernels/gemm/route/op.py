@@ -154,7 +154,7 @@ def to_some(routes: Routes, first: int, count: int) -> Routes:
 
 
 def without_waiting(expert_TK: Tensor, weight_TK: Tensor, count: int) -> Routes:
-    """Return what `in_order` does, by calls that can be captured. Experts are at most `count`, which is none."""
+    """Return the routes of `in_order`, by calls that can be captured. The expert `count` stands for none."""
     expert_P, order_P = expert_TK.flatten().sort(stable=True)
     place_P = torch.empty_like(order_P)
     place_P[order_P] = torch.arange(len(order_P), device=order_P.device)

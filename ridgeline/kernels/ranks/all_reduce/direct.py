@@ -103,7 +103,7 @@ def all_reduce(x: Tensor, memory: Memory, shots: int | None = None) -> Tensor:
 def all_reduce_norm(
     x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, memory: Memory, shots: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return what the op `rms_norm` does with the sum of all ranks' x."""
+    """Return (y, s) of the op `rms_norm` for the sum of all ranks' x."""
     x_TM = x_TM.contiguous()
     y_TM, s_TM = torch.empty_like(x_TM), torch.empty_like(x_TM)
     _launch(x_TM, residual_TM, weight_M, eps, y_TM, s_TM, memory, shots)
@@ -216,7 +216,7 @@ def _sum(x_ptr, inbox_ptr, at_X, kept_X, STRIDE: tl.constexpr, RANK: tl.constexp
 
 @triton.jit
 def _flag(base_ptr, at, writer, shot, SIZE: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr):
-    """Return where rank `at` learns what `writer` has sent to this program."""
+    """Return the address of rank `at`'s flag for the newest message that `writer` has sent to this program."""
     flags = _of(base_ptr, at, tl.int32) + PROGRAMS * (3 * CAPACITY)  # behind two phases of two bytes a number
     return flags + (shot * SIZE + writer) * PROGRAMS + tl.program_id(0)
 

@@ -50,12 +50,12 @@ def fits_rows(x_TM: Tensor) -> bool:
 
 
 def words_each(words: int, least: int = LEAST) -> int:
-    """Return how many of so many words a program takes: as few as give all programs work, but `least`."""
+    """Return the number of words that a program takes: as few as give all programs work, but at least `least`."""
     return max(least, triton.next_power_of_2(triton.cdiv(words, PROGRAMS)))
 
 
 def pack_of(words: int, warps: int) -> int:
-    """Return how many of a program's words a thread waits for at once: those that it has, up to four."""
+    """Return the number of a program's words that a thread waits for at once: those that it has, up to four."""
     return min(4, max(1, words // (32 * warps)))
 
 
@@ -76,7 +76,7 @@ def all_reduce(x: Tensor, peers: Peers, least: int = LEAST) -> Tensor:
 def all_reduce_norm(
     x_TM: Tensor, residual_TM: Tensor | None, weight_M: Tensor, eps: float, peers: Peers, warps: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Return what the op `rms_norm` does with the sum of all ranks' x. warps: of a program, for tuning."""
+    """Return (y, s) of the op `rms_norm` for the sum of all ranks' x. warps: of a program, for tuning."""
     x_TM = x_TM.contiguous()
     (tokens, width), y_TM, s_TM = x_TM.shape, torch.empty_like(x_TM), torch.empty_like(x_TM)
     residual = _words(x_TM if residual_TM is None else residual_TM)

@@ -59,7 +59,7 @@ def dispatch(
 def combine(
     y_NM: Tensor, expert_NK: Tensor, sent_TK: Tensor, held: int, capacity: int, add_TM: Tensor | None, peers: Peers
 ) -> Tensor:
-    """Return what `Exchange.combine` does."""
+    """Return this rank's sums of all ranks' results, as `Exchange.combine` does: [T, M]."""
     y_NM, sent_TK = y_NM.contiguous(), sent_TK.contiguous()
     tokens, (_, width), used = len(sent_TK), y_NM.shape, sent_TK.shape[1]
     y_TM, add = y_NM.new_empty(tokens, width), y_NM if add_TM is None else add_TM.contiguous()

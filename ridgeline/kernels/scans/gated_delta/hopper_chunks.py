@@ -55,8 +55,8 @@ _C = gl.constexpr(COLUMNS)
 
 
 def boxes(x_TX: Tensor, columns: int) -> TensorDescriptor:
-    """Return what the engine needs to copy boxes of a chunk's tokens. Lines that do not begin at multiples of 16 bytes
-    are copied first.
+    """Return the descriptor by which the copy engine reads boxes of a chunk's tokens: [CHUNK, columns]. Lines that do
+    not begin at multiples of 16 bytes are copied first.
     """
     if x_TX.data_ptr() % 16 or x_TX.stride(0) * x_TX.itemsize % 16:
         x_TX = x_TX.clone(memory_format=torch.contiguous_format)

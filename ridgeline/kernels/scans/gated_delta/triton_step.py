@@ -27,7 +27,7 @@ def _token(
     q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, token, q_token, k_token, v_token, a_token, b_token,
     key_head, head, key, value, K: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
-    """Return what a token brings: its query, key and value, and the numbers that its decay and β are made of."""
+    """Return a token's query, key and value, and the numbers from which its decay and β are computed."""
     t = tl.cast(token, tl.int64)
     q = tl.load(q_ptr + t * q_token + key_head * K + key, mask=(key < K), other=0)
     k = tl.load(k_ptr + t * k_token + key_head * K + key, mask=(key < K), other=0)

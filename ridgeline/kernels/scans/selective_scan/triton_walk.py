@@ -45,7 +45,8 @@ def _ask(
     x_ptr, dt_ptr, b_ptr, c_ptr, z_ptr, x_token, dt_token, b_token, c_token, z_token, first, behind, channel, s, in_x,
     S: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Return what AHEAD tokens from `first` on are made of. Those from `behind` on are zeros."""
+    """Return the inputs of AHEAD tokens from `first` on: (x, dt, z, then b and c of each part) each. Tokens from
+    `behind` on are zeros."""
     asked = ()  # type: Any
     end = tl.where(in_x, behind, first)
     for j in tl.static_range(AHEAD):

@@ -19,7 +19,8 @@ def embedding(ids_T: Tensor, weight_VM: Tensor) -> Tensor:
 
 
 def embedding_part(ids_T: Tensor, weight_VM: Tensor, first: int) -> Tensor:
-    """Return what `embedding` does, of a table whose rows `first` … first + V - 1 are here: zeros for other ids."""
+    """Return the rows `ids_T` of a table of which rows `first` … first + V - 1 are here: [T, M], zeros for other
+    ids."""
     own_T = ids_T - first
     held_T = (own_T >= 0) & (own_T < len(weight_VM))
     return weight_VM[own_T.where(held_T, 0)].where(held_T[:, None], 0)

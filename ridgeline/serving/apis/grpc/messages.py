@@ -42,7 +42,7 @@ def chat_fields(request: pb.GenerateRequest, model: str) -> dict[str, Any]:
 
 
 def chat_prompt_fields(chat: pb.Chat) -> dict[str, Any]:
-    """Return those fields of a chat completion's body that make the prompt."""
+    """Return the fields of a chat completion's body that make the prompt."""
     messages = [{"role": each.role, "content": each.content} | _plain(each) for each in chat.messages]
     fields: dict[str, Any] = {"messages": messages}
     if chat.HasField("chat_template_kwargs"):
