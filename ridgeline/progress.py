@@ -80,7 +80,7 @@ class BatchBar(_Bar):
 
 
 class NoBar:
-    """In place of a BatchBar nobody would see: making one takes longer than a short request."""
+    """A stand-in for a BatchBar that is not shown: making one takes longer than a short request."""
 
     def __enter__(self) -> NoBar:
         return self

@@ -56,7 +56,7 @@ class Choices:
     why: the reason for the dtype.
     forms: the matrices that keep the form of the files, of this rank's stage.
     draft: the model or head that drafts, if one does.
-    longest: the context that memory has room for, as far as that is known before the weights are there.
+    longest: the context that memory has room for, if that is known before the weights are loaded.
     captured: decode steps run as CUDA graphs.
     """
 

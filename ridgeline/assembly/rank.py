@@ -70,7 +70,7 @@ def mesh_of(config: LLMConfig, everybody: ProcessAxis, device: torch.device, lim
     """Return this process's axes. Every process calls it at the same time.
 
     Processes that divide matrices have consecutive numbers; so a stage's ranks, and those with the same share of a
-    context, follow each other. limit: seconds after which a message or a collective is given up.
+    context, follow each other. limit: the timeout of a message or a collective, in seconds.
     """
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     spec = read_model_config(folder, config.hf_overrides).spec

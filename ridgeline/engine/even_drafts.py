@@ -10,8 +10,9 @@ time that is not known has two bounds: a step takes no less than one that verifi
 one that verifies more. A width is tried only if it would be the best one by these bounds, the narrowest first. What few
 rows tell of shares is uncertain, so shares count there as high as they may well be.
 
-Now and then all times but that of the width in use are forgotten, and measured anew as far as that may pay. Where
-drafts are off, the narrowest width is then tried in any case, since only that can tell if drafts have become better.
+From time to time all times but that of the width in use are forgotten. A width is measured again only if it may be the
+best one. Where drafts are off, the narrowest width is then tried in any case, since only a trial shows if drafts have
+become better.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Walk:
         return MaskedDrafts(np.array(self._tokens, np.int32), bits_DW)
 
     def _guess(self) -> int | None:
-        """Return the next token, as far as there is one that the mask allows and that does not end the request."""
+        """Return the next token if one is known that the mask allows and that does not end the request."""
         guess = token_bits.only(self._found_W)
         if guess is None:
             guess = next(iter(self.mask.forced()), None)

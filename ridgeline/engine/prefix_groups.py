@@ -52,7 +52,8 @@ class PrefixGroups:
         self._count_S[slot] = count
 
     def find(self, slots_R: np.ndarray) -> tuple[PrefixGroup, ...]:
-        """Disjoint groups, those that save most first as far as that is cheap to say. The slots' requests decode."""
+        """Return disjoint groups, roughly in the order of what they save: the most first. The slots' requests
+        decode."""
         if not self._full:
             return ()
         count_R, groups = self._count_S[slots_R], list[PrefixGroup]()

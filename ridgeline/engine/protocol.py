@@ -48,7 +48,7 @@ class RunsRequests(Protocol):
 
 
 class HoldsRequests(Protocol):
-    """The scheduler of an engine, as far as callers look at it. Its methods are described in `Scheduler`."""
+    """The scheduler of an engine, with what callers read of it. Its methods are described in `Scheduler`."""
 
     @property
     def num_running(self) -> int: ...

@@ -269,7 +269,7 @@ class Scheduler:
                 del self.running.paced[seq]
 
     def _advance_prompts(self, builder: PlanBuilder) -> None:
-        """Continue prompts under way and admit waiting requests, all in one order, as far as the budget goes.
+        """Continue prompts under way and admit waiting requests, all in one order, until the budget is used up.
 
         No request is admitted past one that waits for room, and nothing runs past a prompt that is held up.
         """

@@ -24,8 +24,8 @@ NO_SLOT = -1
 class Sequence:
     """Host state of one request. `tokens` holds what is known: the prompt and every accepted output token.
 
-    blocks: per cache group, block ids from position 0. hashes: of its full blocks, as far as computed. published:
-    leading blocks the prefix index has been told of. passed: per cache group, leading blocks that were let go.
+    blocks: per cache group, block ids from position 0. hashes: of its full blocks, those computed so far. published:
+    leading blocks that were published to the prefix index. passed: per cache group, leading blocks that were let go.
     source: per cache group the block that its first plan will copy, held until then; empty if there is none.
     has_emitted: a token has come since it was admitted. private: runs on without the prefix cache. distrusted: its
     scores were once no numbers. guessable: drafts of its next tokens can be verified. drafts: how many its next rows

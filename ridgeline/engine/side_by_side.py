@@ -134,7 +134,7 @@ class Engines:
 
 
 class Schedulers:
-    """The schedulers of several engines, as far as they are looked at together. It schedules nothing itself."""
+    """A combined view of the schedulers of several engines. It schedules nothing itself."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._each = [engine.scheduler for engine in engines]

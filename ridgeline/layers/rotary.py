@@ -55,8 +55,8 @@ def inverse_frequencies(spec: RopeSpec, positions: int) -> tuple[Tensor, float]:
 def _stretched_base(spec: RopeSpec, scaling: Scaling, positions: int) -> float:
     """Return the base of dynamic NTK scaling (bloc97, 2023; as in transformers).
 
-    With it the slowest pair turns over `positions` as far as, with theta, it turns over the original context times the
-    factor's part.
+    With it the slowest pair turns over `positions` by the same angle as, with theta, over the original context times
+    the factor's part.
     """
     length, factor = _number(scaling, "original_max_position_embeddings"), _number(scaling, "factor")
     stretch = factor * max(positions, length) / length - (factor - 1)

@@ -1,4 +1,4 @@
-"""The owner of a request, as far as it is known, on the way from the connection to where clients share fairly."""
+"""The owner of a request, from its connection to the queues that clients share fairly; "" if it is not known."""
 
 from __future__ import annotations
 

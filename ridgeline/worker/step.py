@@ -29,8 +29,8 @@ from ridgeline.worker.stopwatch import Stopwatch
 
 
 class HostLengths(NamedTuple):
-    """The lengths of a step's rows as far as the host knows them, for ops that size their work on the host. Inside a
-    graph there are none. verify_R: the rows that verify drafts, bool."""
+    """The lengths of a step's rows that the host knows, for ops that size their work on the host. Inside a graph there
+    are none. verify_R: the rows that verify drafts, bool."""
 
     num_tokens_R: np.ndarray
     kv_bound_R: np.ndarray

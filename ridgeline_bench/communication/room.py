@@ -98,7 +98,7 @@ class Room:
 
 @dataclass
 class _Swaps:
-    """The ranks, as far as an exchange over peer memory asks for them."""
+    """The part of the ranks that an exchange over peer memory needs."""
 
     rank: int
     size: int

@@ -26,7 +26,7 @@ class Apart(Generic[A, R]):
     """A process that answers one question after the other. `told` is what it said when it was ready."""
 
     def __init__(self, make: Callable[..., tuple[Any, Callable[[A], R]]], *given: Any) -> None:
-        """Start the process. There `make(*given)` returns what is told, and what answers."""
+        """Start the process. There `make(*given)` returns the value of `told`, and the function that answers."""
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, make, given), daemon=True)

@@ -1,4 +1,4 @@
-"""The cost of token masks to a step: nobody masked, one row, all rows.
+"""The cost of token masks to a step: no row masked, one row, all rows.
 
     python -m ridgeline_bench.scripts.masks [--rows 256] [--vocab 151936] [--steps 20] [--device cuda]
 

@@ -144,7 +144,7 @@ def examine(case: Case, grammar: Grammar, walks: int, counts: Counts) -> None:
     for instance, valid in case.instances:
         taken = takes(grammar, json.dumps(instance, ensure_ascii=False).encode())
         if taken and not valid and is_valid(validator, instance):
-            counts.numbers["instances taken that only an annotation forbids"] += 1  # a `format` that nobody knows
+            counts.numbers["instances taken that only an annotation forbids"] += 1  # an unknown `format`
             continue
         counts.numbers[f"{'valid' if valid else 'invalid'} instances {'taken' if taken else 'not taken'}"] += 1
         if taken and not valid:

@@ -161,6 +161,6 @@ def _read(path: str) -> str:
 
 
 def allow_descriptors() -> None:
-    """Raise the bound on open files as far as this user may: a thousand connections need more than the usual bound."""
+    """Raise the bound on open files to this user's limit: a thousand connections need more than the usual bound."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

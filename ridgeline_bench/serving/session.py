@@ -100,7 +100,7 @@ class Session:
             raise InvalidConfig(f"{self.server.url} answers no request: {done[0].error} ({done[0].message}).")
 
     def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
-        """Yield a point per rate, in turn, as far as time allows. A rate whose requests could not all leave is not
+        """Yield a point per rate, in turn, until the time is up. A rate whose requests could not all leave is not
         begun."""
         for number, rate in enumerate(self.sending.rates):
             name, arrivals = rate_name(rate), self.task.work.arrivals(rate)

@@ -147,7 +147,8 @@ class Work:
         return row.get("input_length", drawn[0]), row.get("output_length", drawn[1]), drawn[2]
 
     def longest(self) -> int:
-        """Return prompt and answer of the longest request, as far as lengths are known before the server tells."""
+        """Return the tokens of the longest request's prompt and answer. Text counts as none, since only the server
+        knows its tokens."""
         found = []
         for index in range(len(self.trace) or len(self.arrivals(1.0))):
             input_len, max_tokens, _ = self.sizes(index)

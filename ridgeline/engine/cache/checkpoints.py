@@ -109,7 +109,7 @@ class Checkpoints:
             self._kept[g][block] = checkpoint
 
     def drop(self, group: int, block: int) -> None:
-        """A block's content is given up."""
+        """Forget the checkpoint of a block whose content was evicted."""
         checkpoint = self._kept[group].pop(block, None)
         if checkpoint is not None and checkpoint.kept:
             checkpoint.kept = False

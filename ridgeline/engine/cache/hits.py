@@ -32,8 +32,8 @@ class Hit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The longest hit of whole blocks, and the longest of all. by_group: after how many tokens each group by itself
-    could resume, as far as full attention's blocks go."""
+    """The longest hit of whole blocks, and the longest of all. by_group: the tokens after which each group by itself
+    could resume, at most those of full attention's blocks."""
 
     whole: Hit
     best: Hit
@@ -71,7 +71,7 @@ class Search:
         return Found(whole, best, tuple(max(tokens, best.tokens(size)) for tokens in alone))
 
     def _nodes(self, hashes: PySequence[Hash], bounded: int) -> list[Node | None]:
-        """Return the nodes of the blocks, as far as full attention's run of cached ones goes, if it is there."""
+        """Return the nodes of the blocks. If bounded, stop at the first that full attention has not cached."""
         nodes: list[Node | None] = []
         for node_hash in hashes:
             node = self._index.get(node_hash)

@@ -16,7 +16,7 @@ search: it counts open and spare blocks alike, so a page that is filled up count
 *Filling up.* An idle page has fewer open blocks than a fresh one. The filled pages of a group lack no more blocks, all
 together, than one page has. So the group has at most one page more than if it had cut fresh ones, and a `take` fills up
 only while there is such a page to spare. The page that was laid down last comes first: then content of one age shares a
-page and is given up together.
+page and is evicted together.
 
 An idle page's rank is the clock at the time when it became idle and what its content is worth. Each eviction sets the
 clock to the evicted page's rank, so what was used lately outlives what was not, by as much as it is worth more
@@ -51,7 +51,8 @@ class BlockPool:
     """`on_evict(group, block)` is called when a cached block's content is about to be given up.
 
     worth: what the cached blocks of one of the group's pages are worth, in the tokens that must run again without them.
-    most_states: how many idle pages the groups whose states are exact may have. Beyond them the least is given up.
+    most_states: how many idle pages the groups whose states are exact may have. Beyond them the page that is worth
+        least is evicted.
     """
 
     def __init__(

@@ -62,8 +62,8 @@ def torch_type(form: KVFormat, dtype: torch.dtype) -> torch.dtype:
 
 def row_scales(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the scale of each row, the last dimension: bfloat16, without that dimension. It is rounded up, so that no
-    level is beyond the largest. It is 1 where all is 0, and no number where something is infinite or no number: whoever
-    attends to that row must notice."""
+    level is beyond the largest. It is 1 where all is 0, and NaN where a value is infinite or NaN, so that every query
+    that attends to that row notices."""
     largest = x.float().abs().amax(-1)
     scale = largest * (1 / LARGEST[dtype])
     up = ((scale.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)

@@ -23,7 +23,8 @@ NODES = 64  # of a tree, at most
 
 
 class Tree(NamedTuple):
-    """The keys from a base on that the tokens of a step see. They see all keys before it, as far as a window lets them.
+    """The keys from a base on that the tokens of a step see. They see all keys before it, except those that a window
+    hides.
 
     bits_T: int64, bit j: the token sees the key at place base + j of its row. Its own bit is set, and none above it.
     base_T: int64, the base. A token that sees all keys before its own, as any does without a tree, has its own position

@@ -137,11 +137,10 @@ def bracket_kernel(
     """Write bracket_R8: lo, hi, the largest logit, the total mass, the floor, the bits per logit. Set the count of
     candidates to 0. Grid (R,).
 
-    Tokens above hi will stay and tokens below lo will go, as far as a sample can tell; `finish` checks it exactly. hi =
-    inf means that few tokens lie above lo, so they are listed. lo = hi = inf means that the row has neither top-k nor
-    top-p. With SAMPLE 0 all tokens may be listed. Below the floor nothing stays; min-p counts for it too. Masses are
-    summed with the bits per logit given here. Where ranks decide these are next to 0, so that every token counts as
-    one.
+    A sample says that tokens above hi will stay and tokens below lo will go; `finish` checks it exactly. hi = inf means
+    that few tokens lie above lo, so they are listed. lo = hi = inf means that the row has neither top-k nor top-p. With
+    SAMPLE 0 all tokens may be listed. Below the floor nothing stays; min-p counts for it too. Masses are summed with
+    the bits per logit given here. Where ranks decide these are next to 0, so that every token counts as one.
     """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, TILES)

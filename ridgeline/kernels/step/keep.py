@@ -1,8 +1,8 @@
 """States of constant size behind verified drafts: those that stay go to the blocks where later steps look for them.
 
 A row that verifies drafts leaves the state behind its first token in its own block, as any row does. Behind each draft
-it leaves one in a block of the scratch, since nobody knows yet which drafts are right. Once that is known, `step_keep`
-copies what plain decoding would have left.
+it leaves one in a block of the scratch, since it is not known yet which drafts are right. Once that is known,
+`step_keep` copies what plain decoding would have left.
 
 Legend:
     R  rows

@@ -93,8 +93,8 @@ class SlotAdvance(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """The inputs of the network. token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64;
-    active_R and live_T are bool. tree: what attention needs to know of trees; None without them."""
+    """The inputs of the network. token_ids_T, positions_T, places_AT, kv_len_R and last_R are int64; active_R and
+    live_T are bool. tree: the keys that each token of a tree sees; None without trees."""
 
     token_ids_T: Tensor
     positions_T: Tensor

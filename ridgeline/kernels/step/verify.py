@@ -46,7 +46,7 @@ class EmittedTokens(NamedTuple):
     token_RK: int32, the emitted tokens, then -1.
     finish_R: int8, as of `step_advance`, of the last token that was emitted, or of the one that could not be drawn.
     drafted_R: int8, how many drafts the row verified.
-    path_RK: int32, the nodes at which the emitted tokens were drawn, then -1. None: nobody asks.
+    path_RK: int32, the nodes at which the emitted tokens were drawn, then -1. None: not asked for.
     """
 
     token_RK: Tensor

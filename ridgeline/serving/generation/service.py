@@ -52,8 +52,8 @@ class GenerationRequest:
 
     `prompt` is its text, if it came as text. `timeout` bounds the whole request in seconds and `queue_timeout` the time
     until the first token; 0 is no bound. `shown` are special tokens that have text in the answer, even if special
-    tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, where content,
-    reasoning and calls are told apart. `thinking` and `embeds` are as in `core.plan.request.Request`.
+    tokens are skipped, because its reader needs them. `reader` makes the reader of a completion's text, which separates
+    content, reasoning and calls. `thinking` and `embeds` are as in `core.plan.request.Request`.
     """
 
     id: str
@@ -307,7 +307,7 @@ class Run:
 
     @property
     def scored(self) -> bool:
-        """True once the prompt's logprobs are there, as far as they were asked for."""
+        """True once the prompt's logprobs that were asked for are there."""
         length, start = len(self.asked.prompt_token_ids), self.asked.params.scored_from
         return start is None or start >= length or len(self.result.prompt_logprobs or ()) == length
 

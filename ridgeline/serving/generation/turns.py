@@ -68,7 +68,7 @@ class Turns:
                 await asyncio.sleep(AGAIN)
 
     def choose(self, now: float) -> int | None:
-        """Return the model whose turn it is at this time, or None while nothing should change."""
+        """Return the model that should run at this time, or None while nothing should change."""
         for place, model in enumerate(self._models):
             _note(self._awake, place, model.facts is not None and model.stats is not None and not model.asleep, now)
             waits = any(engine.asleep and engine.busy for engine in model.engines)

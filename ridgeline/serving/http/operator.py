@@ -126,7 +126,7 @@ def info(api: ApiServer) -> dict[str, Any]:
 
 
 def snapshot(api: ApiServer, stats: Stats | None, engine: int = 0) -> metrics.Snapshot:
-    """Return everything that a page of metrics is made of, as far as it is about one engine."""
+    """Return everything about one engine that a page of metrics shows."""
     client, admission = api.client.engines[engine], api.service.admission
     return metrics.Snapshot(
         engine=engine,

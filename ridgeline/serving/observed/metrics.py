@@ -402,7 +402,7 @@ def _device(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _counted(snapshot: Snapshot, group: str, table: Mapping[str, tuple[str, str]]) -> Iterable[Metric]:
-    """Yield the counters of a group, as far as the engine has them."""
+    """Yield those counters of a group that the engine has."""
     for name, (metric, text) in table.items():
         if (count := snapshot.counters.get(f"{group}: {name}")) is not None:
             yield _counter(metric, text, ENGINE, [(snapshot.labels, count)])

@@ -37,7 +37,7 @@ def read_settings() -> bytes:
 
 
 class Parent:
-    """The parent, as far as it speaks after the settings. It has news for those that send requests to engines."""
+    """The parent's messages after the settings: news for processes that send requests to engines."""
 
     def __init__(self) -> None:
         self._hear: Callable[[GivenUp], object] | None = None

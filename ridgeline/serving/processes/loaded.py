@@ -77,8 +77,8 @@ class Loaded:
         return counted if self._before is None else counted.after(self._before)
 
     def check(self, order: Pause) -> None:
-        """Raise InvalidConfig or ModelLoadError for an order that cannot be obeyed, as far as that is known before any
-        request suffers from it."""
+        """Raise InvalidConfig or ModelLoadError for an order that cannot be obeyed, if that can be known before it
+        affects any request."""
         if isinstance(order, Sleep) and not self.asleep and order.level == 1:
             self.engine.sleeper()
         if isinstance(order, Sleep) and self.asleep == 1 and order.level == 2:

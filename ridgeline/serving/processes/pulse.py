@@ -4,7 +4,7 @@ Each process of the server shares a page of memory with the supervisor. In it th
 runs (a thread of its own counts, twice a second), and that its work goes on (its main loop counts, with each turn). A
 turn that may take long announces its bound first: a step that compiles, a model that is loaded or woken up.
 
-The supervisor looks four times a second. A process that exceeds a bound is given up: its requests end, and a moment
+The supervisor looks four times a second. A process that exceeds a bound is abandoned: its requests end, and a moment
 later another takes its place. `core.silence` says which time does not count.
 """
 
@@ -36,7 +36,7 @@ class Patience:
     """The seconds for which the supervisor waits for a process.
 
     silence: without a sign that the process runs. step: without an end of what the process is doing, where it has not
-    announced a longer bound. start: for the first sign. grace: from when the process is given up until it is ended;
+    announced a longer bound. start: for the first sign. grace: from when the process is abandoned until it is killed;
     meanwhile it writes the stacks of its threads to the log. period: between looks.
 
     A process that was given up `most` times within `window` seconds is not started again.

@@ -56,7 +56,7 @@ def _named(tool: object) -> str | None:
 
 
 def schemas_of(body: ChatBody) -> dict[str, dict[str, Any]]:
-    """Return the schemas of arguments by function name, as far as the tools have them."""
+    """Return the schemas of arguments by function name, for the tools that have one."""
     found: dict[str, dict[str, Any]] = {}
     for tool in body.tools or []:
         function = tool.get("function")

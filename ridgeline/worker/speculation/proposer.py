@@ -45,7 +45,7 @@ class Ran(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The tokens of a step, as far as drafts need them once it is known which of them stay.
+    """The values of a step's tokens that drafting needs once it is known which tokens stay.
 
     feature_TM: what a head reads of the target's hidden states.
     catching: the time at which the proposer runs over these tokens.

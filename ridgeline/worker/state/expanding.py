@@ -123,7 +123,7 @@ def _expanding(
     sent_at_R, sent_bound_R, sent_begin_R = upload(np.stack([at_R, bound_R, begin_R]), device)
     kv_len_R = rows.kv_len_R[sent_at_R]
     row_J = torch.repeat_interleave(sent_bound_R, output_size=int(bound_R.sum()))
-    # A row that was stopped has fewer keys than the host knows of: its last stands for those that are not there
+    # A row that was stopped has fewer keys than the host counts: its last stands for those that are not there
     key_J = torch.arange(len(row_J), device=device) - sent_begin_R[row_J]
     key_J = torch.minimum(key_J, kv_len_R.long()[row_J] - 1).clamp_(min=0)
     slot_J = rows.slots_R[sent_at_R].long()[row_J]

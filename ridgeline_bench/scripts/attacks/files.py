@@ -120,7 +120,7 @@ def run_cases(seed: int, numbers: range) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     folders = Path(tempfile.mkdtemp(prefix="damaged-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     try:
-        attempt(write(case(seed, 0)[1], folders))  # the libraries' own first costs are nobody's
+        attempt(write(case(seed, 0)[1], folders))  # the libraries' own first costs do not count
         used = memory("VmSize")
         resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
         for number in numbers:

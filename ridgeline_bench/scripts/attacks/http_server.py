@@ -272,7 +272,7 @@ def run(server: Served, url: str, names: list[str]) -> int:
 
 
 def quiet_wait(url: str) -> float:
-    """The longest wait for /health/live while nobody attacks."""
+    """Return the longest wait for /health/live without an attack."""
     with Health(url) as quiet:
         time.sleep(QUIET)
     return max(quiet.waits, default=0.0)

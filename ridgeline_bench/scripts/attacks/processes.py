@@ -1,4 +1,4 @@
-"""Hostile hands on the server's processes, on the embedded model: what they do, and what everybody else notices.
+"""Attacks on the server's processes, on the embedded model: what they do, and what other clients notice.
 
     python -m ridgeline_bench.scripts.attacks.processes [ATTACK …] [--out FILE]
 

@@ -303,7 +303,7 @@ def store_levels(
     k_DM, v_DM, k_ptr, v_ptr, place_DM, scale_ptr, saturated_ptr, stored_DM, KV: tl.constexpr
 ):  # fmt: skip
     """Store the newest key and value as levels, and their scales if these are the row's own. Returns the numbers that
-    the levels stand for, in float32: a row's newest token is what everybody will read of it.
+    the levels stand for, in float32: the row's own query sees its newest token as all later readers of the cache will.
 
     place: in bytes.
     """

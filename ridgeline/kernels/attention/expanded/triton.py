@@ -49,7 +49,7 @@ def _add(
 
 @triton.jit
 def _load(ptr, real, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load vectors as far as they are real, and 0 elsewhere. real: None if all are."""
+    """Load vectors where they are real, and 0 elsewhere. real: None if all are."""
     if WIDTH == PADDED:
         if real is None:
             return tl.load(ptr)

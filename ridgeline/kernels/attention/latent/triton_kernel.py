@@ -172,7 +172,7 @@ def latent_kernel(
 
 @triton.jit
 def _load(ptr, real, column, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load vectors as far as they are real, and 0 elsewhere."""
+    """Load vectors where they are real, and 0 elsewhere."""
     if WIDTH == PADDED:
         return tl.load(ptr, mask=real, other=0)
     else:

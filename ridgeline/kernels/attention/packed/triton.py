@@ -138,7 +138,7 @@ def tiles_of(tokens_R: np.ndarray, queries: int) -> tuple[np.ndarray, np.ndarray
 
 
 def sent(table: np.ndarray, device: torch.device) -> Tensor:
-    """Return a table of whole numbers as int32 on the device, for which nobody waits."""
+    """Return a table of integers as int32 on the device. The host does not wait for the copy."""
     found = torch.from_numpy(table.astype(np.int32))
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 

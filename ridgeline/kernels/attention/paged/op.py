@@ -136,8 +136,8 @@ class RaggedBatch:
         keys before them, and positions are places.
 
     Cells of the cache that none of a row's queries sees never influence the row's outputs, whatever they hold, NaN and
-    inf included. These are the cells behind its last position or before its window, in blocks of other rows or of
-    nobody, and in the null block, to which rows that the device has stopped write. So a mask alone is not enough, since
+    inf included. These are the cells behind its last position or before its window, in blocks of other rows, in free
+    blocks, and in the null block, to which rows that the device has stopped write. So a mask alone is not enough, since
     0 · NaN is NaN.
     """
 
@@ -228,7 +228,7 @@ def softmax_with_sinks(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
 
 
 class AttentionShape(NamedTuple):
-    """The step, and the layers that share a schedule, as far as the schedule depends on them.
+    """The properties of the step, and of the layers that share a schedule, on which the schedule depends.
 
     num_tokens: T, padding included.
     tokens_each: as in `RaggedBatch`.
@@ -239,7 +239,7 @@ class AttentionShape(NamedTuple):
     head_bytes: the bytes of a key's head, by which tiles are made small enough for wide heads; 0 for the usual ones.
     item_queries: tokens times heads of a group that a program takes at most, where several share an item or a tile, as
         those of latents do; 0: each takes all of them.
-    widened: these keys are made of others as far as they fit the memory; otherwise the long rows need `tiles_J4`.
+    widened: these keys are converted copies of others, if they fit the memory; otherwise the long rows need `tiles_J4`.
     trees: the batch has a `Tree`.
     fixed: see `Schedule`.
     """

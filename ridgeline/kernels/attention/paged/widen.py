@@ -4,8 +4,8 @@ A step's long rows have their blocks widened into memory that all layers of a gr
 It moves 3 bytes for every number, and so much less than the products take: of n queries on each key, 56 / n of their
 time (a quarter as many key heads as heads, 600 TFLOP/s, 4 TB/s), 1 % for 8,192 tokens and 5 % for 1,024.
 
-The device decides, since in a captured graph nobody else knows the lengths: rows that do not fit the memory are left
-to triton_prefill.py, which converts tiles in registers, once for every 128 queries.
+The device decides, since only it knows the lengths in a captured graph: rows that do not fit the memory are left to
+triton_prefill.py, which converts tiles in registers, once for every 128 queries.
 
 Legend:
     R  rows

@@ -15,7 +15,8 @@ from ridgeline.kernels.gemm.route.op import Routes
 
 
 def combine(y_PM: Tensor, routes: Routes, add_TM: Tensor | None, experts: int) -> Tensor:
-    """Return each token's weighted sum over its pairs' rows, plus `add_TM`. Rows that nobody computed are not read."""
+    """Return each token's weighted sum over its pairs' rows, plus `add_TM`. Rows of pairs with none of these experts
+    are not read."""
     (tokens, used), width = routes.expert_TK.shape, y_PM.shape[1]
     y_TM = torch.empty(tokens, width, dtype=y_PM.dtype, device=y_PM.device)
     block = min(512 if tokens < 256 else 2048, triton.next_power_of_2(width))

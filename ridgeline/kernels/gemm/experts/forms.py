@@ -1,4 +1,4 @@
-"""Forms of experts' matrices in FP8 or codes, as the kernels are told of them, and how stored numbers are read.
+"""Descriptions, for kernels, of experts' matrices in FP8 or codes, and the reading of stored numbers.
 
 A stored number becomes a float32 by moving its bits: the exponent's bits land at the low end of a float32's, so the
 number is right but for a power of two, 2^-120 for E4M3 and 2^-126 for E2M1. `LIFT` is the root of that power. It is

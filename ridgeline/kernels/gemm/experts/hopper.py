@@ -78,7 +78,7 @@ def grouped_gate_up(
     x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str,
     plan: Stream | Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute `op.grouped_gate_up`. Rows of pairs that nobody computes stay as the memory was.
+    """Compute `op.grouped_gate_up`. Rows of pairs with none of these experts are not written.
 
     This op and the next one go together: `grouped_down` may read the routes before the kernel ahead of it has ended,
     and counts on this op to have waited for them.

@@ -32,7 +32,7 @@ from ridgeline.kernels.small.activation.op import activation, gated_activation
 
 def grouped_gate_up(x_TM: Tensor, weight_EGM: Matrices, bias_EG: Tensor | None, routes: Routes, gate: str) -> Tensor:
     """Return act(gate(x)) * up(x) of every pair, by each pair's own expert: [P, F] in the dtype of `x_TM`. Rows of
-    pairs that nobody computes are undefined.
+    pairs with none of these experts are undefined.
 
     gate: the activation. Experts with one that is in UNGATED have no gate: their matrices are [F, M], and the result is
         act(up(x)).

@@ -77,7 +77,7 @@ class ExpertPanels:
     """One matrix of every expert, laid out for cpu/experts.cpp. It has no gradients.
 
     gated: the matrix is gate and up, which lie in turns of sixteen outputs.
-    described: what C++ is told of the matrices.
+    described: the matrices' description for C++.
     """
 
     panel_EBSHLN: Tensor

@@ -41,8 +41,8 @@ def grouped_down(
 
 
 def gate_up(linear: Linear, x_TM: Tensor, bias_EO: Tensor | None, routes: Routes, gate: str) -> Tensor:
-    """Compute the op `grouped_gate_up` with any experts' linear maps. Rows of pairs that nobody computes are left out,
-    so the result may be shorter."""
+    """Compute the op `grouped_gate_up` with any experts' linear maps. Rows of pairs with none of these experts are left
+    out, so the result may be shorter."""
     computed, spans = _spans(routes)
     x_CM = x_TM.index_select(0, routes.token_P[:computed])
     return activated(_each(linear, x_CM, bias_EO, spans), gate) if computed else x_CM

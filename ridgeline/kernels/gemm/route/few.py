@@ -162,7 +162,7 @@ def few_kernel(
         counter_ptr = arrival_ptr + 1 + tl.program_id(1)
     tl.debug_barrier()  # until every thread's scores are written, before any thread of this program says so
     arrived = tl.atomic_add(counter_ptr, 1) + 1
-    # Only now, so that nobody waits for these
+    # Only now, so that no program waits for these
     if tl.program_id(0) < EACH:
         mine_T11 = (token_T11 - begin) % tl.num_programs(0) == tl.program_id(0)
         written_T1B = mine_T11 & (token_T11 < tokens) & kept_11B

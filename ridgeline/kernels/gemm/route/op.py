@@ -1,7 +1,7 @@
 """Routing of tokens to experts: norm, scores, the choice of the top k, and the order in which experts take tokens.
 
 Nothing here depends on data but the numbers in tensors: shapes are fixed by T, E and K, so a step with experts can be
-captured, and nobody waits for the device.
+captured, and the host never waits for the device.
 
 Legend:
     T  tokens

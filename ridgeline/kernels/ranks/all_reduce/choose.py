@@ -23,7 +23,7 @@ from typing import Literal
 KIB = 1024
 
 # The largest sums that take each way: words, then direct ones, then the library. Direct ones of more than two ranks
-# take two shots, which nobody has measured, so they are left out.
+# take two shots. These were never measured, so they are left out.
 WORDS_BYTES = 256 * KIB
 NORM_WORDS_BYTES = 1024 * KIB
 DIRECT_BYTES = {2: 8192 * KIB}

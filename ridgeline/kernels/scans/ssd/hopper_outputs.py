@@ -160,7 +160,7 @@ def _multiply(
         gl.store(y_ptr + y_offset, y, mask=(i < length - ahead) & (j >= 0))
         y_ptr += Q * H * P
         state = warpgroup_mma_wait(0, deps=(state,))
-        barrier()  # nobody reads the state in front any more
+        barrier()  # no warp reads the state in front any more
         state_tile.store(state.to(dtype))
         fence_async_shared()
         barrier()
