@@ -58,6 +58,11 @@ async def read_body(request: Request, *models: type[_Body], choose: Callable[[An
     return body
 
 
+def is_chat(data: Any) -> bool:
+    """Return True for a body with a conversation. It is the second of those that `read_body` chooses from."""
+    return isinstance(data, dict) and "messages" in data
+
+
 def tell_ignored(request: Request, ignored: list[str]) -> None:
     """Name the fields without effect in the answer's header, beside those named before, and each once in the log."""
     shown = [name for name in ignored if SHOWN.fullmatch(name)][:MOST_SHOWN]

@@ -29,6 +29,10 @@ _encode = msgspec.json.Encoder().encode
 Write = Callable[[Any], Awaitable[None]]
 
 
+async def nowhere(value: object) -> None:
+    """Write nothing: the `write` of an answer that is not streamed."""
+
+
 class EventStream(Response):
     """A stream that runs `produce(write)`: each written value becomes an event, and [DONE] comes last.
 

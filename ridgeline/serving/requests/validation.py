@@ -223,6 +223,12 @@ async def chat_request(api: ApiServer, body: ChatBody, request_id: str) -> Gener
     return readable(api, body, _fitted(api, body, bare, "messages", most or 1))
 
 
+async def chat_length(api: ApiServer, body: ChatBody) -> int:
+    """Return the length of a chat's prompt, in tokens."""
+    prompt = await render(api, body, use_tools=body.tool_choice != "none")
+    return len(await encode(api, prompt, False, "messages"))
+
+
 async def render(api: ApiServer, body: TemplateBody, *, use_tools: bool = True) -> str:
     """Return the prompt of a conversation by the model's template. The template is a program and may take its time, so
     it runs in a thread."""

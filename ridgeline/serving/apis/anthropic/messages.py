@@ -28,15 +28,15 @@ from ridgeline.serving.http.answers import MessageEvent
 from ridgeline.serving.http.describe import described
 from ridgeline.serving.http.exchange import read_body, request_id, tell_ignored, while_connected
 from ridgeline.serving.http.items import Item, Items
-from ridgeline.serving.http.pieces import json_response
+from ridgeline.serving.http.pieces import json_of, json_response
 from ridgeline.serving.http.render import shown
-from ridgeline.serving.http.sse import MessageEvents, Write
+from ridgeline.serving.http.sse import MessageEvents, Write, nowhere
 from ridgeline.serving.requests.bodies import ChatBody
 from ridgeline.serving.requests.bounded_json import INLINE_BYTES
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import later_instructions, named
 from ridgeline.serving.requests.unenforced import unenforced
-from ridgeline.serving.requests.validation import chat_request, check_model, encode, render
+from ridgeline.serving.requests.validation import chat_length, chat_request, check_model
 from ridgeline.serving.shares import off_loop
 from ridgeline.text.outputs import CompletionOutput
 from ridgeline.text.parsers.events import CallDelta, Event, Reasoning
@@ -99,8 +99,8 @@ def router(api: ApiServer) -> APIRouter:
         with named(NAMES):
             check_model(api, body.model)
             chat = await _chat(api, body, request)
-            ids = await encode(api, await render(api, chat, use_tools=chat.tool_choice != "none"), False, "messages")
-        return await json_response(1, lambda: answers.MessageTokens(input_tokens=len(ids)))
+            tokens = answers.MessageTokens(input_tokens=await chat_length(api, chat))
+        return json_of(tokens)
 
     return routes
 
@@ -142,9 +142,6 @@ class Answer:
         self._name = f"msg_{uuid.uuid4().hex}"
 
     async def whole(self) -> Response:
-        async def nowhere(event: MessageEvent) -> None:
-            pass
-
         run = await self._run(nowhere)
         return await json_response(shapes.entries([run]), lambda: self._message(run.usage, **self._reason(run)))
 

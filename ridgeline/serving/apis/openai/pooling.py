@@ -19,7 +19,7 @@ from ridgeline.serving.generation import pooling
 from ridgeline.serving.generation.pooling import PooledAnswer, PoolingAsked, pooling_facts
 from ridgeline.serving.http import answers
 from ridgeline.serving.http.describe import described
-from ridgeline.serving.http.exchange import read_body, request_id, together, while_connected
+from ridgeline.serving.http.exchange import is_chat, read_body, request_id, together, while_connected
 from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.requests.pooling import (
     ClassifyBody,
@@ -54,7 +54,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def embeddings(request: Request) -> Response:
         body: EmbeddingBody | EmbeddingChatBody
-        body = await read_body(request, EmbeddingBody, EmbeddingChatBody, choose=_is_chat)
+        body = await read_body(request, EmbeddingBody, EmbeddingChatBody, choose=is_chat)
         name = request_id(request, body.request_id)
         params = pooling_params(body, "embed", dimensions=body.dimensions)
         found = await answer(request, await inputs(api, body, params, name))
@@ -72,7 +72,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def pool(request: Request) -> Response:
         body: PoolingBody | PoolingChatBody
-        body = await read_body(request, PoolingBody, PoolingChatBody, choose=_is_chat)
+        body = await read_body(request, PoolingBody, PoolingChatBody, choose=is_chat)
         name = request_id(request, body.request_id)
         params = pooling_params(body, body.task, dimensions=body.dimensions)
         found = await answer(request, await inputs(api, body, params, name))
@@ -89,7 +89,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def classify(request: Request) -> Response:
         body: ClassifyBody | ClassifyChatBody
-        body = await read_body(request, ClassifyBody, ClassifyChatBody, choose=_is_chat)
+        body = await read_body(request, ClassifyBody, ClassifyChatBody, choose=is_chat)
         name = request_id(request, body.request_id)
         found = await answer(request, await inputs(api, body, pooling_params(body, "classify"), name))
         labels = pooling_facts(api.service).labels
@@ -136,10 +136,6 @@ def router(api: ApiServer) -> APIRouter:
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         routes.post(path, **described(RerankBody, "Documents by their relevance", answers.Reranked))(rerank)
     return routes
-
-
-def _is_chat(data: Any) -> bool:
-    return isinstance(data, dict) and "messages" in data
 
 
 def _scores(api: ApiServer, found: Sequence[PooledAnswer], firsts: int) -> list[float]:

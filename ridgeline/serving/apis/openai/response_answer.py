@@ -24,7 +24,7 @@ from ridgeline.serving.http import answers, shapes
 from ridgeline.serving.http.answers import ResponseEvent
 from ridgeline.serving.http.errors import failure_of
 from ridgeline.serving.http.pieces import json_response
-from ridgeline.serving.http.sse import NamedEvents, Write, named_event
+from ridgeline.serving.http.sse import NamedEvents, Write, named_event, nowhere
 from ridgeline.serving.kept.store import Log, Record
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.validation import check_model
@@ -62,9 +62,6 @@ class Answer:
         self._count = 0  # events so far
 
     async def whole(self) -> Response:
-        async def nowhere(event: ResponseEvent) -> None:
-            pass
-
         await self._write(nowhere)
         assert self._run is not None
         return await json_response(shapes.entries([self._run]), self._told)

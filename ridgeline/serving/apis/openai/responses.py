@@ -29,7 +29,7 @@ from ridgeline.serving.kept.kept import Found
 from ridgeline.serving.requests.refusals import shortened
 from ridgeline.serving.requests.translation import named
 from ridgeline.serving.requests.unenforced import unenforced
-from ridgeline.serving.requests.validation import check_model, encode, render
+from ridgeline.serving.requests.validation import chat_length, check_model
 
 
 def router(api: ApiServer) -> APIRouter:
@@ -71,9 +71,9 @@ def router(api: ApiServer) -> APIRouter:
         with named(NAMES):
             check_model(api, body.model)
             chat, ignored = await (await Conversation.of(api, body)).chat(api, body)
-            ids = await encode(api, await render(api, chat, use_tools=chat.tool_choice != "none"), False, "messages")
+            tokens = answers.InputTokens(input_tokens=await chat_length(api, chat))
         tell_ignored(request, ignored)
-        return await json_response(1, lambda: answers.InputTokens(input_tokens=len(ids)))
+        return json_of(tokens)
 
     @routes.get(
         "/v1/responses/{response_id}", summary="An answer that is kept", responses=answered(answers.ResponseAnswer, 404)

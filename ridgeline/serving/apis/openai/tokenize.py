@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.http.answers import Text, TokenizerInfo, Tokens
 from ridgeline.serving.http.describe import answers, described
-from ridgeline.serving.http.exchange import read_body
+from ridgeline.serving.http.exchange import is_chat, read_body
 from ridgeline.serving.http.pieces import json_response
 from ridgeline.serving.requests.bodies import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from ridgeline.serving.requests.validation import check_model, encode, render
@@ -27,7 +27,7 @@ def router(api: ApiServer) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         body: TokenizeBody | TokenizeChatBody
-        body = await read_body(request, TokenizeBody, TokenizeChatBody, choose=_is_chat)
+        body = await read_body(request, TokenizeBody, TokenizeChatBody, choose=is_chat)
         check_model(api, body.model)
         if isinstance(body, TokenizeChatBody):
             ids = await encode(api, await render(api, body), bool(body.add_special_tokens), "messages")
@@ -61,7 +61,3 @@ def router(api: ApiServer) -> APIRouter:
         }
 
     return routes
-
-
-def _is_chat(data: Any) -> bool:
-    return isinstance(data, dict) and "messages" in data
