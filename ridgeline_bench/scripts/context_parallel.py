@@ -83,10 +83,10 @@ class Pairs(Ops):
         self.pairs = 0.0
         self.partial_attention, self.paged_attention = self._partial, self._whole  # type: ignore[method-assign]
 
-    def _partial(self, q_THD: Tensor, k: Tensor, v: Tensor, batch: RaggedBatch, **_: object) -> tuple[Tensor, Tensor]:
+    def _partial(self, q_THD: Tensor, k: Tensor, v: Tensor, batch: RaggedBatch, *_: object) -> tuple[Tensor, Tensor]:
         return self._whole(q_THD, k, v, batch), q_THD.new_zeros(q_THD.shape[:2], dtype=torch.float32)
 
-    def _whole(self, q_THD: Tensor, k: Tensor, v: Tensor, batch: RaggedBatch, **_: object) -> Tensor:
+    def _whole(self, q_THD: Tensor, k: Tensor, v: Tensor, batch: RaggedBatch, *_: object) -> Tensor:
         tokens_R, kv_len_R = batch.start_R1.diff().numpy(), batch.kv_len_R.numpy()
         blind_R = np.minimum(tokens_R, np.maximum(tokens_R - kv_len_R, 0))  # queries that see nothing
         self.pairs += visible(tokens_R - blind_R, kv_len_R, None)[0] * q_THD.shape[1]
