@@ -45,3 +45,17 @@ def by_pairs(
         for places, case in cases.items()
         if where(*case)
     ]
+
+
+def by_values(*parameters: Sequence[Any], turn: int = 0) -> list[Any]:
+    """Return the product of the values of some parameters, of which those outside a design that has every value once
+    are thorough. Where several files ask the same of what they test, another `turn` in each lets all pairs occur."""
+    most = max(map(len, parameters))
+    design = {tuple((n + turn * at) % len(values) for at, values in enumerate(parameters)) for n in range(most)}
+    return [
+        pytest.param(
+            *(values[n] for values, n in zip(parameters, places, strict=True)),
+            marks=() if places in design else pytest.mark.thorough,
+        )
+        for places in product(*(range(len(values)) for values in parameters))
+    ]

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.covering import by_pairs
+from tests.covering import by_pairs, by_values
 
 
 @pytest.mark.parametrize("sizes", [(1,), (4, 3), (2, 2, 2), (3, 7, 6), (2, 4, 3, 2)], ids=str)
@@ -35,3 +35,19 @@ def test_cases_that_there_are_not_are_left_out() -> None:
 
 def test_one_parameter_or_two_have_all_their_values() -> None:
     assert not any(case.marks for case in by_pairs([1, 2], "abc"))
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_every_value_is_in_a_case_that_always_runs(turn: int) -> None:
+    cases = by_values("abc", [1, 2], turn=turn)
+    assert [case.values for case in cases] == [*product("abc", [1, 2])]
+    often = [case.values for case in cases if not case.marks]
+    assert len(often) == 3
+    assert {first for first, _ in often} == set("abc")
+    assert {second for _, second in often} == {1, 2}
+
+
+def test_turns_differ_until_all_pairs_are_there() -> None:
+    often = [{case.values for case in by_values("ab", [1, 2], turn=turn) if not case.marks} for turn in (0, 1)]
+    assert often[0].isdisjoint(often[1])
+    assert often[0] | often[1] == {*product("ab", [1, 2])}

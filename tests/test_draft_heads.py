@@ -25,6 +25,7 @@ from ridgeline.worker.speculation import backlog
 from ridgeline.worker.speculation.backlog import Catching
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
+from tests.covering import by_values
 from tests.driving import Outcome, Rig, ask, rig
 from tests.head_oracle import HEADS, Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, QwenMtp, QwenNextMtp, Target
 from tests.test_draft_model import watch
@@ -432,8 +433,9 @@ def test_a_layer_whose_norms_have_more_digits_drafts_in_the_model_s_dtype(dtype:
         assert abs(own[1] - other[1]) <= near, f"{name} parts where nothing is near a tie"
 
 
-@pytest.mark.parametrize("made", [glm_with_mtp, hybrid_with_mtp, hybrid_with_experts_and_mtp])
-@pytest.mark.parametrize("scheme", ["fp8", "int8"])
+@pytest.mark.parametrize(
+    ("made", "scheme"), by_values((glm_with_mtp, hybrid_with_mtp, hybrid_with_experts_and_mtp), ("fp8", "int8"), turn=1)
+)
 def test_a_quantized_folder_keeps_the_layer_for_multi_token_prediction(made: Any, scheme: str, tmp_path: Path) -> None:
     source, head = made(tmp_path / "model")
     folder = tmp_path / "quantized"

@@ -22,6 +22,7 @@ from ridgeline.weights.folder import EMBEDDED_DRAFT, EMBEDDED_DRAFTS
 from ridgeline.worker.speculation.draft_model import DraftModel
 from ridgeline.worker.speculation.feature_head import FeatureHead
 from tests import tiny_models
+from tests.covering import by_values
 from tests.driving import Rig, ask, disturbed, rig
 from tests.test_speculation import (
     DRAFTS,
@@ -248,8 +249,13 @@ def test_the_embedded_model_brings_its_own_drafts(method: str) -> None:
         assert counts["accepted_tokens"] > 0.3 * counts["draft_tokens"]
 
 
-@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", [*KINDS, "gpt2"])
+@pytest.mark.parametrize(
+    ("family", "buckets"),
+    [
+        *by_values(("mixed", "gpt2"), (False, True), turn=1),
+        *(pytest.param("llama", buckets, marks=pytest.mark.thorough) for buckets in (False, True)),
+    ],
+)
 def test_even_steps_change_no_token_and_lose_no_key(
     family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from ridgeline.worker.speculation.passes import Draws
 from ridgeline.worker.speculation.trees import TreeDraws, words_of
 from ridgeline.worker.vocabulary import Vocabulary
 from tests import tiny_models
-from tests.covering import by_pairs
+from tests.covering import by_pairs, by_values
 from tests.driving import Outcome, Rig, ask, disturbed, rig
 from tests.head_oracle import Eagle, Eagle3, Head, Medusa, Mtp, NarrowEagle3, Target
 from tests.test_draft_model import watch
@@ -216,8 +216,13 @@ def test_the_next_of_many_finds_what_a_tree_left_in_the_cache(tiny_model: TinyMo
         assert own.engine.scheduler.figures().hit_tokens - before > 40
 
 
-@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", [*KINDS, "gpt2"])
+@pytest.mark.parametrize(
+    ("family", "buckets"),
+    [
+        *by_values(("mixed", "gpt2"), (False, True)),
+        *(pytest.param("llama", buckets, marks=pytest.mark.thorough) for buckets in (False, True)),
+    ],
+)
 def test_even_steps_change_no_token(
     family: str, buckets: bool, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from ridgeline.worker.slots import Slots
 from ridgeline.worker.speculation.lookahead import BUCKETS, NEWEST, Lookahead, first_pool, first_window
 from ridgeline.worker.speculation.proposer import Taken
 from tests import tiny_models
+from tests.covering import by_values
 from tests.driving import Rig, ask, rig
 from tests.test_draft_trees import trees
 from tests.test_speculation import FAMILIES, Always, Fickle, Turning, check_same, evenly, plain, prompt, requests
@@ -81,8 +82,7 @@ def test_settings_change_no_token(settings: dict[str, Any], tiny_model: TinyMode
         assert not own.errors
 
 
-@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", ["llama", "mixed"])
+@pytest.mark.parametrize(("family", "buckets"), by_values(("llama", "mixed"), (False, True)))
 def test_even_steps_change_no_token(
     family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

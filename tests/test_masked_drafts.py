@@ -31,6 +31,7 @@ from ridgeline.serving.grammars.masks import GrammarMask
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.transport.messages import Grammar
 from tests import tiny_models
+from tests.covering import by_values
 from tests.driving import Outcome, Rig, ask, rig
 from tests.engine.profiles import quick_settings
 from tests.test_speculation import DRAFTS, LOOKUP, Always, Fickle, Turning, check_same, evenly
@@ -178,8 +179,7 @@ def test_settings_change_no_token(settings: dict[str, Any], folder: Path, want: 
         assert not own.errors
 
 
-@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("how", [None, Turning], ids=["as it pays", "in turns"])
+@pytest.mark.parametrize(("how", "buckets"), by_values((None, Turning), (False, True), turn=1))
 def test_even_steps_change_no_token(
     buckets: bool, how: type[Always] | None, folder: Path, want: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

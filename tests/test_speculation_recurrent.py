@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline.core.plan.request import Preemption, Request
 from ridgeline.worker.state.recurrent import Recurrent
+from tests.covering import by_values
 from tests.driving import Rig, ask, disturbed, rig
 from tests.test_speculation import (
     LOOKUP,
@@ -190,8 +191,7 @@ def test_conversations_go_on_from_states_that_verified_rows_left(family: str, ti
 ASKED: tuple[tuple[str, dict[str, Any]], ...] = (("a", {}), ("b", {"temperature": 0.8}))
 
 
-@pytest.mark.parametrize("buckets", [False, True], ids=["op by op", "in buckets"])
-@pytest.mark.parametrize("family", ["qwen3_5", "mamba", "rwkv", "zamba2"])
+@pytest.mark.parametrize(("family", "buckets"), by_values(("qwen3_5", "mamba", "rwkv", "zamba2"), (False, True)))
 def test_even_steps_change_no_token(
     family: str, buckets: bool, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
