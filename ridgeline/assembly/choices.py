@@ -15,8 +15,10 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.plan.sharding import with_cached_experts
 from ridgeline.core.plan.stages import of_stage
-from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE, LLMConfig, check_limits
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
+from ridgeline.core.settings.steps import check_limits
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, with_draft

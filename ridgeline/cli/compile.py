@@ -16,7 +16,9 @@ from ridgeline.cli.options import json_object, with_records
 from ridgeline.cli.sizes import config_path, read_config
 from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE, DTYPES, LLMConfig
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.settings.speculation import BARE
 
 MULTIPROCESSORS = {"sm_80": 108, "sm_89": 142, "sm_90": 132, "sm_100": 148, "sm_120": 170, "gfx942": 304}

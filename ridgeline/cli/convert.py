@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.config import DTYPES
+from ridgeline.core.settings.model import DTYPES
 
 if TYPE_CHECKING:
     from ridgeline.weights.convert.check import Report

@@ -14,7 +14,7 @@ from ridgeline.cli.options import with_records
 from ridgeline.cli.rates import Gpu, Json, MeasureFlags, Model, RateFlags, columns
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.config import DTYPES
+from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.settings.speculation import MOST_DRAFTS
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape

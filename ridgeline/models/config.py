@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Literal
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.settings.config import DTYPES
+from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]

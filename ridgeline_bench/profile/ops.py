@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.base.launch import on_device

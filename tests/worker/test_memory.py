@@ -15,7 +15,8 @@ import torch
 from ridgeline.assembly import Assembly, choices
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import Reserved, StepSizes, reserved
-from ridgeline.core.settings.config import DEFAULT_BLOCK_SIZE, EngineConfig, LLMConfig
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
+from ridgeline.core.settings.config import EngineConfig, LLMConfig
 from ridgeline.core.settings.draft_tree import LookaheadTree
 from ridgeline.core.settings.speculation import speculation_of
 from ridgeline.core.specs.cache_layout import CacheLayout, group_layers

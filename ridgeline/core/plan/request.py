@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.core.errors import InvalidRequest
 from ridgeline.core.plan.embeds import Embeds, Inserted
-from ridgeline.core.settings.config import MAX_LOGPROBS as MAX_LOGPROBS
+from ridgeline.core.settings.steps import MAX_LOGPROBS as MAX_LOGPROBS
 from ridgeline.core.settings.vllm_arguments import SAMPLING, with_vllms_fields
 from ridgeline.core.specs.pooling import SECOND_TEXT, Task
 from ridgeline.kernels.base.limits import MAX_LOGIT_BIAS as MAX_LOGIT_BIAS

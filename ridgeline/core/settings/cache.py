@@ -1,0 +1,51 @@
+"""The memory of a device, and what an engine caches there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.checks import AtLeast, Settings
+from ridgeline.kernels.base.kv_format import kv_format
+
+# Tokens per cache block by default. Kernels read larger blocks faster (docs/log.md: pages of 64 gain about 10 % over
+# pages of 16 in prefill). Smaller blocks match prefixes and bound requests more finely.
+DEFAULT_BLOCK_SIZE = {"cuda": 64, "cpu": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings(Settings):
+    """The memory of the device, and what is cached in it.
+
+    enable_sleep_mode: a GPU's memory can be given back, and the weights kept in the host's, while the engine sleeps.
+    gpu_memory_utilization: the share of the device's memory that the engine may use in all.
+    kv_cache_memory: bytes for the KV cache on each device, in place of that share.
+    block_size: tokens per cache block (64 on a GPU, otherwise 16).
+    kv_cache_dtype: how keys and values are cached: "auto" as the activations (or as the checkpoint says), "bfloat16",
+        or in 8 bits with a scale for each token and key head: "fp8" (the same as "fp8_e4m3"), "fp8_e5m2" or "int8".
+    state_cache_share: of a model with states of constant size (recurrent layers), the share of the cache's pages that
+        states kept for later requests may take, beside keys and values. Those of running requests do not count.
+    state_checkpoint_interval: the tokens after which a long prompt or output leaves such a state behind, besides at its
+        end and where prompts part. The default follows from the bytes of a state, beside those of keys and values.
+    """
+
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory: Annotated[int | None, AtLeast(1)] = None
+    block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    state_cache_share: float = 0.5
+    state_checkpoint_interval: Annotated[int | None, AtLeast(1)] = None
+    enable_sleep_mode: bool = False
+
+    def check(self) -> None:
+        kv_format(self.kv_cache_dtype)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidConfig(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}."
+            )
+        if not 0 <= self.state_cache_share <= 1:
+            raise InvalidConfig(f"state_cache_share must be from 0 to 1, got {self.state_cache_share!r}.")
+        if self.block_size is not None and (self.block_size < 1 or self.block_size & (self.block_size - 1)):
+            raise InvalidConfig(f"block_size must be a power of two, got {self.block_size!r}.")
