@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, cast
+
+from msgspec import UNSET
 
 from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.errors import EngineFailed
@@ -37,22 +39,40 @@ def usage_of(runs: Iterable[Run]) -> Usage:
     return Usage(*map(sum, zip(*(run.usage for run in runs), strict=True)))
 
 
-class Tally:
-    """The usage of a stream so far, kept as it grows. Counting it anew for each chunk would cost the square of its
-    length.
+class Chunks:
+    """The chunks of a stream. `make` makes one of its choices and its usage, which `count` writes in the API's words.
 
-    `add` takes each piece, once it was read and before or after its chunk is written.
+    The usage so far is kept as it grows. Counting it anew for each chunk would cost the square of the stream's length.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(
+        self,
+        make: Callable[..., answers.ChatChunk | answers.CompletionChunk],
+        write: Callable[[Any], Awaitable[None]],
+        config: ServeConfig,
+        body: GenerationBody,
+        runs: Sequence[Run],
+        count: Callable[[Usage], answers.Usage] = told,
+    ) -> None:
+        self._make, self._write, self._config, self._body, self._runs = make, write, config, body, runs
+        self._count, (self._at_end, self._always) = count, wants_usage(config, body)
         self._usage = usage_of(runs)
         self._told = {id(run): run.usage for run in runs}
 
-    @property
-    def usage(self) -> Usage:
-        return self._usage
+    def put(self, choice: answers.ChatDelta | answers.CompletionDelta, **more: Any) -> Awaitable[None]:
+        """Write the chunk of a choice."""
+        usage = self._count(self._usage) if self._always else None if self._at_end else UNSET
+        return self._write(self._make(choices=[choice], **more, usage=usage))
+
+    async def end(self) -> None:
+        """Write the last chunk, if it has something to tell: the whole usage, and where the time went."""
+        last = timing(self._config, self._body, self._runs)
+        if self._at_end or last:
+            usage = self._count(usage_of(self._runs)) if self._at_end else UNSET
+            await self._write(self._make(choices=[], **last, usage=usage))
 
     def add(self, run: Run, piece: Piece) -> None:
+        """Count a piece, before or after its chunk is written."""
         now, (_, _, cached, reasoning), so_far = run.usage, self._told[id(run)], self._usage
         self._told[id(run)] = now
         self._usage = Usage(

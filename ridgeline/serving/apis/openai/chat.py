@@ -56,7 +56,6 @@ class Chat:
         self._said = [Said() for _ in range(asked.params.num_drawn)]  # by whole answers
         self._echo = _echoed(body) if body.echo else ""
         self._head = shapes.envelope("chatcmpl", asked.id, int(time.time()), model)
-        self._usage = shapes.wants_usage(api.config, body)
 
     async def whole(self) -> Response:
         async with self._api.service.run(self._asked) as run:
@@ -77,43 +76,33 @@ class Chat:
         )
 
     async def stream(self, write: Write) -> None:
-        at_end, always = self._usage
         async with self._api.service.run(self._asked) as run:
             greeted: set[int] = set()
-            tally = shapes.Tally([run])
+            make = partial(answers.ChatChunk, **self._head)
+            chunks = shapes.Chunks(make, write, self._api.config, self._body, [run])
             async for piece in run.pieces(self._body.stream_interval):
                 index = piece.output.index
                 said = None if piece.read is None else Said().add(self._shown(piece))  # most need no events
                 if index not in greeted:
                     greeted.add(index)
-                    await self._greet(write, tally, run, index)
-                tally.add(run, piece)
+                    await self._greet(chunks, run, index)
+                chunks.add(run, piece)
                 if self._body.logprobs:  # which may list the whole vocabulary
                     choice = await run.apart(run.entries_of(piece), partial(self._delta, run, piece, said))
                 else:
                     choice = self._delta(run, piece, said)
                 if choice is not None:
-                    await self._write(write, tally, choice)
-        last = shapes.timing(self._api.config, self._body, [run])
-        if at_end or always or last:
-            usage = shapes.told(run.usage) if at_end or always else UNSET
-            await write(answers.ChatChunk(**self._head, choices=[], **last, usage=usage))
+                    await chunks.put(choice)
+        await chunks.end()
 
-    def _greet(self, write: Write, tally: shapes.Tally, run: Run, index: int) -> Awaitable[None]:
+    def _greet(self, chunks: shapes.Chunks, run: Run, index: int) -> Awaitable[None]:
         """Write the first chunk of a choice, which names the role of the speaker."""
         body, first = self._body, index == 0
-        return self._write(
-            write,
-            tally,
+        return chunks.put(
             answers.ChatDelta(index=index, delta=answers.Delta(role="assistant", content=self._echo)),
             prompt_token_ids=run.asked.prompt_token_ids if body.return_token_ids and first else UNSET,
             prompt_text=self._asked.prompt if body.return_prompt_text and first else UNSET,
         )
-
-    def _write(self, write: Write, tally: shapes.Tally, choice: answers.ChatDelta, **more: Any) -> Awaitable[None]:
-        at_end, always = self._usage
-        usage = UNSET if not at_end else shapes.told(tally.usage) if always else None
-        return write(answers.ChatChunk(**self._head, choices=[choice], **more, usage=usage))
 
     def _delta(self, run: Run, piece: Piece, said: Said | None) -> answers.ChatDelta | None:
         """Return a chunk's choice, or None if there is nothing to say."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,7 +59,6 @@ class Completions:
         self._api, self._body, self._asked = api, body, asked
         self._head = shapes.envelope("cmpl", name, int(time.time()), check_model(api, body.model))
         self._nothing_new = body.max_tokens == 0  # the one token that was made for the echo is not shown
-        self._wants_usage = shapes.wants_usage(api.config, body)
 
     async def whole(self) -> Response:
         runs = [self._api.service.run(asked) for asked in self._asked]
@@ -73,20 +71,17 @@ class Completions:
         return answers.Completion(**self._head, choices=choices, usage=self._usage(shapes.usage_of(runs)), **last)
 
     async def stream(self, write: Write) -> None:
-        at_end, always = self._wants_usage
         runs = [self._api.service.run(asked) for asked in self._asked]
-        tally = shapes.Tally(runs)
-        await together([self._stream(run, index, write, tally) for index, run in enumerate(runs)])
-        last = shapes.timing(self._api.config, self._body, runs)
-        if at_end or always or last:
-            usage = self._usage(shapes.usage_of(runs)) if at_end or always else UNSET
-            await write(answers.CompletionChunk(**self._head, choices=[], **last, usage=usage))
+        make = partial(answers.CompletionChunk, **self._head)
+        chunks = shapes.Chunks(make, write, self._api.config, self._body, runs, self._usage)
+        await together([self._stream(run, index, chunks) for index, run in enumerate(runs)])
+        await chunks.end()
 
     async def _finish(self, run: Run) -> None:
         async with run:
             await run.finish()
 
-    async def _stream(self, run: Run, prompt: int, write: Write, tally: shapes.Tally) -> None:
+    async def _stream(self, run: Run, prompt: int, chunks: shapes.Chunks) -> None:
         told = [_Told() for _ in run.drawn]
         async with run:
             async for piece in run.pieces(self._body.stream_interval, scored=True):
@@ -94,14 +89,9 @@ class Completions:
                 echoes = self._body.echo and not so_far.begun
                 size = run.entries if echoes else run.entries_of(piece)
                 choice = await run.apart(size, partial(self._delta, run, piece, prompt, so_far))
-                tally.add(run, piece)
+                chunks.add(run, piece)
                 if choice is not None:
-                    await self._write(write, choice, tally)
-
-    def _write(self, write: Write, choice: answers.CompletionDelta, tally: shapes.Tally) -> Awaitable[None]:
-        at_end, always = self._wants_usage
-        usage = self._usage(tally.usage) if always else None if at_end else UNSET
-        return write(answers.CompletionChunk(**self._head, choices=[choice], usage=usage))
+                    await chunks.put(choice)
 
     def _delta(self, run: Run, piece: Piece, prompt: int, told: _Told) -> answers.CompletionDelta | None:
         """Return a chunk's choice, or None if there is nothing to say."""
