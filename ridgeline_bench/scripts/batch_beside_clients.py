@@ -1,4 +1,4 @@
-"""What clients feel of a batch that runs beside them: times to first tokens and between tokens, without one and with.
+"""The effect of a batch on clients beside it: times to first tokens and between tokens, with and without the batch.
 
     python -m ridgeline_bench.scripts.batch_beside_clients MODEL [--rate 4] [--seconds 30] [--lines 2000]
         [OPTIONS OF serve]

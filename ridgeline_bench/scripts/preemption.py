@@ -1,4 +1,4 @@
-"""What preemption costs where requests need more of the KV cache than there is: the scheduler and the prefix cache.
+"""The cost of preemption where requests need more of the KV cache than there is: the scheduler and the prefix cache.
 
     python -m ridgeline_bench.scripts.preemption [--json benchmarks/results/preemption.jsonl] [--only equal ...]
     python -m ridgeline_bench.scripts.preemption --draw        # docs/images/preemption.svg, from the stored results

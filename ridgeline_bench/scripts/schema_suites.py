@@ -1,4 +1,4 @@
-"""What becomes of public collections of JSON schemas: how many are accepted, and what their grammars let through.
+"""Public collections of JSON schemas: how many are accepted, and what their grammars let through.
 
     python -m ridgeline_bench.scripts.schema_suites --suite JSON-Schema-Test-Suite/tests/draft2020-12
     python -m ridgeline_bench.scripts.schema_suites --bench jsonschemabench/maskbench/data --sample 1500 --seconds 400

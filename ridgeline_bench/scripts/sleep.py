@@ -1,4 +1,4 @@
-"""What sleeping gives back, and how long it takes to fall asleep and to wake up.
+"""The memory that sleep frees, and the time to fall asleep and to wake up.
 
     python -m ridgeline_bench.scripts.sleep MODEL --dummy [--rounds 3]
 

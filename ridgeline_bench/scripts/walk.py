@@ -65,8 +65,8 @@ def opened(running: int) -> LLM:
 
 
 def walk(prompt: str = "x") -> tuple[Walk, Walk]:
-    """What the caller's thread enters before its first step waits for the worker, and what the worker's thread enters
-    for that step."""
+    """Return the functions that the caller's thread enters before its first step waits for the worker, and those that
+    the worker's thread enters for that step."""
     llm = opened(1)
     caller, worker, worker_class = Walk(), Walk(), type(llm.engine._worker)
     own = threading.current_thread()
@@ -96,8 +96,8 @@ def walk(prompt: str = "x") -> tuple[Walk, Walk]:
 
 
 class Steady(NamedTuple):
-    """What a steady step enters. engine: in `Engine.step`, which waits for a result and makes a plan. text: between two
-    of these, where tokens become text. worker: in the worker's thread, for one plan."""
+    """The functions that a steady step enters. engine: in `Engine.step`, which waits for a result and makes a plan.
+    text: between two of these, where tokens become text. worker: in the worker's thread, for one plan."""
 
     engine: Walk
     text: Walk

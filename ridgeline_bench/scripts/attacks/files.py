@@ -72,7 +72,7 @@ def report(found: list[dict[str, Any]], seed: int, out: Path | None) -> int:
 
 
 def outcomes(seed: int, first: int, cases: int) -> Iterator[dict[str, Any]]:
-    """Of every case, in order; a child that dies leaves the one that it was at."""
+    """Yield the outcome of every case, in order. If a child dies, the case that it was at has the outcome "died"."""
     from tests.damaged_files import case
 
     number, end = first, first + cases

@@ -1,4 +1,4 @@
-"""What hostile clients do to an API server, and what it does to others: attacks on a server that this starts itself.
+"""Attacks of hostile clients on an API server that this starts itself, and their effect on other clients.
 
     python -m ridgeline_bench.scripts.attacks.http_server [ATTACK …]          each attack, one after the other
     python -m ridgeline_bench.scripts.attacks.http_server --cases 50000       mutated requests

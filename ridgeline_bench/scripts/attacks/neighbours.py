@@ -1,4 +1,4 @@
-"""What the requests, orders and clocks of one do to others, on the embedded models.
+"""The effect of one client's requests, orders and clocks on other clients, on the embedded models.
 
     python -m ridgeline_bench.scripts.attacks.neighbours [ATTACK …] [--out FILE]
 
@@ -213,7 +213,7 @@ def _named(words: list[str]) -> str:
 
 
 def _left(server: Served) -> str:
-    """What the server still has, once it had some seconds to let go."""
+    """Return the work that the server still has after some seconds to finish it, in words."""
     began = time.monotonic()
     while (busy := server.busy()) and time.monotonic() - began < 20:
         time.sleep(0.2)

@@ -301,7 +301,7 @@ def ulimit(row: Row, folder: Path) -> None:
 
 
 def _seconds_until(true: Callable[[], bool], most: float) -> float:
-    """How long it took; `most` if it never was."""
+    """Return the seconds until it was true; `most` if it never was."""
     began = time.monotonic()
     while time.monotonic() - began < most:
         try:
