@@ -55,7 +55,12 @@ class Search:
             return Found(Hit(), Hit(), (0,) * len(self._specs))
         size, hashes = self._block_size, self._names.skippable(seq)
         bounded = int(self._specs[0].span is None)  # full attention ends every hit where its own run from 0 ends
-        nodes = self._nodes(hashes, bounded)
+        nodes: list[Node | None] = []
+        for node_hash in hashes:
+            node = self._index.get(node_hash)
+            if bounded and (node is None or node.blocks[0] is None):
+                break
+            nodes.append(node)
         if bounded and len(self._specs) == 1:
             whole, alone, ends = Hit(len(nodes)), [len(nodes) * size], [len(nodes)]
         else:
@@ -69,16 +74,6 @@ class Search:
                 best = hit
                 break
         return Found(whole, best, tuple(max(tokens, best.tokens(size)) for tokens in alone))
-
-    def _nodes(self, hashes: PySequence[Hash], bounded: int) -> list[Node | None]:
-        """Return the nodes of the blocks. If bounded, stop at the first that full attention has not cached."""
-        nodes: list[Node | None] = []
-        for node_hash in hashes:
-            node = self._index.get(node_hash)
-            if bounded and (node is None or node.blocks[0] is None):
-                break
-            nodes.append(node)
-        return nodes
 
     def _common(self, nodes: PySequence[Node | None], bounded: int) -> tuple[Hit, list[int], list[int]]:
         """Return the most whole blocks at which every group can resume, after how many tokens each could by itself, and
