@@ -1,12 +1,12 @@
 """Segments captured as CUDA graphs, one pair per bucket of rows and tokens: a step then costs the host two launches.
 
-A decode bucket has one token for each of its rows. Where drafts are verified, others have the last token and as many
-drafts for each of some rows: some for every width (`core.settings.speculation.verified_widths`). A mixed bucket has a
-number of tokens for up to a number of rows, prompts and decodes beside each other, and serves every step within these
-sizes. A plan runs in the smallest bucket that holds it, and is padded to the bucket's size (see inputs.py). The device
+A decode bucket has one token for each of its rows. Where drafts are verified, further buckets have the last token and
+the same number of drafts for each row. There are some for every width (`core.settings.speculation.verified_widths`). A
+mixed bucket bounds the numbers of tokens and of rows, prompts and decodes together, and serves every step within these
+bounds. A plan runs in the smallest bucket that holds it, and is padded to the bucket's size (see inputs.py). The device
 decides how work is split inside attention, so nothing here depends on lengths.
 
-All graphs share one pool of memory: they run one at a time, and what one graph leaves is used up before the next one
+All graphs share one pool of memory: they run one at a time, and the results of one graph are read before the next one
 starts.
 """
 

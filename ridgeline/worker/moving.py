@@ -2,7 +2,7 @@
 
 The matrices of an order travel tensor by tensor, by one collective for each, so that little memory is taken. They are
 written into the slots, and tables are changed, where these lie: what was captured in a graph reads the new ones. All of
-it is behind the steps before and in front of those to come, so no step sees a half of it.
+this runs after the steps before and ahead of the steps to come, so no step sees only a part of it.
 
 Legend:
     N  rows that travel

@@ -1,10 +1,10 @@
 """The tokens that a pipeline's last stage draws, on their way into the slots of another stage.
 
-Every stage keeps all slots, and advances them by the same tokens with the same op, so slots are alike everywhere. How
-far a row's cache reaches is known without its token, so that is noted when the row has run: a prompt's next part can
-follow at once. The token is waited for only before a plan that needs it (`StepPlan.after`). But it is received from the
-time on when the row has run: a last stage whose tokens are not received would wait, this stage would soon wait for that
-one, and both for ever.
+Every stage keeps all slots, and advances them by the same tokens with the same op, so slots are equal on all stages.
+The length of a row's cache is known without its token. It is noted when the row has run, so a prompt's next part can
+follow at once. Only a plan that needs the token waits for it (`StepPlan.after`). But the receive is posted as soon as
+the row has run. Otherwise the last stage would wait until its tokens are received, this stage would soon wait for the
+last one, and both would wait for ever.
 
 Legend:
     R  rows of the step

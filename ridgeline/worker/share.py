@@ -1,11 +1,11 @@
 """One rank's share of a step whose tokens ranks divide.
 
-It is made on the host from the plan's lengths, which all ranks have, so no rank asks another for what it holds.
+It is made on the host from the plan's lengths, which all ranks have, so ranks need not ask each other for their shares.
 Positions of rows that the device has stopped are then wrong, but not read: such rows write to the null block, and their
 tokens are dropped.
 
-Attention deals tokens out like cards, as the cache lies (`Stripes`). Recurrent states need consecutive tokens
-(`Stretches`). A model that has both runs stretches, and its attention exchanges them for stripes and back.
+For attention, tokens go to the ranks in turn, as the cache is divided (`Stripes`). Recurrent states need consecutive
+tokens (`Stretches`). A model that has both runs stretches, and its attention exchanges them for stripes and back.
 
 Legend:
     T  tokens of the step

@@ -1,12 +1,12 @@
-"""Memory of a GPU that is given back while an engine sleeps, and comes again at the same addresses.
+"""GPU memory that is freed while an engine sleeps, and mapped again at the same addresses.
 
 Captured graphs hold addresses, so what their kernels read must lie where it lay. CUDA's driver keeps addresses and
 memory apart: a range of addresses is reserved once, and memory is mapped to it while the engine is awake. torch asks
 for that memory through callbacks, in the segments of which its allocator makes tensors, so code that makes tensors
 stays as it is.
 
-Weights are copied to page-locked memory of the host. The copy's room is kept until the next time, because the host's
-operating system takes seconds to lock it. What the cache holds is lost.
+Weights are copied to page-locked memory of the host. The copy's buffer is kept until the next time, because the host's
+operating system takes seconds to lock it. The content of the cache is lost.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Node 0 is the root, and a parent comes before its children. The keys of a tree's
 another in the order of the nodes, from `base` on. This is their place. Their position is that of the text that they
 would continue: the base and the number of nodes above them. So two nodes of a tree may have the same position.
 
-A node's bits name the nodes that it sees: those above it, up to the root, and itself. They say all that there is to
-know: bits of a node less its own bit are the bits of its parent, and of the keys that a node sees, the one at place
-base + j has as many nodes above it as the node's bits have below bit j.
+A node's bits name the nodes that it sees: those above it, up to the root, and itself. They describe the whole tree. The
+bits of a node without its own bit are the bits of its parent. If a node sees the key at place base + j, the number of
+nodes above that key's node is the number of the node's bits below bit j.
 
 Legend:
     T  tokens of a step

@@ -1,17 +1,17 @@
 """The place where filters cut a row whose vocabulary ranks divide: found exactly, in a fixed number of rounds.
 
-A token's place is its distance from the row's largest logit, as an integer of 24 bits. Tokens that are 32 bits of
-probability away share the last place: noise spans 28.1 bits, so they are never drawn. Where all of a row lies within
-less, as hot ones do, the places divide that: so logits that differ by 2**-24 of the row's range have places of their
-own, however hot it is.
+A token's place is its distance from the row's largest logit, as an integer of 24 bits. The places span 32 bits of
+probability (a factor of 2**32), and tokens beyond share the last place: noise spans 28.1 bits, so they are never drawn.
+If all logits of a row span less, as at a high temperature, the places span just these. So logits that differ by 2**-24
+of the row's range have places of their own at any temperature.
 
-Each round finds a digit of the place of the cut, of 8 bits. Every rank tells how many tokens, and how much mass, it has
-at each of the 256 digits behind those that are known, and the sums over ranks give the next one. Three rounds find the
-cut of top-k, or of top-p. For rows that ask for both two more rounds find that of top-p, whose first digit is in the
-first round's numbers. Many rows take digits of 6 bits, and seven rounds, whose messages are a quarter as long.
+Each round finds the next digit, of 8 bits, of the place of the cut. Every rank sends the number and the mass of its
+tokens at each of the 256 values of this digit, and the sums over ranks give the digit. Three rounds find the cut of
+top-k, or of top-p. For rows that ask for both two more rounds find that of top-p, whose first digit is in the first
+round's numbers. Many rows take digits of 6 bits, and seven rounds, whose messages are a quarter as long.
 
-Masses are integers in units of 2**-38 of the likeliest token, so sums are exact, whatever their order. Of the tokens at
-the cut's own place those with the smallest ids stay. A rank knows how many these are on the ranks before it.
+Masses are integers in units of 2**-38 of the likeliest token, so sums are exact in any order. Of the tokens at the
+cut's own place those with the smallest ids stay. A rank knows the number of these on the ranks before it.
 
 Typical-p is the same search once more, among the tokens that stayed and by their distances from the mean (typical.py).
 

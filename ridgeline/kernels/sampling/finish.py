@@ -1,13 +1,13 @@
-"""From the tiles' bounds to a row's token.
+"""The draw of a row's token from the bounds of its tiles.
 
-The best noised token of all that may stay is drawn first. It counts if less than the filter's share lies before it.
-That is certain if it lies above the bracket; otherwise the share is added up. If it does not count, the best of those
-before it is next. If few tokens may stay, they are listed, and their exact threshold is found first, by bisection on
-the logits' bits as ordered integers.
+The best noised token of all that may stay is the first candidate. The filter keeps it if the tokens before it hold less
+than the filter's share (of mass, or of the count for top-k). That is certain above the bracket; otherwise the share is
+added up. If the filter drops the candidate, the best of the tokens before it is the next one. If few tokens may stay,
+they are listed, and their exact threshold is found first, by bisection on the logits' bits as ordered integers.
 
-The masses of a list are integers in units of 2**-38 of the likeliest token, so their sums are exact, whatever the
-order. A row whose list missed something, or did not hold all of it, is searched in full. That is much slower, equal in
-result, and rare.
+The masses of a list are integers in units of 2**-38 of the likeliest token, so their sums are exact in any order. If a
+list lacks tokens that may stay, or is too short for them, the whole row is searched. That is much slower and rare, and
+the result is the same.
 
 Legend:
     R  rows

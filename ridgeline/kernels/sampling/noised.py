@@ -1,5 +1,5 @@
-"""Logits with the noise of a draw, where more than the winner is asked for: the largest number is the token drawn, the
-next one that which would be drawn in its place, and so on.
+"""Logits with the noise of a draw, for callers that need more than the token drawn. The largest number belongs to that
+token, the second largest to the token that would be drawn in its place, and so on.
 
 Legend:
     S  slots

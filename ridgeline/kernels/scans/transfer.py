@@ -1,8 +1,8 @@
-"""Transfers: the effect of a piece of a row on the state in front of it, as numbers that ranks can tell each other.
+"""Transfers: the effect of a piece of a row on the state in front of it, as numbers that ranks can exchange.
 
-A piece is run without the state in front of it. What it does to any such state is known from its tokens alone, and two
-pieces in a row do what one does after the other. So ranks that hold pieces of a row need each other's transfers, and no
-tokens, to know every state between them.
+A piece is run without the state in front of it. Its effect on any such state follows from its tokens alone, and the
+effect of two neighbouring pieces is the composition of both. So ranks that hold pieces of a row exchange transfers, and
+no tokens, to know every state between the pieces.
 
 Legend:
     R  pieces

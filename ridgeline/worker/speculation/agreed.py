@@ -1,8 +1,8 @@
-"""Drafts that all ranks have alike.
+"""Drafts that are equal on all ranks.
 
-Each rank runs all of a network that drafts, on the same inputs. Equal devices find the same bits. But a row of which
-ranks verified other drafts would never be right again: their parts of its keys would be of different tokens. So the
-first rank's drafts count, which costs one small message a step.
+Each rank runs the whole draft network on the same inputs. Equal devices compute the same bits. But if ranks ever
+verified different drafts for a row, their parts of its keys would belong to different tokens, and the row would stay
+wrong. So all ranks use the first rank's drafts, which costs one small message a step.
 
 Legend:
     R  rows

@@ -1,12 +1,12 @@
-"""Tokens that a network which drafts has not run over yet.
+"""Tokens that a draft network has not processed yet.
 
-Where no drafts are wanted, a network that ran over every token would only make steps longer. So the tokens of plain
-steps wait here, with the features that a head needs of them. Before drafts are wanted again, and when a slot has no
-room left, the network runs over all that wait in one pass. Many tokens cost it little more than one, since its weights
-are read once.
+While no drafts are wanted, running the draft network over every token would only make steps longer. So the tokens of
+plain steps wait here, with the features that a head needs. Before drafts are wanted again, and when a slot's buffer is
+full, the network processes all waiting tokens in one pass. Many tokens cost little more than one, since the weights are
+read once.
 
-The keys of tokens that wait are missing. If such a request ends, its cached blocks keep that gap: another request that
-finds them may draft worse, and its tokens are the same.
+The draft network's keys of waiting tokens are missing. If such a request ends, its cached blocks keep that gap. Another
+request that finds these blocks may get worse drafts, but it gets the same tokens.
 
 Legend:
     S  slots

@@ -1,9 +1,9 @@
 """Drafts by a smaller model, whose keys and values lie beside the target's in the same blocks.
 
-Its keys are there wherever the target's are, but for that of the last draft, where all were right: no pass ran it. The
-first pass behind a step (`passes.py`) therefore takes two tokens of each row, the last one and that in front of it.
-Behind chunks of prompts the draft model runs over the target's tokens in the step itself, right behind the target.
-Where no drafts are wanted, tokens wait until they are (`backlog.py`).
+Its keys exist wherever the target's do, with one exception: if all drafts were right, no pass ran the last one. So the
+first pass after a step (`passes.py`) takes two tokens of each row, the last one and the one before it. In a step with
+chunks of prompts the draft model runs over the same tokens in the step itself, right after the target. While no drafts
+are wanted, tokens wait (`backlog.py`).
 
 Legend:
     R  rows

@@ -1,4 +1,4 @@
-"""The positions that a step scores where its rows verify drafts.
+"""The positions that a step scores if its rows verify drafts.
 
 Legend:
     R  rows

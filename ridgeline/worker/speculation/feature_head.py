@@ -1,14 +1,14 @@
 """Drafts by a head that goes on from the target's hidden states (EAGLE, multi-token prediction).
 
 The head's position i holds a pair: the feature of token i, which the target found, and token i + 1. So the pair of a
-step's first token needs the feature of the token before the step, which is kept for each slot. There is none in front
-of a prompt and behind a prefix that was found in the cache: that token's pair is left out, and nothing is written to a
-block that others share.
+step's first token needs the feature of the token before the step, which is kept for each slot. It does not exist in
+front of a prompt, nor behind a prefix that was found in the cache. That token's pair is left out, and nothing is
+written to a block that other requests share.
 
-Steps with chunks of prompts run the pairs of all their tokens in the step itself. Where no drafts are wanted, pairs
-wait until they are (`backlog.py`). Behind other steps the first pass runs the pairs of all tokens that a row emitted,
-since only then they are known, and that of the token in front of them. The next passes run one pair each: the head's
-own output takes the place of the feature, and its draft that of the token.
+Steps with chunks of prompts run the pairs of all their tokens in the step itself. While no drafts are wanted, pairs
+wait (`backlog.py`). After other steps the first pass runs the pairs of all tokens that a row emitted, which are known
+only then, and that of the token in front of them. The next passes run one pair each: the head's own output takes the
+place of the feature, and its draft that of the token.
 
 Legend:
     R  rows

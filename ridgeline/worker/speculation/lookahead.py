@@ -1,9 +1,9 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the model drafts for itself, without a draft model or a head.
 
-A row carries a window of guesses of the tokens to come. Level 0 guesses the next tokens one behind the other, a column
-each, and each further level of a column guesses the token behind the level before. A step draws behind the last level,
-with the levels before as context. Then a column is an n-gram that the model itself has written. It goes to the slot's
-pool, and the levels move up by one: Jacobi's iteration, whose older rounds are the upper levels.
+A row carries a window of guesses of the tokens to come, as levels by columns. Level 0 guesses the next tokens, one for
+each column, and each further level of a column guesses the token after the level before. A step draws the token after
+the last level, with the levels before as context. Then a column is an n-gram that the model itself has written. It goes
+to the slot's pool, and the levels move up by one: Jacobi's iteration, whose older rounds are the upper levels.
 
 The row also carries n-grams of the pool that begin with its last token, to be verified. Everything forms one tree below
 the last token, by the bits of its nodes (kernels/base/tree.py):
@@ -12,7 +12,8 @@ the last token, by the bits of its nodes (kernels/base/tree.py):
     n-grams   chains, which share the nodes of equal beginnings
 
 A node of the window is right if it is the token drawn behind its parent, as any other node. So the beginning of an
-n-gram may lie in the window. Of equal siblings only the first one is ever gone on from, and n-grams go on from that.
+n-gram may lie in the window. Of equal siblings only the first one is ever continued, and n-grams continue from that
+one.
 
 Legend:
     R  rows

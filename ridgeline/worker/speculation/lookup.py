@@ -1,4 +1,4 @@
-"""Prompt lookup for all slots: what has been written in them, and drafts of what follows.
+"""Prompt lookup for all slots: their texts so far, and drafts of the tokens that follow.
 
 The tables lie on the device and the device fills them, so a captured step finds its drafts without the host.
 

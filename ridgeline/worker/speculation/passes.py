@@ -1,11 +1,11 @@
 """Drafts that are drawn behind a step for its rows, and passes of networks that score them.
 
-At the end of a step such a network goes on from each slot's last token, one token a pass. The keys of a pass lie behind
-the length of the request, where the engine has blocks for them: those of right drafts stay, and the others are
+At the end of a step such a network continues each slot's text from its last token, one token a pass. The keys of a pass
+lie beyond the request's length, in blocks that the engine has reserved. Those of right drafts stay, and the others are
 overwritten.
 
 A draft is drawn as the target will draw the token in its place: with the slot's sampling parameters and the noise of
-that position. So the two often agree at any temperature, the more so the more their scores do.
+that position. So draft and target often agree at any temperature, and more often the more similar their scores are.
 
 Nothing here is read by the host, and shapes depend on the number of rows and of passes alone.
 

@@ -2,8 +2,8 @@
 
 All heads read the same vectors, so a row is two products of a matrix with heads and queries as its rows, however many
 there are. Long rows are cut into tiles of queries, which see no keys behind their last query, and long contexts into
-stretches of keys, so that neither scores nor gathered vectors grow with them. What stretches bring is added up by their
-maxima and sums.
+stretches of keys, so that neither scores nor gathered vectors grow with them. The results of stretches are combined by
+the maxima and sums of their softmaxes.
 
 Legend, beside that of op.py:
     B  blocks of a row

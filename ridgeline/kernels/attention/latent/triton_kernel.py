@@ -5,10 +5,10 @@ multiplied twice: as keys, whose last Y numbers are rotated, and, without these,
 items of their keys and long ones into tiles of their tokens (attention/paged/schedule.py); for this kernel both are a
 stretch of keys and some tokens.
 
-Of a row with several items every program leaves a part, and a second launch adds these up. The last program of a row
-could do that, as attention/paged/triton_decode.py has it, but here there is one key head: a row of 32k tokens beside no
-other has 264 items, whose parts are 8.6 MB for 16 heads, and one multiprocessor would read them for longer than all of
-them read the keys.
+If a row has several items, every program stores a part, and a second launch adds the parts up. In
+attention/paged/triton_decode.py the last program of a row does that. Here it would be slow, because there is one key
+head: a single row of 32k tokens has 264 items, whose parts are 8.6 MB for 16 heads. One multiprocessor would need
+longer to read these than all multiprocessors need for the keys.
 
 Legend:
     M  queries of a program, padded

@@ -4,8 +4,8 @@ hopper_tiles.py multiplies large tiles where the matrix units are, and hopper_pl
 Weights are in 16 bits, in FP8, whose activations are rounded once before, or in MXFP4 as packed.py has it, which
 becomes bfloat16 in registers.
 
-`grouped_down` writes every pair's product, and then adds up each token's: with thousands of tokens the second pass
-moves a twelfth of the bytes that fit into the time of the first.
+`grouped_down` writes every pair's product, and a second pass adds up those of each token. With thousands of tokens the
+second pass moves a twelfth of the bytes that fit into the time of the first.
 
 Legend: see op.py
     O  outputs of an expert (of each half if gated)

@@ -4,9 +4,10 @@ Weights are the left operand of the matrix units, and an expert's pairs are the 
 One warp streams blocks of weights into a ring of shared memory, four more gather the pairs' rows of x into it, and the
 rest multiply and finish items. The producers run ahead over the borders of items, so the memory never waits.
 
-The blocks of all items are cut into equal shares, one for each program, so none works longer than another. An item
-that a share cuts is finished by the program that has its first block: it comes to it last, and the programs behind it,
-which have the rest, come to theirs first. They leave float32 sums, and the first program adds them in order.
+The blocks of all items are cut into equal shares, one for each program, so all programs work equally long. If an item
+lies in several shares, the program that has its first block finishes it. For that program the item is the last one of
+its share, and for the programs with the rest it is the first, so their sums are ready early. They leave these sums in
+float32, and the first program adds them in order.
 
 Legend:
     C  weight rows of one part, which are the outputs of a tile

@@ -4,9 +4,10 @@ A program keeps some experts' rows in registers, asked for before the kernel bef
 with some tokens. It normalises these itself: that costs less than another launch. The last program to arrive at a group
 of tokens has all their scores and chooses for them, a token a warp.
 
-Up to a few tokens there is one group, and the place of a pair is the number of pairs before it, found by comparing all
-with all. More tokens have many groups. Each sets the bits of its tokens in words of their experts, and the last group
-finds the places by counting bits. Bits may be set in any order, so the result does not depend on it.
+A few tokens are one group, and the place of a pair is the number of pairs before it, found by comparing all pairs with
+all. More tokens make several groups. Each expert has words with one bit for each token. Every group sets the bits of
+its tokens, and the last group finds the places by counting bits. The result does not depend on the order in which bits
+are set.
 
 Legend:
     T  tokens of a program or of a group

@@ -1,9 +1,9 @@
 """Routing of many normalised tokens: scores and choices in one launch, the order of the pairs in the next.
 
-In the first a program multiplies a tile of tokens with the whole router on the matrix units, chooses, and counts its
-tokens of each expert: an expert has a word with a bit for each token. In the second every program adds up the counts of
-all tiles before its own, while the pairs of its own are on their way. So the order of the pairs is that of the tokens,
-whichever program comes first.
+In the first launch a program multiplies a tile of tokens with the whole router on the matrix units, chooses, and counts
+its tokens of each expert: an expert has a word with a bit for each token. In the second launch every program adds up
+the counts of all tiles before its own, while it loads the pairs of its own tile. So the order of the pairs is that of
+the tokens, whichever program runs first.
 
 Legend:
     T  tokens of a tile

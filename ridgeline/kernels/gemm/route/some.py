@@ -1,7 +1,7 @@
 """The routes of a rank's own experts in one launch. The legend is that of op.py.
 
-Pairs lie sorted by expert, so those of neighbouring experts lie together, and turning the order around its circle puts
-them first.
+Pairs are sorted by expert, so those of the rank's experts, which are neighbours, are contiguous. A rotation of the
+order puts them first.
 """
 
 from __future__ import annotations

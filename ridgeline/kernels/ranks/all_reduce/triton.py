@@ -5,8 +5,9 @@ carries 32 bits of data and the number of the message, and is written at once. S
 arrived, and a sum takes one way over the link (NCCL calls this protocol LL). It moves twice the bytes, which is why
 large tensors go another way.
 
-An inbox has two phases. A program writes message n + 2 over message n: it then has message n + 1 of every rank, which
-that rank sent after its launch before, with which it read message n.
+An inbox has two phases, used in turn, so message n + 2 overwrites message n. This is safe: a program sends message n +
+2 only after it has received message n + 1 from every rank, and a rank sends message n + 1 only after it has read
+message n.
 
 Sums are in float32 in the order of ranks, and are rounded once: all ranks get the same bits.
 

@@ -1,11 +1,12 @@
 """An exchange of many tokens over peer memory, at the bandwidth of the link. `parallel/exchange.py` has the contract.
 
-A rank writes rows where they are wanted: tokens into the places of the ranks that hold their experts, which multiply
-them from there, and results into the table of the token's own rank. Behind its rows each program writes the number of
-the message, a flag, to every rank, and waits for the flags of the programs with its number.
+A rank writes rows directly to the ranks that need them: tokens into the places of the ranks that hold their experts,
+which multiply them from there, and results into the table of the token's own rank. Behind its rows each program writes
+the number of the message, a flag, to every rank, and waits for the flags of the programs with its number.
 
-Nothing is written before it was read: a rank that dispatches again has the flags of all ranks' combine, which follows
-their products; one that combines has those of their dispatch, which follows their last sums.
+No row is overwritten before it was read. A rank that dispatches again has the flags of all ranks' combine, and each
+rank combines after its products. A rank that combines has the flags of all ranks' dispatch, and each rank dispatches
+after its last sums.
 
 Legend:
     T  this rank's tokens

@@ -1,12 +1,12 @@
 """An exchange of few tokens over peer memory, at the latency of one write. `parallel/exchange.py` has the contract.
 
-A token is a program. It writes a header (the token's experts there, and their weights) into the inbox of every rank,
-and the token's row into those of ranks that hold experts of it. Every 32 bits carry the number of their message
-(`kernels/ranks/all_reduce`), so what arrives says so itself. Then it takes what the others' programs of the same number
-have written, and the header tells it whether a row comes. In combine both sides know that already.
+Each token has a program. It writes a header (the token's experts there, and their weights) into the inbox of every
+rank, and the token's row into those of ranks that hold experts of it. Every 32 bits carry the number of their message
+(`kernels/ranks/all_reduce`), so a reader sees that they have arrived. Then it reads what the other ranks' programs of
+the same number have written. Their headers say whether a row follows. In combine both sides know that already.
 
-Dispatch and combine have an inbox each, of two phases. In every dispatch a program hears from all ranks, and all ranks
-combine between two dispatches. So who writes message n + 2 knows that message n was read.
+Dispatch and combine have an inbox each, of two phases. In every dispatch a program receives a message from all ranks,
+and all ranks combine between two dispatches. So when a rank writes message n + 2, message n has been read.
 
 Legend:
     T  this rank's tokens

@@ -1,9 +1,9 @@
-"""The gated delta rule over the chunks of long rows, for Hopper: a copy engine, and warpgroups that keep no step.
+"""The gated delta rule over the chunks of long rows, for Hopper: a copy engine, and warpgroups that run independently.
 
 As in triton_chunks.py, a warpgroup has 64 columns of a head's state in registers, as [columns, keys], and goes through
 chunks in order. It starts a product before it needs the one in front. One warp asks the copy engine for the chunks, and
 a second warpgroup may work on the next 64 columns with the same keys, queries and squares: while one scales numbers,
-the matrix units have the other's products. Values lose what the state knows before they are
+the matrix units compute the other's products. The state's prediction is subtracted from the values before they are
 multiplied, so a chunk has 1,024 cycles of products for 64 columns. Outputs are written during the next chunk's first
 product.
 

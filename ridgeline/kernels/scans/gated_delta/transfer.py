@@ -1,8 +1,9 @@
 """Transfers of delta rules (kernels/scans/transfer.py).
 
-A token multiplies the state by (I - β k kᵀ) · decay, so a piece has a matrix in place of one decay. The op itself finds
-it, and what is added, in one run: a state's columns know nothing of each other, so the columns of zeros with the values
-stand beside those of the identity with values of zero.
+A token multiplies the state by (I - β k kᵀ) · decay, so a piece has a matrix in place of one decay. One run of the op
+finds this matrix and the term that is added. The columns of a state are independent, so the run has both kinds of
+columns beside each other: zeros with the values give the added term, and the identity with values of zero gives the
+matrix.
 
 Legend: that of op.py, and
     X  columns of both

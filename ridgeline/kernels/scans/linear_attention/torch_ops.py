@@ -1,8 +1,8 @@
 """Linear attention in plain torch, in chunks, with or without the delta rule. It has gradients.
 
-Within a chunk a token meets an earlier one with what the decays between the two leave of each channel. If the decays
-are counted from a point between the two, no factor is above one. Such a point is the beginning of the later token's
-block. Tokens of one block are compared one by one.
+Within a chunk the product of a token with an earlier one is weighted, in each channel, by the decays between the two.
+If the decays are counted from a point between the two, no factor is above one. For tokens of different blocks this
+point is the beginning of the later token's block. Tokens of one block are compared one by one.
 
 Legend: that of op.py, and
     B  blocks of a chunk

@@ -11,8 +11,8 @@ no text needs to be kept: an entry that is overwritten ends a chain, and nothing
 
 One look-up in 2³¹ takes an n-gram for another one. That is a draft that is not right, which costs a token of a step.
 
-All ranks must make the same drafts, and a request's speed should not depend on a race. So the entries that a step
-writes to one place are a set, of which the largest stays; what the step found there is gone.
+All ranks must make the same drafts, and a request's speed should not depend on a race. So if a step writes several
+entries to one place, the largest one stays. The entry of an earlier step there is always replaced.
 
 Legend:
     R  rows

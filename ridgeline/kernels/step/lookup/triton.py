@@ -4,8 +4,8 @@ The program keeps the places of a block that match so far, and takes one more of
 place is left or `longest` tokens match. A block that lies before another one must beat its best match, so ties go to
 the latest place, and a match of `longest` tokens ends the search. Only places that still match are read again.
 
-So a text takes a round for every BLOCK tokens, and a round one reduction over the program for every length at which
-some place matches, and one more. The next block's tokens are under way meanwhile.
+So a text takes one round for every BLOCK tokens. A round takes one reduction over the program for every length at which
+some place matches, and one more. Meanwhile the next block's tokens are loaded.
 """
 
 from __future__ import annotations
