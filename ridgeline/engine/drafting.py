@@ -75,12 +75,12 @@ class StepTimes:
 
 
 class Way:
-    """With drafts or without, for steps of about as many rows: the way that is taken, and the rates of both.
+    """The choice between steps with drafts and without, for one range of the number of rows, and the rates of both.
 
     A rate is that of the newest steps which went a way: their tokens by their seconds, each counting up to three times
     the median, since a machine with other work to do makes single steps long. (In the median itself steps with more
-    tokens, which take longer, would count too little.) What a lost trial cost, such as catching up before its first
-    drafts, sets how late the next one is. trial: how many steps try drafts.
+    tokens, which take longer, would count too little.) The cost of a trial that did not pay, such as catching up before
+    its first drafts, decides when the next one begins. trial: the number of steps that try drafts.
     """
 
     def __init__(self, trial: int = SHORT) -> None:

@@ -1,4 +1,4 @@
-"""From the arrays a worker returns to what each request asked to be told."""
+"""The log-probabilities that each request asked for, from the arrays that a worker returns."""
 
 from __future__ import annotations
 

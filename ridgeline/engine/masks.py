@@ -53,7 +53,7 @@ class TokenRules:
 
     @staticmethod
     def prepare(masks: Iterable[TokenRules]) -> None:
-        """As `TokenMask` says: whatever the requests' own masks do together."""
+        """Do together the work that the requests' own masks can share, as `TokenMask` describes."""
         prepare(mask._inner for mask in masks if mask._inner is not None)
 
     def accept(self, token_id: int) -> None:

@@ -139,7 +139,7 @@ class PlanBuilder:
         return seqs + self.others, _concatenate(rows, self._rows()), spans
 
     def _rows(self) -> Rows:
-        """Those besides the standing ones."""
+        """Return the rows besides the standing ones."""
         return build_rows(
             self.others,
             np.array([int(RowKind.TOKEN if ids is None else RowKind.CHUNK) for ids in self._spans], np.int8),

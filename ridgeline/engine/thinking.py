@@ -42,7 +42,7 @@ class ThinkingMask:
 
     @staticmethod
     def prepare(masks: Iterable[ThinkingMask]) -> None:
-        """As `TokenMask` says: what the requests' own masks do together, where they decide."""
+        """Do together the work that the requests' own masks can share, where they decide, as `TokenMask` describes."""
         kinds: dict[type, list[TokenMask]] = {}
         for mask in masks:
             if mask._inner is not None and not mask._within and not mask._forced:

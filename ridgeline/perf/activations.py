@@ -46,8 +46,8 @@ class Activations:
 
 @dataclass(frozen=True)
 class DraftActivations:
-    """Those of a network that drafts. It may run over the tokens of many steps at once, which wait for it with their
-    hidden states until then."""
+    """The activations of a draft network. It may run over the tokens of many steps at once; until then these wait with
+    their hidden states."""
 
     model: ModelSpec
 

@@ -44,7 +44,7 @@ class Candidate:
 
     @property
     def why(self) -> str:
-        """In words where the time of a decode step goes at the best batch, beside computing."""
+        """The parts of a decode step's time at the best batch, beside computing, in words."""
         if self.plan is None or self.best is None:
             return self.refused or "no batch meets the SLOs"
         parts = _shares(self.best.decode)

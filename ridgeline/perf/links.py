@@ -171,13 +171,13 @@ MOST_RANKS = 8  # of one host
 def assumed(hardware: Hardware) -> Links:
     """Return lines for a device whose links were not measured here.
 
-    Those of NVLink are fitted to two H200s (18 links each): ours to figures in graphs, of 1 to 256 KiB on 2026-11-24
-    (median difference 3 %) and of 0.5 to 8 MiB on 2026-11-22 (1 %), NCCL's to those of up to 1 MiB in graphs and from
-    64 MiB on (2026-11-24, benchmarks/results/h200-communication.jsonl; 5 to 11 %, at most 22 %). Between these a call
-    that follows no graph waits for the host, which no line follows. Messages are measured up to 1 MiB alone: beyond,
-    and on other devices and for other numbers of ranks, all of this is an assumption. Those of PCIe are what NCCL takes
-    between two H100s that may not use NVLink (2026-11-25, h100-communication.jsonl: 18 to 26 µs, and 22 to 27 of 64
-    GB/s). Figures for CPUs are rounder guesses yet.
+    Those of NVLink are fitted to two H200s (18 links each). Ours are fitted to figures in graphs, of 1 to 256 KiB on
+    2026-11-24 (median difference 3 %) and of 0.5 to 8 MiB on 2026-11-22 (1 %). NCCL's are fitted to those of up to
+    1 MiB in graphs, and from 64 MiB on (2026-11-24, benchmarks/results/h200-communication.jsonl; 5 to 11 %, at most
+    22 %). Between these sizes a call outside a graph waits for the host, which no line describes. Messages are measured
+    up to 1 MiB alone: beyond, and on other devices and for other numbers of ranks, all of this is an assumption. Those
+    of PCIe are what NCCL takes between two H100s that may not use NVLink (2026-11-25, h100-communication.jsonl: 18 to
+    26 µs, and 22 to 27 of 64 GB/s). Figures for CPUs are rounder guesses yet.
     """
     rate, both = hardware.interconnect, 2
     if hardware.name == "CPU":

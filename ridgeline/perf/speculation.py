@@ -1,4 +1,4 @@
-"""When drafts pay: the time of a step that verifies some, beside the tokens that it brings.
+"""The gain of drafts: the time of a step that verifies some, beside the tokens that it brings.
 
 A row with k drafts, each of which is right with probability a if those before it are, emits 1 + a + … + aᵏ tokens on
 average (Leviathan et al., arXiv 2211.17192). The step takes c times as long as one without drafts. So drafts pay from

@@ -39,7 +39,7 @@ NEWEST = 128  # steps that shares are of
 
 
 class Event(NamedTuple):
-    """From when to when a rank did something, in nanoseconds."""
+    """An interval in which a rank did something, in nanoseconds."""
 
     kind: int
     nbytes: int
@@ -65,7 +65,7 @@ class Clocks(NamedTuple):
 
     @property
     def drifting(self) -> bool:
-        """Other clocks than the leader's run apart from it."""
+        """True if the clocks of other ranks differ from the leader's."""
         return any(self.offsets)
 
 

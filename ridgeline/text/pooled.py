@@ -106,7 +106,7 @@ class RerankResult:
 
 
 class Encoder:
-    """From texts to token ids, within a model's limits.
+    """Makes token ids of texts, within a model's limits.
 
     prompts: texts that go before others, by the name of their use. default_prompt: the name of the one that goes before
         all if no other is named.

@@ -38,7 +38,7 @@ def copied_all_gather(room: Room, count: int) -> Trial:
 
 
 def copied_reduce_scatter(room: Room, count: int) -> Trial:
-    """Such copies of this rank's part, and a sum of what came."""
+    """Copies of this rank's part out of all ranks' memory by copy engines, and the sum of the copies."""
     x_N, _ = room.shared(count)
     op = _op("_low_contention_reduce_scatter")
     return Trial(x_N, lambda: _waited(op(x_N, "sum", room.group)))

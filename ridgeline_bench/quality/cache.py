@@ -1,9 +1,9 @@
 """The cost of fewer bits for cached keys and values, by position in a long context, for keys and values apart.
 
-It is a simulation: the model runs in float32 on whole windows, and each layer's keys (after their rotation) and values
-are replaced by the numbers that a cache would keep of them, with a scale of its own for each token and key head. So
-nothing but the rounding is measured, for the formats that the engine has (`kernels/base/kv_cache.py`), for others, and
-for keys and values apart. `eval compare` with `kv_cache_dtype` measures what the engine itself does.
+It is a simulation. The model runs in float32 on whole windows, and each layer's keys (after their rotation) and values
+are replaced by the numbers that a cache would hold, with one scale for each token and key head. So nothing but the
+rounding is measured, for the formats that the engine has (`kernels/base/kv_cache.py`), for others, and for keys and
+values apart. `eval compare` with `kv_cache_dtype` measures what the engine itself does.
 
 Legend:
     T  tokens of a window

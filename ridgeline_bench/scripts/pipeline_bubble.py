@@ -61,7 +61,7 @@ CONFIG = {
 
 
 class Work(NamedTuple):
-    """When a stage worked on a part, on the machine's clock."""
+    """The interval in which a stage worked on a part, on the machine's clock."""
 
     stage: int
     begin: float

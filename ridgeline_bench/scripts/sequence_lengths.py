@@ -10,10 +10,10 @@ width / 4, attention heads of 128, Mamba 16 numbers a channel, Mamba-2 heads of 
 norms around them are left out. "GLA, chunked" is the form that training runs, "GLA, inference" the one that serves.
 
 Each form is first compared with its reference in float64 over short rows, gradients included; a form that is wrong is
-not timed. "limit" is the larger of least bytes over the memory's rate and least FLOPs over that of matrix products (for
-Mamba exponentials at 16 a cycle and multiprocessor), and "predicted" the sum of the same over what the form's kernels
-really move and compute. Times are medians of replays of a captured graph, on a CPU of plain calls. Peak memory is that
-of one call, inputs included.
+not timed. "limit" is the larger of two times: least bytes over the memory's rate, and least FLOPs over that of matrix
+products (for Mamba exponentials at 16 a cycle and multiprocessor). "predicted" is the sum of the two times for the
+bytes and FLOPs of the form's own kernels. Times are medians of replays of a captured graph, on a CPU of plain calls.
+Peak memory is that of one call, inputs included.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Walk:
 
     @property
     def functions(self) -> list[tuple[str, str]]:
-        """Those that have a name of their own."""
+        """The functions that have a name of their own."""
         return [(file, name) for file, name in self.entered if name.rsplit(".", 1)[-1] not in UNNAMED]
 
     def calls(self, room: str = "") -> int:

@@ -81,7 +81,8 @@ def _vllm_ssd(given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata) -> 
 
 
 def _vllm_scan(given: ScanInputs, states_NXS: Tensor, metadata: ScanMetadata) -> Callable[[], Tensor]:
-    """Its inputs are channels first, and it replaces states where it reads them, so that it gets some of its own."""
+    """vLLM's selective scan. Its inputs have channels first. It overwrites the states that it reads, so it gets
+    copies."""
     x_TX, dt_TX, rate_XS, b_TS, c_TS = given.x_TX, given.dt_TX, given.rate_XS, given.b_TS, given.c_TS
     skip_X, dt_bias_X, z_TX = given.skip_X, given.dt_bias_X, given.z_TX
     if metadata.tokens_each == 1:

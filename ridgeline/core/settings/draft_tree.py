@@ -75,7 +75,7 @@ class StaticTree(DraftTree):
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """By node, the last token first: the nodes of the way to it, itself included, as bits."""
+        """The path to each node, with the node itself, as bits of node numbers. Node 0 is the last token."""
         found = [1]
         for index, parent in enumerate(self.parents, start=1):
             found.append(found[parent] | 1 << index)

@@ -14,9 +14,8 @@ CHUNK = 64  # tokens; a chunk has two products of its tokens with one another fo
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaSpec:
-    """The mixer out(norm(delta(silu(conv(q, k, v)), a, b)) * silu(z)), where q, k, v, z, b and a are projections of the
-    input, and every channel of q, k and v is convolved by itself with its last inputs (Yang, Kautz and Hatamizadeh,
-    arXiv 2412.06464).
+    """The mixer out(norm(delta(silu(conv(q, k, v)), a, b)) * silu(z)) (Yang, Kautz and Hatamizadeh, arXiv 2412.06464).
+    q, k, v, z, b and a are projections of the input. Every channel of q, k and v is convolved with its own last inputs.
 
     key_heads: query heads and key heads, as many of each.
     value_heads: value heads, each of which has a decay (a) and a step size (b) of its own. They are a multiple.

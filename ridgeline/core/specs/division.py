@@ -8,7 +8,7 @@ from ridgeline.core.errors import InvalidConfig
 
 
 class Ranks(NamedTuple):
-    """So many ranks, and the name that the user has for their number."""
+    """A number of ranks, and the name of the option that sets it."""
 
     number: int
     named: str

@@ -78,8 +78,8 @@ class MambaSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Spec:
-    """The mixer out(norm(scan(x, dt, b, c) * silu(z))) of Mamba-2 (Dao and Gu, arXiv 2405.21060), where z, x, b, c and
-    dt are projections of the input, and every channel of x, b and c is convolved by itself with its last inputs.
+    """The mixer out(norm(scan(x, dt, b, c) * silu(z))) of Mamba-2 (Dao and Gu, arXiv 2405.21060). z, x, b, c and dt are
+    projections of the input. Every channel of x, b and c is convolved with its own last inputs.
 
     heads, head_dim: x has so many heads, each with a dt.
     groups: heads of a group share b and c, and the norm behind the scan takes the columns of each group by themselves

@@ -245,7 +245,7 @@ class MLPSpec:
 
 @dataclass(frozen=True)
 class Absent:
-    """In place of the part that a layer does not have: it computes nothing, and there is no norm before it either."""
+    """A part that a layer does not have: it computes nothing, and has no norm before it."""
 
     kind: ClassVar[str] = "absent"
     summed: ClassVar[tuple[()]] = ()

@@ -210,11 +210,12 @@ class CacheManager:
         return n * size if self.checkpoints.is_fork(self.names.hashes(seq, n + 1)[n]) else end
 
     def publish_chunk(self, seq: Sequence, start: int, end: int) -> list[Hash]:
-        """As `publish`, for a plan that is about to run the sequence's known tokens from `start` to `end`.
+        """Publish blocks as `publish` does, for a plan that is about to run the sequence's known tokens from `start` to
+        `end`.
 
-        Rows of one plan attend to each other's keys once all are written, but in a step of single tokens each attends
-        in the launch that writes its own. Where blocks are exact, other rows could make no use of keys alone. What this
-        plan may not read is matchable later.
+        Rows of one plan attend to each other's keys once all are written, but in a step of single tokens each row
+        attends in the launch that writes its own. Where blocks are exact, other rows cannot use keys alone. Blocks that
+        this plan may not read become matchable later.
         """
         return self.published.publish(seq, start if self._exact or end - start == 1 else end)
 

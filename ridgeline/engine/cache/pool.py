@@ -24,9 +24,9 @@ clock to the evicted page's rank, so what was used lately outlives what was not,
 same, the page goes first that was freed longest ago. A page that a preempted request will come back for has the highest
 rank of all: it is evicted when nothing else is idle.
 
-*Freed is not yet free*: a freed block may be reused at once by the compute stream, where the write comes after every
-earlier read, but any other reader or writer (copy to host, disk, network) must wait until the last plan that named
-the block has retired. `is_quiet` answers that.
+*Freed is not yet free*: the compute stream may reuse a freed block at once, since its write comes after every earlier
+read there. Any other reader or writer (copy to host, disk, network) must wait until the last plan that named the block
+has retired. `is_quiet` answers that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Block:
 
 
 class BlockPool:
-    """`on_evict(group, block)` is called when a cached block's content is about to be given up.
+    """`on_evict(group, block)` is called when a cached block's content is about to be evicted.
 
     worth: what the cached blocks of one of the group's pages are worth, in the tokens that must run again without them.
     most_states: how many idle pages the groups whose states are exact may have. Beyond them the page that is worth
@@ -162,7 +162,7 @@ class BlockPool:
         return taken
 
     def share(self, group: int, block: int) -> None:
-        """One more reference to a block that is held or cached (a prefix hit)."""
+        """Add a reference to a block that is held or cached (a prefix hit)."""
         state = self._blocks[group][block]
         if state.refs == 0:
             self._wake(group, self.layout.page_of(group, block))

@@ -98,7 +98,8 @@ class PrefixIndex:
         return frozenset(child for child, node in self._nodes.items() if node.parent == node_hash)
 
     def with_continuations(self, node_hashes: Iterable[Hash]) -> set[Hash]:
-        """Those of these nodes that are cached, and all after them. Looks at every node, as `children` does."""
+        """Return those of these nodes that are cached, and all cached nodes after them. It looks at every node, as
+        `children` does."""
         children: dict[Hash, list[Hash]] = {}
         for node_hash, node in self._nodes.items():
             children.setdefault(node.parent, []).append(node_hash)

@@ -116,8 +116,8 @@ class Tables:
         return True
 
     def add_block(self, seqs: PySequence[Sequence]) -> list[SetBlocks] | None:
-        """One more block per group for each of `seqs`, which have filled theirs, or None (nothing done) if blocks are
-        short for all of them. Some leave the state there that they have by then."""
+        """Add a block per group to each of `seqs`, which have filled theirs, and return the changes. Return None, with
+        nothing done, if there are too few blocks for all. Some leave their state at that point in the old block."""
         filled = [len(seq.blocks[0]) * self._block_size for seq in seqs]
         keeps = [self._leaves(seq, tokens) for seq, tokens in zip(seqs, filled, strict=True)]
         states = [

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
     @property
     def events(self) -> Sequence[Event]:
-        """Its content, reasoning and tool calls."""
+        """The piece's content, reasoning and tool calls."""
         return self.read if self.read is not None else [Content(self.text)] if self.text else []
 
 

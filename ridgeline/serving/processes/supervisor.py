@@ -187,7 +187,8 @@ class Supervisor:
             return lambda life: encode(structs.replace(own, life=life, asleep=asleep and life == 1))
 
         def needless(index: int) -> Callable[[], bool]:
-            """Other models are worth more than an end of the whole server."""
+            """Return a function that is true while the server can go on without this engine: with several models, or
+            while another engine works."""
             return lambda: bool(turns) or any(engine.works for engine in engines if engine is not engines[index])
 
         for index, environment in enumerate(self._environments):

@@ -1,7 +1,7 @@
 """States of constant size that every token replaces by the next.
 
-A step reads a row's state from the block of the last token before it, and leaves the new state in the block of its own
-last token, and, if the row has a mark, that of the token at the mark in the mark's block.
+A step reads a row's state from the block of the last token before it, and stores the new state in the block of its own
+last token. If the row has a mark, the state after the mark's token is stored in the mark's block.
 
 Legend:
     N  block ids

@@ -109,7 +109,7 @@ def outcomes(seed: int, first: int, cases: int) -> Iterator[dict[str, Any]]:
 
 
 def run_cases(seed: int, numbers: range) -> None:
-    """In the child: one line of json for each case."""
+    """Run cases in the child process, and print one line of JSON for each."""
     import torch
 
     from tests.damaged_files import case
@@ -207,7 +207,7 @@ def use(llm: Any) -> tuple[str, str]:
 
 
 def is_sentence(words: str) -> bool:
-    """One line that a terminal can show, of a length that a person reads, with an end."""
+    """Return True for one line that a terminal can show, that is not too long to read, and that has an end."""
     return words.isprintable() and 10 < len(words) <= 900 and words.endswith((".", "?", ")"))
 
 

@@ -185,7 +185,7 @@ def _as_form(draw: random.Random, plain: dict[str, Any]) -> bytes:
 
 
 def _mutate(draw: random.Random, value: Any) -> None:
-    """One value, anywhere within, becomes another, or goes, or comes twice."""
+    """Change one value anywhere inside: replace it, delete it, or repeat it."""
     while isinstance(value, (dict, list)) and value:
         keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = draw.choice(keys)

@@ -75,7 +75,7 @@ Attack = Callable[[str], str]
 
 
 def post(body: bytes | Any, path: str = "/v1/completions") -> Attack:
-    """One request; "STATUS: message"."""
+    """Return an attack of one request, which returns "STATUS: message"."""
 
     def attack(url: str) -> str:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -131,11 +131,12 @@ def wide_cuts(
 
 
 def cycles(cut: Wide, tokens: int, outputs: int, units: int, unit: int, gated: bool, processors: int) -> float:
-    """Return about how many cycles of a processor a product takes.
+    """Return an estimate of the cycles that a product takes on a multiprocessor.
 
-    In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows, and each
-    scheduler issues two warps' instructions, about 110 and 140 for each 64 rows (counted in the machine code), at two
-    in three cycles at best. The start of a program takes about 2 µs, and a meeting of several programs 1.5 µs.
+    In a step of two warpgroups the matrix units need half a cycle for each token of each 16 inputs of 64 rows. Each
+    scheduler issues the instructions of two warps: about 110, and 140 more for each 64 rows (counted in the machine
+    code). It issues in two of three cycles at best. The start of a program takes about 2 µs, and a meeting of several
+    programs 1.5 µs.
     """
     steps = units // cut.split
     items = outputs // ((64 if gated else 128) * cut.many) * -(-tokens // cut.tokens) * cut.split

@@ -9,11 +9,11 @@ With PROMOTE the sums of each 128 inputs leave the matrix units and are added up
 Tiles then have 128 rows: partial sums of 64 x 256 and sums of as many would take 256 registers of a thread. While one
 warpgroup adds, the other one multiplies. Scales are loaded 128 inputs ahead.
 
-Of 256 tokens a warpgroup multiplies two waves of 64 one after the other, which share the partial sums' registers
-(64 + 128). A byte that is loaded then serves as many products as in tiles of 128 x 256: 48 KiB take 1024 clocks of the
-matrix units, where 128 x 128 take 32 KiB for 512, more than the second-level cache delivers (37 bytes a clock and
-multiprocessor is what 1,519 TFLOP/s with tiles of 128 x 256 need). Adding up is 64 instructions of each of two warps
-of a scheduler for 256 clocks of the matrix units, with the scales some 90, which leaves them two thirds idle.
+Of 256 tokens a warpgroup multiplies two waves of 64 one after the other, which share the partial sums' registers (64 +
+128). A byte that is loaded then serves as many products as in tiles of 128 x 256: 48 KiB take 1024 clocks of the matrix
+units. Tiles of 128 x 128 take 32 KiB for 512 clocks, more than the second-level cache delivers (1,519 TFLOP/s with
+tiles of 128 x 256 need 37 bytes a clock and multiprocessor). Adding up is 64 instructions of each of two warps of a
+scheduler for 256 clocks of the matrix units, with the scales some 90, which leaves them two thirds idle.
 
 Legend:
     W  tokens of a warpgroup

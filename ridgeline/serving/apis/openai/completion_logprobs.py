@@ -31,7 +31,7 @@ class _Row(NamedTuple):
 
     @property
     def logprob(self) -> float | None:
-        """None: nothing predicts the first token of a prompt."""
+        """The token's logprob. It is None for the first token of a prompt, which nothing predicts."""
         found = None if self.entries is None else self.entries.logprob(self.number)
         return None if found is None else finite(found)
 
