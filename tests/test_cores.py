@@ -77,7 +77,7 @@ def test_cores_are_those_of_affinity_and_quota(
     ("idle", "own", "expected"),
     [
         ((100, 100, 100, 100), 0.0, 4),  # ticks of a second each core was idle; seconds that this process worked
-        ((0, 0, 0, 0), 4.0, 4),  # nobody but us
+        ((0, 0, 0, 0), 4.0, 4),  # no process but this one
         ((0, 0, 0, 0), 2.0, 2),
         ((0, 0, 0, 0), 0.1, 1),  # there is always one
         ((50, 100, 0, 0), 0.6, 2),

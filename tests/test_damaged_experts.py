@@ -1,4 +1,4 @@
-"""An expert whose weights are not numbers ends the requests that are routed to it, and nobody else notices."""
+"""An expert whose weights are not numbers ends the requests that are routed to it, and no other request is affected."""
 
 from __future__ import annotations
 

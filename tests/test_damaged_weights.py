@@ -1,4 +1,4 @@
-"""Scores that are not numbers end their own request with a sentence, and nobody else notices."""
+"""Scores that are not numbers end their own request with a sentence, and no other request is affected."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def test_predictions_are_near_those_of_plain_caches(tiny_model: Callable[[str], 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "int8"])
 @pytest.mark.parametrize("family", ["mistral", "gpt_oss"])  # windows; windows and sinks
 def test_predictions_do_not_depend_on_chunks_or_hits(tiny_model: Callable[[str], Path], family: str, name: str) -> None:
-    """A token is to everybody, its own step included, what its levels stand for. Blocks that are shared or copied bring
-    their scales."""
+    """Every reader of a token, its own step included, sees the numbers that its levels stand for. Blocks that are
+    shared or copied bring their scales."""
     seen = []
     for tokens, caching in ((8, False), (64, True)):
         settings: dict[str, Any] = {"max_num_batched_tokens": tokens, "enable_prefix_caching": caching}

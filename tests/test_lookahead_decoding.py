@@ -374,7 +374,7 @@ def test_the_pool_keeps_the_newest_of_a_bucket(steps: list[list[tuple[bool, list
                 ]
                 assert sorted(got) == sorted(queue.get(bucket, []))
             rest = made.pool_SEX[slot].clone()
-            rest[2:6], rest[2 * BUCKETS :] = -1, -1  # the two buckets, and the one into which nobody looks
+            rest[2:6], rest[2 * BUCKETS :] = -1, -1  # the two buckets, and the one that no request reads
             assert (rest == -1).all()
 
 

@@ -352,7 +352,7 @@ def test_a_mask_that_fails_along_drafts_ends_its_own_request_only(
     plain, drafted = outcomes
     assert drafted["free"].tokens == plain["free"].tokens == want["free"].tokens
     assert drafted["good"].tokens == plain["good"].tokens == list(range(400, 411))
-    if fault in ("save", "restore"):  # nobody asks a plain request's mask to go back
+    if fault in ("save", "restore"):  # a plain request's mask never goes back
         assert str(drafted["x"].error).startswith(MASK_FAILED)
         assert drafted["x"].tokens == plain["x"].tokens[: len(drafted["x"].tokens)]
         return

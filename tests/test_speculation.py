@@ -1,5 +1,5 @@
-"""Drafts change nothing but the number of steps: whoever makes them, whatever a request asks for, and whatever happens
-to it. Tokens and logprobs are compared with those of the same engine without drafts."""
+"""Drafts change nothing but the number of steps: whichever method makes them, whatever a request asks for, and whatever
+happens to it. Tokens and logprobs are compared with those of the same engine without drafts."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def toy_rig(llama: Path, layers: str, **settings: Any) -> Iterator[Rig]:
 
 
 class Whole(DenseCausal):
-    """The states of one sequence run at once: sums begin with zeros and are kept by nobody."""
+    """The states of one sequence run at once: sums begin with zeros and are not kept."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(1)

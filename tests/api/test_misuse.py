@@ -22,7 +22,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture
 def llm(text_model: Path) -> Iterator[LLM]:
-    """One LLM for each test: what a failing one leaves behind is nobody else's."""
+    """One LLM for each test: the state that a failing test leaves affects no other."""
     with LLM(text_model, device="cpu", block_size=4, max_num_batched_tokens=64, debug_checks=True) as built:
         yield built
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 KINDS = {"Deployment", "Service", "HorizontalPodAutoscaler", "ConfigMap", "PodDisruptionBudget"}
-KEYS = {names[0] for names in ENVIRONMENT.values() if names[0].endswith("_KEY")}  # whoever is in front speaks TLS
+KEYS = {names[0] for names in ENVIRONMENT.values() if names[0].endswith("_KEY")}  # the proxy in front speaks TLS
 
 
 def manifests() -> dict[str, dict[str, Any]]:

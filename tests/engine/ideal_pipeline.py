@@ -59,7 +59,7 @@ class FirstStage(Stage):
     def _hear(self, part: StepPlan, told: StepResult, lengths: Mapping[int, int]) -> None:
         for row, kv_len in lengths.items():
             slot = self.slots.get(int(part.rows.slots_R[row]))
-            if slot is not None:  # as a device does it: whoever has the slot now
+            if slot is not None:  # as a device does it: for the request that has the slot now
                 slot.kv_len, slot.last_token = kv_len, int(told.tokens_RK[row, 0])
                 slot.stopped = bool(told.finish_R[row])
 

@@ -155,7 +155,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), chunk=st.integers(1, CHUNK), fails=st.sampled_from([False, False, True]))
     def run_a_chunk(self, data, chunk, fails) -> None:
-        """Let go, extend, fill, publish as the scheduler does. If the plan `fails`, everybody leaves, as there."""
+        """Let go, extend, fill, publish as the scheduler does. If the plan `fails`, all requests leave, as there."""
         index = data.draw(st.sampled_from(range(len(self.running))))
         seq, start = self.running[index]
         end = min(start + chunk, len(seq.tokens))

@@ -691,7 +691,7 @@ def test_more_stop_ids_than_the_device_holds_are_refused_before_any_step() -> No
         engine.check(replace(most, stop_ids=most.stop_ids | {99}))
 
 
-# ---- no row too many, nobody past who is held up --------------------------------------------------------------------
+# ---- no row too many, no request past one that is held up -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("lookahead", [2, 0])

@@ -29,7 +29,7 @@ BOUND = 3
 
 
 def verifying(*counts: int, **options: Any) -> Desk:
-    """A desk whose rows emit these numbers of tokens in turn, whoever they belong to."""
+    """A desk whose rows emit these numbers of tokens in turn, for any request."""
     desk = Desk(tokens_each=BOUND, **options)
     desk.worker.script = lambda seed, turn, bound: counts[(turn + seed) % len(counts)]
     return desk

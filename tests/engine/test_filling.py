@@ -77,7 +77,7 @@ def test_chats_one_after_the_other_share_pages(
 
 
 def test_a_page_is_filled_up_before_another_is_cut_and_the_last_laid_down_comes_first() -> None:
-    """Three blocks a page. The first page keeps one block, the second two, and nobody holds any."""
+    """Three blocks a page. The first page keeps one block, the second two, and no request holds any."""
     pool = BlockPool(layout_of(((None, 2), (6, 3)), 16, 6))
     pages = []
     for count in (1, 2):

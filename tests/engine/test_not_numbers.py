@@ -1,4 +1,4 @@
-"""Scores that are not numbers: who has them starts over once without what it shared, and nobody finds its blocks."""
+"""Scores that are not numbers: the request starts over once without shared blocks, and no request finds its blocks."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_nobody_is_preempted_for_a_request_that_could_not_start_even_so() -> Non
 
 @pytest.mark.usefixtures("crowded")
 def test_who_cannot_start_is_not_looked_at_in_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look searches the cache for the whole prompt. It is looked again at once when somebody has ended."""
+    """Each look searches the cache for the whole prompt. The next look comes at once when a request has ended."""
     desk = desk_of(pages=17, slots=4)
     own = [ranked("high 0", LONG[:36], -10, max_tokens=4), ranked("low", LONG[20:37], 10, max_tokens=20)]
     desk.add(*own)

@@ -300,8 +300,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._provide_masks()
 
     def _check_withdrawn(self, lost: list[Request]) -> None:
-        """Nobody finds the prompts of requests whose scores were no numbers for the first time. The second time they
-        shared nothing, and what is found there is somebody else's."""
+        """No request finds the prompts of requests whose scores were no numbers for the first time. The second time
+        they shared nothing, and a prompt found there belongs to another request."""
         size = self.layout.block_size
         fresh = [request for request in lost if request.id.partition(" ")[0] not in self.distrusted]
         self.distrusted |= {request.id.partition(" ")[0] for request in lost}
@@ -376,7 +376,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for g, block, node_hash in index.published():
             assert pool.is_cached(g, block)
             if node_hash.startswith(b"parted"):
-                continue  # nobody can ask for it until a result brings its name
+                continue  # no request can ask for it until a result brings its name
             for layer in range(len(self.layout.groups[g].layers)):
                 cells = [self.worker.memory.get(cell) for cell in self.worker.unit(g, block, layer)]
                 if self.layout.groups[g].spec.exact:

@@ -60,7 +60,7 @@ def read(folder: Path, mesh: Mesh) -> Read:
         decoder.table_rows(TOKENS),
         torch.stack(taps.found),
         normed_TM,
-        decoder.logits(hidden),  # of the same hidden states, which nobody may have changed
+        decoder.logits(hidden),  # of the same hidden states, which must not have changed
         [decoder.logits(each) for each in fewer],
     )
 

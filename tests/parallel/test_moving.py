@@ -181,7 +181,7 @@ def test_tables_follow_the_slots() -> None:
 
 
 def test_experts_in_a_layout_of_onednn_are_refused(tiny_model: Callable[[str], Path]) -> None:
-    """Nobody can write a part of such a tensor."""
+    """No part of such a tensor can be written."""
     decoder = decoder_of(tiny_model("qwen3_moe"), Mesh())
     Mover(decoder).check()
     experts = next(layer.feed_forward for layer in decoder.layers if isinstance(layer.feed_forward, Experts))

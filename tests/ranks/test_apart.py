@@ -105,7 +105,7 @@ def test_the_tokens_of_a_step_are_those_of_all_ranks_that_had_a_part(two: Rig) -
 
 
 def test_a_plan_that_one_rank_refuses_loses_the_group(two: Rig) -> None:
-    """The others wait for its experts: nobody may wait until a collective gives up. It is the last test of this group,
+    """The others wait for its experts: no rank may wait until a collective gives up. It is the last test of this group,
     since it ends it."""
     two.add(ask("endless", [1, 2], max_tokens=200), ask("other", [7] * 9, max_tokens=200))
     for _ in range(3):

@@ -71,7 +71,7 @@ def test_requests_get_the_tokens_of_one_device(
     family: str, ranks: dict[str, int], tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model(family)
-    mixture = "moe" in family  # whose tallies are equal where nobody finds more of a prompt than the other
+    mixture = "moe" in family  # whose tallies are equal where neither finds more of a prompt than the other
     want, load = outcomes(folder, enable_prefix_caching=not mixture)
     settings = {"prefill_context_parallel_threshold": 6, "enable_prefix_caching": not mixture, **ranks}
     got, own_load = outcomes(folder, **settings)

@@ -197,7 +197,7 @@ def test_a_rank_that_stands_still_is_noticed(two: Rig) -> None:
 
 
 def wrong_plan(group: Group, number: int) -> StepPlan:
-    """A plan for a slot that nobody holds, with the newest plan's other rows."""
+    """A plan for a slot that no request holds, with the newest plan's other rows."""
     rows = group._plans._rows[0]
     generations_R = rows.generations_R + 1
     return StepPlan(number, replace(rows, generations_R=generations_R), np.ones(len(rows), np.int64))

@@ -141,7 +141,7 @@ def test_a_part_that_all_stages_refuse_fails_its_plan_alone(tmp_path: Path, monk
 
 
 def test_outcomes_of_many_parts_wait_until_they_are_collected(tmp_path: Path) -> None:
-    """As where nobody has had the time to look."""
+    """As if no stage had had the time to look."""
     tiny_models.build("llama").save_pretrained(tmp_path)
     asked = ask("long", LONG[:30], prompt_logprobs=0)
     with rig(tmp_path, kv_cache_memory=1 << 19) as one:

@@ -76,7 +76,7 @@ def test_later_stages_compute_in_the_model_s_dtype(family: str, dtype: str, tiny
 
 
 def test_a_stage_without_shared_blocks_hands_on_whole_embeddings(tmp_path: Path) -> None:
-    """Its ranks must not leave the table's sum to somebody else."""
+    """Its ranks must not leave the table's sum to other ranks."""
     kinds = ["mamba", "hybrid", "mamba", "hybrid"]
     tiny_models.save("zamba2", tmp_path, layers_block_type=kinds, num_mem_blocks=1)
     with rig(tmp_path, **ROOM) as one:
@@ -108,7 +108,7 @@ def test_more_stages_give_the_same(family: str, stages: int, tmp_path: Path) -> 
 def test_a_conversation_goes_on_from_states_kept_inside_of_prompts(
     family: str, least_piece: int, tiny_model: Callable[[str], Path]
 ) -> None:
-    """Marks lie in pieces, at their ends, and near them: whoever begins there finds the state of one device."""
+    """Marks lie in pieces, at their ends, and near them: a request that begins there finds the state of one device."""
 
     def turns(own: Rig) -> dict[str, Outcome]:
         """Prompts that begin alike for so long, one after the other, and then what a conversation goes on with."""

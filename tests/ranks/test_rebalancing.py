@@ -232,7 +232,7 @@ def test_aborts_and_preemption_change_no_token(moving: Rig, want: dict[str, list
 
 @pytest.mark.parametrize("size", [{"tensor_parallel_size": 2}, {"data_parallel_size": 2}], ids=["tp", "dp"])
 def test_a_rank_that_dies_in_the_middle_of_a_move_ends_the_group(size: dict[str, int], mixture: Path) -> None:
-    """The other one waits in the collective, and nobody may wait for that."""
+    """The other one waits in the collective, and no rank may wait for that."""
     with rig(mixture, **size, **MOVING) as own:
         group = group_of(own)
         processes = [member._process for member in group._members]

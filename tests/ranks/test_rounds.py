@@ -123,7 +123,7 @@ def test_ranks_replay_the_same_graphs_and_answer_as_one_device(
     with rig(folder) as one:
         want = one.run(*requests())
     with apart(folder, monkeypatch) as (own, group):
-        own.engine.rehearse()  # as on a GPU, before anybody asks
+        own.engine.rehearse()  # as on a GPU, before any request
         got = own.run(*requests())
         assert not own.errors
         assert isinstance(own.engine, Engines)

@@ -1,5 +1,5 @@
-"""Work on texts is shared fairly by the owners of requests: nobody's long work makes another owner wait, and whoever
-waits too long gets an answer."""
+"""Work on texts is shared fairly by the owners of requests: one owner's long work does not make another owner wait, and
+a request that waits too long gets an answer."""
 
 from __future__ import annotations
 

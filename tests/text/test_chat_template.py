@@ -334,7 +334,7 @@ DOUBLED = "{% set n = namespace(s=[]) %}{% for i in range(40) %}{% set n.s = [n.
     ],
 )
 def test_a_single_step_is_bounded_too(source: str) -> None:
-    """In time and in memory; and whoever comes next is served."""
+    """In time and in memory; and the next request is served."""
     begin, template = time.perf_counter(), ChatTemplate(source, {}, SHORT)
     with pytest.raises(InvalidRequest, match=r"was stopped: it (took longer|needed more|ended)|a value larger than"):
         template.render([USER])

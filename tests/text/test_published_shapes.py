@@ -84,7 +84,7 @@ def test_a_template_chooses_the_models_parsers(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_a_template_makes_of_earlier_calls_is_what_the_parser_reads(name: str) -> None:
-    """The model writes as its template does. `declared` shows no calls, and `seed` has a form that nobody reads."""
+    """The model writes as its template does. `declared` shows no calls, and `seed` has a form that no parser reads."""
     before = template(name).render([SYSTEM, ASKED], False, TOOLS)
     prompt = template(name).render([SYSTEM, ASKED, CALLED], False, TOOLS)
     assert prompt.startswith(before)

@@ -113,7 +113,7 @@ def one_by_one(own: Rig, requests: Iterable[Request]) -> dict[str, Bits]:
 
 def arriving(own: Rig, requests: Iterable[Request], every_step: int, *, preempting: bool = False) -> dict[str, Bits]:
     """`every_step` more before each step, so that the company changes all the time. preempting: as if blocks were
-    short, in every third step somebody has to run its known tokens again."""
+    short, in every third step a request has to run its known tokens again."""
     left, draw, scheduler = list(requests), random.Random(1), own.engine.scheduler
     for step in count():
         if not left and not own.engine.has_work:

@@ -41,7 +41,7 @@ def chosen(folder: Path, texts: list[list[int]]) -> np.ndarray:
 
 
 def everything(own: Rig) -> list[list[int]]:
-    """The tokens that ran: all but the last output token of each request, which nobody asked the model about."""
+    """The tokens that ran: all but the last output token of each request, which the model never read."""
     return [[*PROMPTS[name], *outcome.tokens[:-1]] for name, outcome in own.outcomes.items()]
 
 

@@ -1,4 +1,4 @@
-"""Nobody on the step's path waits for the device but `collect`, and it waits for its own step alone."""
+"""On the step's path only `collect` waits for the device, and it waits for its own step alone."""
 
 from __future__ import annotations
 

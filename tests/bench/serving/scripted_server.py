@@ -58,7 +58,7 @@ class ScriptedServer:
         self.stop()
 
     def stop(self) -> None:
-        """Nobody listens afterwards. Again: nothing."""
+        """Stop listening. A second call does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()

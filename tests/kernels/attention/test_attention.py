@@ -105,7 +105,7 @@ def test_implementations_equal_the_reference(name: str, case: AttentionCase, dty
     ids=str,
 )
 def test_cells_that_no_row_sees_change_no_bit(name: str, case: AttentionCase, device: str) -> None:
-    """Places behind a row's last, before its window, in nobody's blocks and in the null block: whatever lies there."""
+    """Places behind a row's last, before its window, in free blocks and in the null block: whatever lies there."""
     q_THD, *caches, batch = case.inputs(torch.float32, torch.device(device))
     batch, options = forgotten(case, batch), case.options(torch.float32, torch.device(device))
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), name)

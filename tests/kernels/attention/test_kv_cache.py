@@ -342,7 +342,7 @@ def test_rows_that_share_blocks_read_their_levels_together(dtype: torch.dtype, d
     q_THD, k, v, ragged = make(batch, torch.float32, device)
     schedule = schedule_of(batch, ragged)
     assert schedule.cascade is not None
-    *levels, scales = filled(k, v, dtype)  # no numbers where nobody looks
+    *levels, scales = filled(k, v, dtype)  # no numbers where no row looks
     options = batch.case.options(torch.float32, on)
     attend = PAGED_ATTENTION.choose(Platform.of(on), "triton")
     out = attend(q_THD, *levels, replace(ragged, schedule=schedule), **options, scales=scales)

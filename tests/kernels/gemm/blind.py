@@ -181,7 +181,7 @@ class Language:
             pointer.memory[int(pointer.at)] += x
             self.changed.notify_all()
             if x == 0:
-                self.changed.wait(0.01)  # somebody spins
+                self.changed.wait(0.01)  # a warp spins
         return value(old)
 
     def allocate_shared_memory(self, dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Any:

@@ -36,7 +36,7 @@ needs_compiler = pytest.mark.skipif(
 EXPERTS = (
     *grouped_cases.CASES,
     ExpertsCase(2, 64, 34, experts=4, used=2, bias=True, gate="gelu"),  # two outputs of a last panel
-    ExpertsCase(6, 30, 16, experts=8, used=2, add=True, dead=6),  # nobody goes anywhere
+    ExpertsCase(6, 30, 16, experts=8, used=2, add=True, dead=6),  # no token goes to an expert
     ExpertsCase(40, 64, 50, experts=3, used=3, bias=True, add=True, dead=11),  # more rows than are multiplied at once
 )
 ROUTED = (
@@ -138,7 +138,7 @@ def test_many_pairs_of_each_expert_are_left_to_tiles(gated: bool, monkeypatch: p
     assert all(torch.equal(packed.matrix(e), weight_EOI[e]) for e in range(3))
     monkeypatch.setattr(panels, "has_tiles", lambda: True)
     monkeypatch.setattr(panels, "MANY", 2)
-    monkeypatch.setattr(panels.ExpertPanels, "_run", None)  # which nobody may call
+    monkeypatch.setattr(panels.ExpertPanels, "_run", None)  # which must not be called
     case = ExpertsCase(6, 22, 20, experts=3, used=1)
     if gated:
         packed.gate_up(torch.randn(6, 22).bfloat16(), None, case.routes(CPU), "silu")

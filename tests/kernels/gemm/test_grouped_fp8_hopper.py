@@ -19,7 +19,7 @@ EXPERTS, INPUTS, TOKENS, SPAN = 3, 320, 40, 128  # two blocks of inputs and half
 
 
 class Array(np.ndarray[Any, Any]):
-    """A tensor of Gluon: numbers, and a layout that nobody asks for."""
+    """A tensor of Gluon: numbers, and a layout that no test reads."""
 
     type = SimpleNamespace(layout=None)
 

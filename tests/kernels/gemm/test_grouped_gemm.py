@@ -86,7 +86,7 @@ def check_gate_up(name: str, case: ExpertsCase, dtype: torch.dtype, device: str,
 def check_down(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **options: object) -> None:
     arguments = case.down_inputs(dtype, torch.device(device))
     routes = arguments[3]
-    arguments[0][int(routes.start_E1[-1]) :] = torch.nan  # rows of pairs that nobody computed
+    arguments[0][int(routes.start_E1[-1]) :] = torch.nan  # rows of pairs that no kernel computed
     routes.weight_TK[case.tokens - case.dead :] = torch.nan
     y_TM = GROUPED_DOWN.choose(Platform.of(torch.device(device)), name)(*arguments, **options)
     assert_close(y_TM, GROUPED_DOWN.reference(*arguments), case.inner, epsilons=8)

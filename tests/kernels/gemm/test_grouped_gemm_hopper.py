@@ -122,7 +122,7 @@ CASES = [
 def test_both_ops_equal_the_reference(
     case: ExpertsCase, plan: Stream | Tiles | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With NaN in every row of x and h that belongs to nobody, and in memory that was never written."""
+    """With NaN in every row of x and h that belongs to no pair, and in memory that was never written."""
     device = torch.device("cuda")
     x_TM, weight_EGM, bias_EG, routes, gate = case.gate_up_inputs(dtype, device)
     h_PF, weight_EMF, bias_EM, _, add_TM = case.down_inputs(dtype, device)

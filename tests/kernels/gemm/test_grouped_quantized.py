@@ -113,7 +113,7 @@ def check_gate_up(name: str, case: ExpertsCase, dtype: torch.dtype, device: str,
 
 def check_down(name: str, case: ExpertsCase, dtype: torch.dtype, device: str, **options: object) -> None:
     h_PF, weight, *rest = case.down_inputs(dtype, torch.device(device))
-    h_PF[int(rest[1].start_E1[-1]) :] = torch.nan  # rows of pairs that nobody computed
+    h_PF[int(rest[1].start_E1[-1]) :] = torch.nan  # rows of pairs that no kernel computed
     y_TM = GROUPED_DOWN.choose(Platform.of(torch.device(device)), name)(h_PF, weight, *rest, **options)
     assert y_TM.dtype == dtype
     assert_close(y_TM, exact_down(h_PF, weight, *rest))

@@ -187,7 +187,7 @@ EIGHT = (None, *(stream(64, t, 8, 128, 2048, gated=True, resident=n, itemsize=1)
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_both_ops_are_exact(shape: ExpertsCase, number: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside FP8 with activations as rounded as the format says. With NaN in rows that belong to nobody."""
+    """Beside FP8 with activations as rounded as the format says. With NaN in rows that belong to no pair."""
     case, device = replace(shape, tokens=tokens, dead=tokens // 5, skew=1.0, add=True), torch.device("cuda")
     plans: tuple[Any, ...] = CODED if isinstance(shape.format, type(MXFP4)) else (*EIGHT, _tiles(shape))
     plan = plans[number]

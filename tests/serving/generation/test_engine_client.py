@@ -298,8 +298,8 @@ def test_who_leaves_while_there_is_no_engine_is_forgotten(tmp_path: Path) -> Non
 
 
 def test_a_request_that_engines_die_of_is_failed(tmp_path: Path) -> None:
-    """It ran in every one of them, and another that waited goes on. But nobody waits for ever either: the server would
-    be given up with the fifth engine."""
+    """It ran in every one of them, and another that waited goes on. But no request waits for ever either: the server
+    would be given up with the fifth engine."""
 
     async def work() -> None:
         async with AsyncExitStack() as lives:
@@ -517,7 +517,7 @@ def test_a_request_that_cannot_begin_leaves_nothing_open(
     async def work() -> None:
         async with api_server_of() as api:
             request = GenerationRequest(id="r", prompt_token_ids=[2**40], params=SamplingParams())
-            with pytest.raises(BadRequest, match="vocabulary"):  # by the engine, where nobody has looked before
+            with pytest.raises(BadRequest, match="vocabulary"):  # by the engine, if no check came before
                 await finish(api, request)
             assert (api.client.num_open, api.service.admission.open_requests) == (0, 0)
             assert api.service.admission.open_tokens == 0

@@ -1,4 +1,4 @@
-"""Clients' grammars share two compilers: nobody's slow ones cost another client more than a moment."""
+"""Clients' grammars share two compilers: slow grammars of one client cost another client no more than a moment."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_completions_of_one_grammar_share_its_compilation_and_nothing_else() -> 
             break
         first.accept(token)
     assert not np.array_equal(first.allowed(), letters)  # it has moved on
-    assert np.array_equal(second.allowed(), letters)  # and moved nobody with it
+    assert np.array_equal(second.allowed(), letters)  # and moved no other matcher
     grammars.compile(b"face", submit(9, SMALL))
     assert np.array_equal(decided(grammars)[9].allowed(), letters)  # nor the one that is kept
     assert not grammars.pending

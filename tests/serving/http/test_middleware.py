@@ -365,7 +365,7 @@ def test_failures_of_the_server_are_tried_again_mistakes_are_not(api_server_of: 
             return await client.post("/v1/completions", json={**ASKED, **others}, headers={"Idempotency-Key": key})
 
         admission = api.service.admission
-        admission.max_requests = admission.open_requests = 1  # somebody else's
+        admission.max_requests = admission.open_requests = 1  # another request's
         assert (await post("full")).status_code == 429
         admission.open_requests = 0
         assert (await post("full")).status_code == 200

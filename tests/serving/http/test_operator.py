@@ -265,7 +265,7 @@ def test_parts_of_a_life_known_by_heart() -> None:
 
 @pytest.fixture
 def own_engine(tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """Socket and process id of an engine that nobody else talks to."""
+    """Socket and process id of an engine that no other test uses."""
     process = start_engine(tmp_path / "engine")
     yield tmp_path / "engine", process.pid
     stop_engine(process)
@@ -322,7 +322,7 @@ APPS: dict[int, tuple[ApiServer, Any]] = {}
 
 async def health(api: ApiServer) -> tuple[int, str | None]:
     """Status and reason, as a probe gets them, which has no key."""
-    if id(api) not in APPS:  # they take long to make on a busy machine, and nobody listens to engines meanwhile
+    if id(api) not in APPS:  # they take long to make on a busy machine, and no loop listens to engines meanwhile
         APPS[id(api)] = api, wrap(create_app(api), api)
     transport = httpx.ASGITransport(app=APPS[id(api)][1])
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -35,7 +35,7 @@ def test_the_tokens_of_a_step_are_those_that_ran(speculative_config: dict[str, A
     """A plan has as many drafts as there may be; on a CPU only those run that there are."""
     config = LLMConfig(device="cpu", dtype="float32", max_model_len=128, speculative_config=speculative_config)
     assembly = assemble(config)
-    host = EngineHost(assembly, config, None, SETTINGS)  # type: ignore[arg-type]  # nobody sends anything
+    host = EngineHost(assembly, config, None, SETTINGS)  # type: ignore[arg-type]  # no message is sent
     own = Rig(assembly.engine)
     ran, planned = list[int](), 0
     own.runner.decoder.embed.register_forward_hook(lambda _, inputs, x_TM: ran.append(len(inputs[0])))

@@ -46,7 +46,7 @@ ENGINE = {"model_name": MODEL, "engine": "0"}
 
 @pytest.fixture
 def socket(tmp_path: Path) -> Iterator[Path]:
-    """An engine that nobody else talks to, with a cache that few requests fill."""
+    """An engine that no other test uses, with a cache that few requests fill."""
     with engine_in_a_thread(tmp_path / "engine", kv_cache_memory=25 * PAGE, max_num_seqs=8, max_model_len=350):
         yield tmp_path / "engine"
 

@@ -1,4 +1,5 @@
-"""The engine's process against a device that is gone, a socket that anybody of this user can write to, and signals."""
+"""The engine's process against a device that is gone, a socket that any process of this user can write to, and
+signals."""
 
 from __future__ import annotations
 

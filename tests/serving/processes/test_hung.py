@@ -85,7 +85,7 @@ def test_time_in_which_the_watcher_did_not_run_does_not_count() -> None:
 
 @contextlib.contextmanager
 def busy(core: int, number: int) -> Iterator[None]:
-    """So many processes that leave nobody else anything of a core."""
+    """Processes that leave no other process anything of a core."""
     code = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(number)]
     try:

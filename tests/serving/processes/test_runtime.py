@@ -48,7 +48,7 @@ def test_the_next_server_removes_what_a_killed_one_left_and_nothing_else(folder:
     killed, left = hold()
     kill(killed)
     assert left.parent == its.parent == folder
-    (folder / "ridgeline-notes").mkdir()  # somebody's own
+    (folder / "ridgeline-notes").mkdir()  # the user's own
     (folder / "ridgeline-notes" / "text").write_text("mine")
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()

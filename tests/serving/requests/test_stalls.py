@@ -270,7 +270,7 @@ def test_protobuf_fields_are_counted_before_they_are_built() -> None:
             check_message(kserve_pb2.ModelInferRequest(inputs=wrong).SerializeToString(), read)
     many = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=range(1 << 20)))
     check_message(many.SerializeToString(), inference_pb2.GenerateRequest.FromString)
-    check_message(b"\xff" * (1 << 20), read)  # no protobuf: whoever reads it says so
+    check_message(b"\xff" * (1 << 20), read)  # no protobuf: its reader says so
     free = inference_pb2.GenerateRequest()
     free.chat.chat_template_kwargs.update({"x": [1] * 100_000})
     with pytest.raises(BadRequest, match="chat_template_kwargs"):

@@ -311,8 +311,8 @@ def test_a_forced_call_that_is_cut_off_leaves_no_text(server: Server) -> None:
 
 
 def test_schemas_of_tools_are_put_into_words_that_can_be_forced() -> None:
-    """A format that nobody knows is an annotation, a number that may be any has few digits, and arguments that are not
-    named are not made up."""
+    """An unknown format is an annotation, a number that may be any has few digits, and arguments that are not named are
+    not made up."""
     parameters = {
         "type": "object",
         "properties": {"phone": {"type": "string", "format": "phone"}, "count": {"type": "integer"}},
