@@ -1,5 +1,5 @@
-"""Tokens on ranks of their own, and experts that all ranks divide between them: every token is sent to the ranks that
-hold experts of its choice (dispatch), and these send back the weighted sum over their experts (combine).
+"""The exchange of tokens between ranks that have tokens of their own and divide the experts: every token is sent to the
+ranks that hold experts of its choice (dispatch), and these send back the weighted sum over their experts (combine).
 
 Shapes are fixed by a capacity, the most tokens that a rank can have in the step. A token of rank r that is the t-th
 there lies at place r · capacity + t wherever it arrives. So no rank counts, nothing depends on data but the numbers in

@@ -1,4 +1,4 @@
-"""Files of strangers: whatever is in them, the answer is a model or one sentence, in bounded time and memory.
+"""Untrusted files: for any content the answer is a model or one sentence, in bounded time and memory.
 
 `python -m ridgeline_bench.scripts.attacks.files` runs thousands of such cases; a few hundred run here.
 """
