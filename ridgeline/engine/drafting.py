@@ -10,10 +10,10 @@ a + a² + … ≥ n · b · r.
 All three are learned while requests run: a for each request, beginning with that of all; b and r from the times of
 steps without prompts.
 
-A step that verifies may cost more besides, whatever it verifies. So for about as many rows the rates with drafts and
-without are compared as well, and the slower way is taken for a few steps now and then, to see if it still is. Where
-rows have token masks a step takes as long as its result is behind the one before: drafts of such rows keep the device
-waiting for the host, which its own clock does not see.
+A step that verifies drafts may have a further cost that does not depend on their number. So for each range of rows the
+rates with and without drafts are compared as well. From time to time the slower way is taken for a few steps, to see if
+it is still slower. If rows have token masks, a step's time is the time from the result before to its own result: drafts
+of such rows make the device wait for the host, and the device's own clock does not show that.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 Some numbers have graphs: the widths (`core.settings.speculation.verified_widths`). A step of a width w takes T(w)
 seconds, and a row of it brings E(w) = 1 + p₁ + … + p_w tokens, where pᵢ is the probability that the first i drafts are
-right. Of the widths and none the one with the highest E(w) / T(w) is taken, for steps of about as many rows.
+right. For each range of the number of rows the width with the highest E(w) / T(w) is taken; no drafts (w = 0) is one of
+the choices.
 
 E is known for all widths as soon as drafts are tried: what is learned of a place holds for every width that reaches it,
 and a place that was not tried is judged by those that were. So only times have to be measured, each in a few steps. A
 time that is not known has two bounds: a step takes no less than one that verifies less, and no less for a token than
-one that verifies more. A width is tried only if it would be the best one by these bounds, the narrowest first. What few
-rows tell of shares is uncertain, so shares count there as high as they may well be.
+one that verifies more. A width is tried only if it would be the best one by these bounds, the narrowest first. Shares
+that few rows have shown are uncertain, so their upper estimates are used.
 
 From time to time all times but that of the width in use are forgotten. A width is measured again only if it may be the
 best one. Where drafts are off, the narrowest width is then tried in any case, since only a trial shows if drafts have

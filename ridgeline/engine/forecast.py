@@ -1,10 +1,12 @@
-"""The pages that running requests will come to need: the lengths of earlier outputs tell how long these will last.
+"""The pages that running requests will need: the lengths of earlier outputs are used to estimate how long these will
+run.
 
-Where an output ends is unknown. Known are the outputs that ended before, and those that have not ended yet. The share
+The end of an output is unknown. Known are the outputs that ended before, and those that have not ended yet. The share
 of outputs that are longer than n tokens is estimated from both (Kaplan and Meier 1958), over buckets of lengths. An
-output that reached its client's limit only says that it would not have ended earlier. A few outputs of a usual shape
-are assumed before any has ended. So every running request is still there after t more tokens with a known chance, and
-holds blocks for all its tokens then. The expected growth is the largest, over several t, of the sum of all.
+output that reached its client's limit only shows that it would not have ended earlier. A few outputs of a usual shape
+are assumed before any has ended. This gives the probability that a running request still runs after t more tokens; it
+then holds blocks for all its tokens. The expected growth is the sum over all requests, at the t (of several) for which
+it is largest.
 """
 
 from __future__ import annotations

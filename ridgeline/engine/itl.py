@@ -1,10 +1,10 @@
 """The bound on the inter-token latency (ITL): how many prompt tokens a step may run beside requests that decode.
 
 Requests that decode wait for the whole step, and a prompt of 16,384 tokens makes a step of a few milliseconds last half
-a second. The cost model says what a step takes at the least; what steps took in fact, divided by that, corrects it.
+a second. The cost model gives the least time of a step. The measured times of steps, divided by that, correct it.
 
-A bound that leaves prompts too little would starve them where many requests decode: each step would read all their
-keys for a handful of prompt tokens. So a step may always last `DECODE_STEPS` times what its decoding rows take alone.
+If many requests decode, a tight bound would starve prompts: each step would read all keys of the decoding rows for a
+few prompt tokens. So a step may always last `DECODE_STEPS` times as long as its decoding rows alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Drafts for rows with token masks, which the host makes when it makes the masks.
 
 The mask of a position follows from all tokens before it, so the device cannot know it along drafts of its own. But the
-host knows all tokens of such a request when its mask is due. So it guesses what comes next, leads the mask along these
-guesses, and brings it back. Guesses are
+host knows all tokens of such a request when its mask is due. So it guesses the next tokens, advances the mask over
+these guesses, and restores it. Guesses are
 
 * the only token that a mask allows, which is always right;
 * the longest token with which the text goes on, if a grammar allows only beginnings of it;

@@ -1,5 +1,5 @@
-"""Token masks, which are foreign code: whatever they do, only their own request may suffer. And what the
-request's parameters add to them: `allowed_token_ids`, `bad_words`, `min_tokens`.
+"""Token masks, which are code of others: a fault in a mask affects only its own request. Also the rules that the
+request's parameters add: `allowed_token_ids`, `bad_words`, `min_tokens`.
 
 Legend: W words of packed bits (`core.plan.token_bits`).
 """

@@ -1,13 +1,13 @@
 """Groups of decoding rows that share their first cache blocks, so that attention can read these once for all of them.
 
-The prefix cache makes requests with a common beginning hold the same blocks, so the ids say it all. They are noted
-once, when a request begins to decode: blocks full then stay as they are while it keeps its slot. Groups are looked for
-when the set of rows changes, by comparing columns of ids.
+The prefix cache makes requests with a common beginning hold the same blocks, so equal block ids show the groups. The
+ids are stored once, when a request begins to decode: blocks that are full then do not change while it keeps its slot.
+Groups are looked for when the set of rows changes, by comparing columns of ids.
 
-Only full attention counts: what a window lets go is no longer there to be shared.
+Only full attention counts, because blocks that a window has released cannot be shared.
 
-Tables are compared a tile of columns at a time, and only rows that agree so far go on to the next: the search costs
-what is shared, however long some row is.
+Tables are compared a tile of columns at a time, and only rows that agree so far go on to the next: the cost of the
+search follows from the shared part, and not from the longest row.
 
 Legend:
     F  cache groups of full attention

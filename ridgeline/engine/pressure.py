@@ -1,15 +1,15 @@
 """Decisions where requests need more of the cache than there is: whether one may start, and which are preempted.
 
-A preempted request goes on from the blocks that the cache still has of it, its head first. All its blocks are kept as
-long as anything else can be given up (`BlockPool.await_return`). They are lost to the growth of the requests that go on
+A preempted request later resumes with those of its first blocks that the cache still has. All its blocks are kept as
+long as other content can be evicted (`BlockPool.await_return`). They are lost to the growth of the requests that keep
 running, so three rules keep that small:
 
-* A request starts if the pool will hold what all come to need (`forecast.py`). A new one may overbook it by some pages,
-  since forecasts err and tokens are cheap to run again. One that was preempted may not: it would soon be preempted
-  again. A new one that others may outrank leaves some pages free for these.
+* A request starts if the pool will hold all that running requests will need (`forecast.py`). A new one may overbook it
+  by some pages, since forecasts err and tokens are cheap to run again. One that was preempted may not: it would soon be
+  preempted again. A new one that others may outrank leaves some pages free for these.
 * Requests are preempted while some blocks are still free. Another request often ends before these are used up, and
   then nothing is lost at all.
-* As many are preempted together as it takes that the others, as they grow, use up little of what these leave.
+* So many requests are preempted together that the growth of the others uses up little of the blocks that these leave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The requests that hold slots: which of them prefill and which decode, their blocks, and what the worker must be told.
+"""The requests that hold slots: which of them prefill and which decode, their blocks, and the changes to send to the
+worker.
 
 A running request is *prefilling* while it has known tokens to feed, and *decoding* when its next input is the token it
 just sampled. Decoding requests form one standing set of rows. Successive plans share its object until the set changes.

@@ -10,7 +10,8 @@ happens after a plan has failed.
 
 A guided request is two sequences, the second with the negative prompt (`Sequence.members`). They start, are preempted
 and end together, reach their last known token in the same plan, and from there on both take the token that the device
-draws for the two of them. So each plans like any other sequence: nothing waits for the host to hand a token over.
+draws for the two of them. So each is planned like any other sequence, and no plan waits until the host has passed a
+token from one to the other.
 """
 
 from __future__ import annotations

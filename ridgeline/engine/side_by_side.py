@@ -1,5 +1,5 @@
-"""Several engines that act as one: each has its requests, its scheduler and its cache, and one rank of a group that
-divides a mixture's experts. They plan in turn and then collect in turn, so that their plans share rounds."""
+"""Several engines that act as one. Each has its own requests, scheduler and cache, and one rank of a group that divides
+a mixture's experts. All of them plan first and then collect, so that their plans run in the same rounds."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 ranks that hold experts of its choice (dispatch), and these send back the weighted sum over their experts (combine).
 
 Shapes are fixed by a capacity, the most tokens that a rank can have in the step. A token of rank r that is the t-th
-there lies at place r · capacity + t wherever it arrives. So no rank counts, nothing depends on data but the numbers in
-tensors, and a token's place does not depend on the tokens beside it. No token is dropped.
+there lies at place r · capacity + t wherever it arrives. So ranks exchange no counts, only the numbers in tensors
+depend on data, and a token's place does not depend on the tokens beside it. No token is dropped.
 
-A rank without tokens takes part with none, since others may send it theirs.
+A rank without tokens takes part too, since other ranks may send it theirs.
 
 Legend:
     T  this rank's tokens

@@ -1,4 +1,4 @@
-"""Recurrent ops over rows whose tokens ranks divide: one exchange of what pieces do to states
+"""Recurrent ops over rows whose tokens ranks divide: one exchange of the pieces' effects on states
 (`kernels/scans/transfer.py`).
 
 Every rank finds the transfers of its pieces without knowing any state, and sends them to the others. All then go
@@ -11,8 +11,8 @@ front of them. No tokens travel.
     rank 2   tokens 8 … 11   A₂, B₂ ─┘             S₂ = A₁ S₁ + B₁, S₂ ─► outputs 8 … 11
                                                    S₃ = A₂ S₂ + B₂, the row's new state, everywhere
 
-Rows of a few tokens, such as those that decode beside a prompt, are not worth that: a state is larger than what makes
-the op's inputs. So ranks exchange the inputs of those rows, and each runs all of them.
+Rows of a few tokens, such as those that decode beside a prompt, are not worth that: a state is larger than the data
+from which the op's inputs are made. So ranks exchange the inputs of those rows, and each runs all of them.
 
 Many long rows take several exchanges, so that these take no more memory than was planned.
 

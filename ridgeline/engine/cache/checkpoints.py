@@ -1,9 +1,9 @@
 """The choice of states of constant size that are kept, so that another request can begin there.
 
-Keys and values are there after every token; a state is there only where it was stored. So the engine chooses
-boundaries of blocks at which a prompt's state is stored as it runs (a *mark*), and states that a request leaves behind.
-A kept state is a *checkpoint*. What it is worth are the tokens that must run again without it, back to the checkpoint
-before it on the same chain of blocks, times how often it was used.
+Keys and values are there after every token; a state is there only where it was stored. So the engine chooses boundaries
+of blocks at which a prompt's state is stored as it runs (a *mark*), and states that a request leaves behind. A kept
+state is a *checkpoint*. Its worth is the number of tokens that must run again without it, back to the checkpoint before
+it on the same chain of blocks, times the number of its uses.
 
 Boundaries are chosen by these rules, the first one first; a row has one mark at most.
 

@@ -1,8 +1,8 @@
 """The search for a sequence's beginning in the cache.
 
 A token at position p needs the state from `first_needed(p)` on. So a sequence can resume at n blocks, if every group
-has the blocks from `first_needed(n * block_size)` to n. A hit may go on into a block that is not full, or of which only
-the first tokens are the same: one of the index's ends.
+has the blocks from `first_needed(n * block_size)` to n. A hit may include the first tokens of one more block, which
+need not be full: one of the index's ends.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The cache as the scheduler sees it: hits, growth, publication, release. It ties pool, prefix index and specs.
 
 Every group follows one rule, given by its spec: a token at position p needs the state from `first_needed(p)` on. It
-says which blocks a window lets go, and where a prefix hit can resume. Full attention is the case where the first needed
-position is 0.
+decides which blocks a window releases, and where a prefix hit can resume. Full attention is the case where the first
+needed position is 0.
 
-A hit may go on into a block that is not full, or of which only the first tokens are the same: the sequence gets a
-block of its own, and its first plan copies the other one into it (copy on write).
+A hit may include the first tokens of one more block, which need not be full. The sequence then gets a block of its own,
+and its first plan copies the other one into it (copy on write).
 
     names.py        hashes of a sequence's blocks
     hits.py         what is found under them

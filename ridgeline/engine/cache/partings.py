@@ -1,8 +1,8 @@
-"""Preempted sequences: the state that they leave is kept where that spares enough tokens.
+"""Preempted sequences: their state is kept if that saves enough tokens.
 
 When a sequence is preempted, plans are in flight whose tokens are not known yet. So its last blocks are kept under
 temporary hashes, which no request can ask for, and get the hashes of their content when the tokens are known. No
-request holds them, so they can be given up, after all content that no preempted request comes back for.
+request holds them, so they can be evicted. Content that no preempted request will use again is evicted first.
 """
 
 from __future__ import annotations

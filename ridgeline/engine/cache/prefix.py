@@ -1,12 +1,12 @@
 """The one prefix index: a map of chained block hashes with parent links, which is the radix tree of all prompts.
 
-A node stands for one block of tokens *and everything before it*: hash = H(parent's hash, tokens). The root is
-H(salt, …), so tenants (and later adapters, images, weight versions) never meet. A node remembers, per cache group,
-the block that holds its keys and values. The same hashes name blocks to other tiers and to routers.
+A node stands for one block of tokens *and everything before it*: hash = H(parent's hash, tokens). The root is H(salt,
+…), so tenants (and later adapters, images, weight versions) never share a node. A node remembers, per cache group, the
+block that holds its keys and values. The same hashes name blocks to other tiers and to routers.
 
-A prefix of whole blocks is found by hash alone. Where a request ended the tree has *ends*: the node's tokens are kept
-there, so that what begins like them, and goes on otherwise, can be told how far. An end is the one kind of node whose
-block need not be full.
+A prefix of whole blocks is found by hash alone. Where a request ended the tree has *ends*. An end keeps its block's
+tokens, so a prompt that begins with the same tokens and then differs can use these first tokens. An end is the one kind
+of node whose block need not be full.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The part of the cache that can be matched: blocks are published under their hashes, and withdrawn or evicted again.
 
 Keys and values are published block by block as they fill. A state is published where it was kept on purpose, and where
-a sequence ended. Where a sequence, or its prompt, ended there is an *end* in the index, a block that others may begin
-like and that need not be full. Where some group's blocks are exact (`core.specs.state`), all of its tokens must be the
-same.
+a sequence ended. Where a sequence, or its prompt, ended, the index has an *end*: a block that need not be full, and
+whose first tokens another request can use. Where some group's blocks are exact (`core.specs.state`), all of its tokens
+must be the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Growth: the block tables of running sequences get blocks as they go on, and let go of those behind them.
+"""Growth: the block tables of running sequences get blocks as these advance, and release those that are no longer
+needed.
 
-A group whose blocks are exact needs one block for a sequence, which goes along: the entries in which a step may end get
-the block in which the one before ended. A step that verifies drafts may end in any entry up to its last, and so may a
-piece of a chunk that a pipeline cuts, so all of these have a block, mostly the same. Where others hold it, or the cache
-keeps what it holds, the sequence goes on in another block.
+A group whose blocks are exact needs one block for a sequence, which moves along with it: the entries in which a step
+may end get the block in which the step before ended. A step that verifies drafts may end in any entry up to its last,
+and so may a piece of a chunk that a pipeline cuts, so all of these entries have a block, mostly the same one. If
+another request holds that block, or the cache keeps its state, the sequence continues in a new block.
 """
 
 from __future__ import annotations

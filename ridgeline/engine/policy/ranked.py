@@ -4,8 +4,8 @@ A request's place is the work that its owner had asked for before it, counted fr
 has started (start-time fair queueing: Goyal, Vin and Cheng, "Start-time fair queuing", 1996). So an owner with many
 requests does not delay the first ones of another, and the requests of one owner start in the order in which they came.
 
-An owner's share of the places to run in is that of all owners that run or wait. Where a request cannot start, one of an
-owner below its share comes first, and takes the places that another owner has beyond its own.
+An owner's share is an equal part of the running requests, among all owners that run or wait. If a request cannot start,
+one of an owner below its share comes first, and takes the place of one whose owner is above its share.
 """
 
 from __future__ import annotations
