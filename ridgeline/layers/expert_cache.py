@@ -4,7 +4,8 @@ A layer's cache has a number of slots. An expert that a step needs is copied int
 needed longest ago. The router of the next layer, applied to the present layer's input, says which experts that layer
 will probably need (as in Eliseev and Mazur, arXiv 2312.17238, section 3.2); these are copied while this layer computes.
 
-Which experts a step needs, the device knows: the host waits for it once a layer. So such steps are not captured.
+Only the device knows the experts that a step needs, so the host waits for the device once a layer. Such steps are not
+captured.
 
 Legend:
     T  tokens of the step

@@ -2,10 +2,11 @@
 attention).
 
 Each rank is the worker of one engine: its `Seat` here. In the mixture layers of a step every rank must take part, so
-plans go out in rounds, one plan a rank. A rank that has no plan in a round lends the others its experts.
-All ranks replay a graph of the same size, so each gets the size of the round.
+plans go out in rounds, one plan a rank. A rank without a plan in a round still runs its experts for the other ranks.
+All ranks replay a graph of the same size, the size of the round.
 
-A round waits in this process until an engine wants a result of it. So engines that plan in turn share rounds.
+A round is collected in this process until an engine asks for a result of it. So engines that plan one after the other
+share rounds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The leader: a worker that hands every plan to all ranks, and returns one rank's results. Where stages of a pipeline
-divide the layers it hands it out in parts (`parts.py`).
+"""The leader: a worker that hands every plan to all ranks, and returns one rank's results. If stages of a pipeline
+divide the layers, it divides each plan into parts (`parts.py`).
 
-Ranks compute in step, so a rank that is gone, hangs, or alone fails a plan makes the others wait for ever. The group is
-then lost as a whole: its processes are killed, and every plan is answered with `device_lost`, which ends the engine's
-process and lets its supervisor start another.
+Ranks run every plan together, so if one rank has died, hangs, or is the only one to fail a plan, the others wait for
+ever. Then the whole group is lost: its processes are killed, and every plan is answered with `device_lost`, which ends
+the engine's process and lets its supervisor start another.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All ranks' processes: what their leader says to them, how it waits for them, and when it takes them for lost.
+"""All ranks' processes: the leader's messages to them, its waits for them, and its decision that they are lost.
 
-Ranks wait for each other, so if one is gone, hangs, or alone fails, all are ended.
+Ranks wait for each other, so if one has died, hangs, or is the only one to fail, all are killed.
 """
 
 from __future__ import annotations

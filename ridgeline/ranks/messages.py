@@ -1,4 +1,4 @@
-"""The messages between the leader and its ranks, as msgpack with a tag in front. Both ends are of one installation.
+"""The messages between the leader and its ranks, as msgpack with a tag in front. Both ends run the same installation.
 
 Arrays travel as their dtype, shape and bytes. The rows of a plan are sent once for all plans that share them.
 """

@@ -1,14 +1,14 @@
 """A plan in parts, one for each stage of a pipeline: while one stage runs a part, the stage before runs the next.
 
-Parts are plans. They run in order on every stage, as whole plans do, so only what rows of one plan owe each other needs
+Parts are plans. They run in order on every stage, as whole plans do, so only dependences between rows of one plan need
 care. A chunk of a prompt may read keys that a chunk before it writes in the same plan (a prefix they share), so chunks
-keep their order; long ones are cut. Rows that decode read nothing that their plan writes, and are dealt out as is best:
-equally many to each part, those with a common prefix beside each other, and a guided pair in one.
+keep their order; long ones are cut. Rows that decode read nothing that their plan writes, so they can go to any part:
+each part gets equally many, rows with a common prefix stay together, and so does a guided pair.
 
-States that every token replaces go from piece to piece of a chunk in the block where that of the whole chunk belongs:
-the engine has put it into all entries of the row's table in which a piece may end (`EngineConfig.cuts_chunks`). No
-other row reads that block in the same plan. The entry of a mark alone names another one, for the state at the mark, so
-no piece ends in that block before the mark: the next one would read there what it then replaces.
+A state of constant size passes from piece to piece of a chunk in the block for the state after the whole chunk: the
+engine has put this block into all entries of the row's table in which a piece may end (`EngineConfig.cuts_chunks`). No
+other row reads that block in the same plan. Only the entry of a mark names another block, for the state at the mark. No
+piece before the mark ends in that block: the next piece would overwrite the state that it reads there.
 
 A row needs the token of the plan before. `StepPlan.after` says which part must have brought it, on all stages.
 

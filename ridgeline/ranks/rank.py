@@ -1,7 +1,7 @@
 """The process of one rank: it assembles its part of the model, then does what the leader says.
 
 The thread that reads the leader's messages submits plans. Another one waits for their results and sends them. A third
-says twice a second that the process runs, and ends it when the leader is gone.
+reports twice a second that the process runs, and ends it when the leader has died.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The leader's decisions which experts change ranks while the server runs.
+"""The leader's decisions about the experts that change ranks while the server runs.
 
-After every `step_interval` steps it looks at the tokens that experts got in the newest `window_size` steps. Where
-another placement would take more than GAIN off a layer's busiest rank, experts move there: a few slots between two
-steps, until all lie where they are wanted. Places are looked for in a thread, since that takes longer than a step.
+After every `step_interval` steps it looks at the tokens that experts got in the newest `window_size` steps. If another
+placement would lower the load of a layer's busiest rank by more than GAIN, experts move: a few slots between two steps,
+until the placement is reached. A thread searches for placements, since that takes longer than a step.
 
 Legend:
     L  mixtures

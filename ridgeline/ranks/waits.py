@@ -1,9 +1,9 @@
-"""The verdict which rank waited for which, from notes that all of them made (`parallel.stamps`).
+"""The waits of ranks for each other, derived from notes that all ranks made (`parallel.stamps`).
 
-Ranks leave a collective together, to within the time of a message, so who stays in it the shortest came last, and
-the others waited for it as much longer as they stayed. That needs no common clock. A trace does: clocks are compared
-when ranks begin, by the answer to a question that is at most as old as the answer took. Clocks of devices run apart
-later, by microseconds a second; theirs are set by the ends of the step's collectives.
+Ranks leave a collective together, to within the time of a message, so the rank that stays in it for the shortest time
+came last, and each other rank waited for it during its additional time. That needs no common clock. A trace needs one:
+clocks are compared when ranks begin, by a question whose answer is at most as old as the time that it took. Clocks of
+devices drift later, by microseconds a second; they are corrected by the ends of the step's collectives.
 
 Legend:
     K  notes of a step

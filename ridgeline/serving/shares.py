@@ -2,8 +2,8 @@
 
     ids = await TEXTS.run(lambda: tokenizer.encode(prompt))
 
-Nothing can stop a thread, so what it gets is bounded before (a text by the model's context). The limits here are for
-those who wait: each gets an answer in time, and the thread counts against its owner's share until it is done.
+A thread cannot be stopped, so its input is bounded before (a text by the model's context). The limits here are for
+requests that wait: each gets an answer in time, and the thread counts against its owner's share until it is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Child processes with limits that run a function of ours on someone else's program (a chat template, a grammar).
+"""Child processes with limits that run a function of ours on untrusted programs (a chat template, a grammar).
 
     render = Confined("ridgeline.text.sandbox:renderer", seconds=5, memory=512 << 20)
     render({"source": …, "variables": …})

@@ -1,9 +1,9 @@
 """A tiktoken vocabulary as a `tokenizers` object, which gives the same ids for the same text.
 
-tiktoken has no list of merges: it joins the neighbours whose union has the lowest rank, the leftmost first. In
-whatever text a token is made so, the last two parts are the same ones, since until then nothing crosses the token's
-ends and its inside goes the same way. So each token has one merge, found by taking it apart alone, and merges in the
-order of their tokens' ranks say what the ranks say.
+tiktoken has no list of merges: it joins the neighbours whose union has the lowest rank, the leftmost first. A token's
+last two parts are the same in every text: until they join, no merge crosses the token's ends, and its inside merges in
+the same order. So each token has one merge, found by encoding the token alone. Merges in the order of their tokens'
+ranks give the same result as the ranks.
 """
 
 from __future__ import annotations

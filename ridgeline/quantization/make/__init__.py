@@ -1,5 +1,5 @@
-"""Methods that round a weight matrix to fewer bits: a matrix and what is known of its inputs in, a form to multiply
-with out.
+"""Methods that round a weight matrix to fewer bits. Each takes a matrix and statistics of its inputs, and returns a
+form that multiplies.
 
 `ridgeline/compression` walks through a model with them and writes folders.
 """

@@ -1,5 +1,5 @@
 """Factors that move the difficulty of rounding between a linear map's inputs and its weight: inputs are divided by them
-and the weight's columns multiplied, so that the product stays.
+and the weight's columns are multiplied by them, so the product stays the same.
 
 SmoothQuant (Xiao et al., arXiv 2211.10438) makes inputs easier to round: factor = max|x|^alpha / max|w|^(1 - alpha).
 AWQ (Lin et al., arXiv 2306.00978) makes the weights that matter rounder: factor = mean|x|^ratio, with the ratio that

@@ -1,8 +1,8 @@
 """The runner of batches: it works through their lines, a bounded number at a time, and goes on where it was when it is
 started again.
 
-What is done is what stands in the files of outcomes, so no line of these is run twice. A line that was under way when
-the process died is run anew.
+A line is done if its outcome is in the files, so it is not run twice. A line that was running when the process died is
+run again.
 """
 
 from __future__ import annotations

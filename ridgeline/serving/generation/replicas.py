@@ -1,6 +1,6 @@
 """The engines of one server, as an API server sees them: one, or several that run the same model.
 
-Requests go to one of them each. Everything else here is said to all, or made of what all say.
+Each request goes to one of them. All other messages go to every engine, and their answers are combined.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The ticket of a completion: what its engine has said of it, and what another engine needs to run it if that one
-dies."""
+"""The ticket of a completion: its engine's messages about it, and the data that another engine needs to run it if that
+one dies."""
 
 from __future__ import annotations
 

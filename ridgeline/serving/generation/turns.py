@@ -1,13 +1,13 @@
 """The turns of several models on the same devices.
 
-Requests go to the engine of their model at all times, and wait there while it sleeps. `Turns` looks who waits, lets the
-model that is awake fall asleep, and wakes up the one that has waited longest:
+Requests go to the engine of their model at all times, and wait there while it sleeps. `Turns` looks for models with
+waiting requests, puts the model that is awake to sleep, and wakes up the one that has waited longest:
 
     a ── works ──┐ sleeps · · · · · · · · ┌── works ──
     b · · waits  └ wakes ── works ── idle ┘
 
-A model keeps the devices while no other model waits, and for `turn` seconds if one does. What it had begun then
-stands still, and goes on with its next turn.
+A model keeps the devices while no other model waits, and for `turn` seconds if one does. Its running requests then
+pause, and continue in its next turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The answers, as the OpenAPI document has them and as they are sent: fields stand in the order of the wire, and those
 that may be UNSET are there only if they were asked for.
 
-Where the document says list, a list that is made while it is sent may stand (`pieces.later`).
+Where the document says list, the value may be a list that is made while it is sent (`pieces.later`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The application of a server with several models: each request goes to the application of the model that it names.
 
-A request names its model in its body, in its query (`?model=`), or in its path, as KServe's clients do. One that names
-none, or one in its body that there is not, goes to the first, whose routes say so.
+A request names its model in its body, in its query (`?model=`), or in its path, as KServe's clients do. A request that
+names no model, or an unknown one in its body, goes to the first application, whose routes answer with the error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The header `Idempotency-Key`: a POST that comes again within a minute, because its client heard no answer, is not run
+"""The header `Idempotency-Key`: a POST that is repeated within a minute, because its client got no answer, is not run
 again.
 
-It gets the recorded answer, piece by piece if that is a stream, and waits for what is still being made. Failures of the
-server are not recorded, because the client wants to try those again. Each API server has its own memory.
+It gets the recorded answer, piece by piece if that is a stream, and waits for the parts that are not there yet.
+Failures of the server are not recorded, because the client wants to try those again. Each API server has its own
+memory.
 """
 
 from __future__ import annotations

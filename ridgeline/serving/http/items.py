@@ -1,4 +1,5 @@
-"""Items of an answer (texts, reasoning, calls), told as they are written: the whole answer is what the stream told."""
+"""Items of an answer (texts, reasoning, calls), sent while they are written. The whole answer has the same items as the
+stream."""
 
 from __future__ import annotations
 

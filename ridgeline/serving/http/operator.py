@@ -1,4 +1,4 @@
-"""Routes for the server's operator: metrics, where requests' time went, and the dashboard.
+"""Routes for the server's operator: metrics, the parts of requests' times, and the dashboard.
 
 The dashboard is files beside `observed/dashboard/page.html`; it asks for /dashboard/data once a second, and gets the
 last hour too when it has just been opened. All of these routes are behind keys where keys are set (http/middleware.py).

@@ -1,6 +1,6 @@
 """Pages for people: what there is at this address (GET /), and the API's reference (/docs, /redoc).
 
-They are whole as they come: no script runs, and nothing is loaded from elsewhere, so they work offline.
+They are complete: no script runs, and nothing is loaded from other servers, so they work offline.
 """
 
 from __future__ import annotations

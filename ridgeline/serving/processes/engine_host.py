@@ -1,4 +1,4 @@
-"""The engine and the API servers it works for: messages in, steps, messages out. Text is the API servers' business."""
+"""The engine and the API servers it works for: messages in, steps, messages out. API servers handle text."""
 
 from __future__ import annotations
 

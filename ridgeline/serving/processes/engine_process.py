@@ -5,7 +5,8 @@
 It reads one JSON object (`EngineSettings`) from standard input and ends when that closes, because then its parent is
 gone. It says `ready` on standard output once API servers can reach it.
 
-Here is what comes before torch, which takes seconds to import. The ranks of a divided model import it at the same time.
+This module holds the part that runs before torch, which takes seconds to import. The ranks of a divided model import it
+at the same time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The settings of an engine's process, as its parent sends them: the supervisor, or whatever else keeps an engine."""
+"""The settings of an engine's process, as its parent sends them: the supervisor, or another program that keeps an
+engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""JSON from strangers: its parts are counted before anything is built of it. Large JSON is read outside the event loop
-(`serving/shares.py`), in pieces that never hold the interpreter for long."""
+"""Untrusted JSON: its parts are counted before objects are made of it. Large JSON is read outside the event loop
+(`serving/shares.py`), in pieces that never hold the interpreter's lock for long."""
 
 from __future__ import annotations
 

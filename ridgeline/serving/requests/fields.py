@@ -1,5 +1,5 @@
 """The fields of OpenAI's, Anthropic's and vLLM's bodies that no body of ours has: refused where they would change the
-answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md tells of them.
+answer, or accepted as harmless. `examine` reads a body by these lists, and docs/api-fields.md shows them.
 
 An unknown field is refused, because most are misspelled: `temprature` alone would leave the temperature at its
 default without a word. OpenAI refuses it too. vLLM ignores it, and says so at the log's level debug alone;

@@ -1,6 +1,6 @@
-"""Bounds on protobuf messages from strangers: the fields of a message are counted before anything is built of it.
+"""Bounds on untrusted protobuf messages: the fields of a message are counted before objects are made of it.
 
-A field takes a hundred times the memory of the two bytes that encode it, and decoding holds the interpreter.
+A field takes a hundred times the memory of the two bytes that encode it, and decoding holds the interpreter's lock.
 """
 
 from __future__ import annotations

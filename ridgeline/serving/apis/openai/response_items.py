@@ -1,4 +1,4 @@
-"""The items of a response, and the events that tell of them as they are written.
+"""The items of a response, and the events that are sent while they are written.
 
 output = Output(key)
 for event in reader.read(text, ended=False):

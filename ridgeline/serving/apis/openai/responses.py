@@ -1,4 +1,4 @@
-"""The routes of OpenAI's newer API: POST /v1/responses, and what becomes of an answer that is kept.
+"""The routes of OpenAI's newer API: POST /v1/responses, and the routes for answers that are kept.
 
 A request is put into a chat's words (response_bodies.py) and runs as chats do (response_answer.py). Answers are kept
 unless the client says otherwise, each for its own client (serving/kept/).
