@@ -29,10 +29,10 @@ class Attends(Protocol):
     """The state of one attention layer: what it keeps of earlier tokens."""
 
     def attend(
-        self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None
+        self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None
     ) -> Tensor | Rounded:
         """Normalise and rotate the step's heads, store their keys and values, and attend with the queries. Returns [T,
-        H * D], or `room` if the result was rounded there."""
+        H * D], or `buffer` if the result was rounded there."""
 
 
 class AttentionBehind(nn.Module):
@@ -85,7 +85,7 @@ class AttentionBehind(nn.Module):
             q_TX, k_TX, v_TX = qkv_TX.tensor_split((spec.q_size, spec.q_size + spec.kv_size), dim=-1)
             qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
         if gate_TX is None:
-            return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.room(len(qkv_TX))))
+            return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.buffer(len(qkv_TX))))
         attended_TX = state.attend(qkv_TX, positions_T, self.heads)
         assert isinstance(attended_TX, Tensor)  # without room nothing is rounded
         return self.out(self.ops.output_gate(attended_TX, gate_TX))

@@ -40,7 +40,7 @@ class DenseCausal:
     def __getitem__(self, layer: int) -> DenseCausal:
         return self
 
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None) -> Tensor:
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, without rounding."""
         q_THD, k_TGD, v_TGD = heads.split(qkv_TX, positions_T)
         q_BHSD, k_BGSD, v_BGSD = (

@@ -114,9 +114,9 @@ class Linear(nn.Module):
         y_TO = self.matrix.linear(x, self.bias)
         return y_TO if self.over.size == 1 else self.over.all_reduce(y_TO)
 
-    def room(self, tokens: int) -> Rounded | None:
+    def buffer(self, tokens: int) -> Rounded | None:
         """Return memory for this layer's input if the preceding op should quantize it, else None."""
-        return self.matrix.room(tokens, self.dtype) if self.matrix.takes_rounded else None
+        return self.matrix.buffer(tokens, self.dtype) if self.matrix.takes_rounded else None
 
     def normed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None = None
@@ -144,11 +144,11 @@ class Linear(nn.Module):
         plain = norm is None or norm.bias is not None or self.pending.size > 1
         if plain or not self.matrix.takes_rounded or not self.matrix.rounds_gated(len(x_TI), self.dtype):
             return self.normed(norm, x_TI, residual_TI, gate)
-        if (room := then.room(len(x_TI))) is None:
+        if (buffer := then.buffer(len(x_TI))) is None:
             return self.normed(norm, x_TI, residual_TI, gate)
         assert norm is not None
         operand = Operand(x_TI, residual_TI, norm.weight, norm.eps)
-        return room, self.matrix.norm_linear(operand, Epilogue(self.bias, gate, room))[1]
+        return buffer, self.matrix.norm_linear(operand, Epilogue(self.bias, gate, buffer))[1]
 
     def _summed(
         self, norm: Norm | None, x_TI: Tensor, residual_TI: Tensor | None, gate: str | None

@@ -46,7 +46,7 @@ class OutlierWeight(Weight):
         return self.rest.stored
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
-        assert isinstance(x_TI, Tensor)  # this weight gives no room for others
+        assert isinstance(x_TI, Tensor)  # this weight gives no buffer for others
         outlier_TC = x_TI[:, self.column_C]
         rest_TI = x_TI.index_fill(1, self.column_C, 0.0)
         return self.rest.linear(rest_TI, bias_O) + outlier_TC @ self.dense_OC.to(x_TI.dtype).T

@@ -48,10 +48,10 @@ class Weight(ABC):
 
     @abstractmethod
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
-        """Return x · weightᵀ + bias: [T, O] in the dtype of x. Only a weight that gives `room` takes rounded x."""
+        """Return x · weightᵀ + bias: [T, O] in the dtype of x. Only a weight that gives a buffer takes rounded x."""
 
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
-        """Return (y, s) as the op `norm_linear` does, of an operand with a norm, with y in the epilogue's room if it
+        """Return (y, s) as the op `norm_linear` does, of an operand with a norm, with y in the epilogue's buffer if it
         has any. Here these are three ops: the norm, the linear map, the gate."""
         x_TI, residual_TI, norm_weight_I, eps = x
         assert norm_weight_I is not None
@@ -61,16 +61,16 @@ class Weight(ABC):
 
     @property
     def takes_rounded(self) -> bool:
-        """True if it may give room. Layers ask this first, in every step: the length of a tensor takes 1 µs."""
+        """True if it may give a buffer. Layers ask this first, in every step: the length of a tensor takes 1 µs."""
         return False
 
-    def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
+    def buffer(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         """Return memory for activations that the preceding op rounds, or None if those of so many tokens had better
         come as they are."""
         return None
 
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
-        """Return True if `norm_linear` with a gate needs no further kernel to round its results into room for them."""
+        """Return True if `norm_linear` with a gate needs no further kernel to round its results into a buffer."""
         return False
 
 
@@ -109,7 +109,7 @@ class FormedWeight(Weight):
     def norm_linear(self, x: Operand, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
         return self.product.norm_linear(x, self.form, epilogue)
 
-    def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
+    def buffer(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         form = self.form
         if not isinstance(form, Fp8) or self.ops.chosen["fp8_linear"] != "triton" or torch.is_grad_enabled():
             return None
@@ -117,7 +117,7 @@ class FormedWeight(Weight):
 
         if not takes_rounded(form, tokens, dtype):
             return None
-        return rounded.room(tokens, form.weight_OI.shape[1], dtype, form.weight_OI.device)
+        return rounded.buffer(tokens, form.weight_OI.shape[1], dtype, form.weight_OI.device)
 
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
         if not isinstance(self.form, Fp8) or self.ops.chosen["fp8_norm_linear"] != "triton":

@@ -122,7 +122,7 @@ class CachedLayer:
         self._batch, self._length, self._used = batch, length, 0
         self._memory: tuple[Tensor, Tensor] | None = None
 
-    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, room: Rounded | None = None) -> Tensor:
+    def attend(self, qkv_TX: Tensor, positions_T: Tensor, heads: Heads, buffer: Rounded | None = None) -> Tensor:
         """Attend as `layers.attention.Attends` does, to the tokens of earlier calls too."""
         spec = heads.spec
         q_BHSD, k_BGSD, v_BGSD = (

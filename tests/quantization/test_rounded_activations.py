@@ -33,10 +33,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Rounded]:
     """All FP8 weights give room. The list gets what they then multiply."""
     found: list[Rounded] = []
 
-    def room(weight: FormedWeight, tokens: int, dtype: torch.dtype) -> Rounded | None:
+    def buffer(weight: FormedWeight, tokens: int, dtype: torch.dtype) -> Rounded | None:
         if not isinstance(weight.form, Fp8):
             return None
-        return rounded.room(tokens, weight.stored.shape[1], dtype, weight.stored.device)
+        return rounded.buffer(tokens, weight.stored.shape[1], dtype, weight.stored.device)
 
     linear = FormedWeight.linear
 
@@ -45,7 +45,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Rounded]:
             found.append(x_TI)
         return linear(weight, x_TI, bias_O)
 
-    monkeypatch.setattr(FormedWeight, "room", room)
+    monkeypatch.setattr(FormedWeight, "room", buffer)
     monkeypatch.setattr(FormedWeight, "rounds_gated", lambda weight, tokens, dtype: isinstance(weight.form, Fp8))
     monkeypatch.setattr(FormedWeight, "linear", observed)
     return found
@@ -92,4 +92,4 @@ def test_no_room_is_given_where_a_token_must_have_the_same_bits_in_any_company()
     for chosen in ("batch_invariant", "torch", "reference"):
         ops = Ops(Platform(device_type="cpu"), {"fp8_linear": chosen})
         with torch.inference_mode():
-            assert weight_of(ops, to_fp8(torch.randn(256, 256), BY_TOKEN)).room(1, torch.bfloat16) is None
+            assert weight_of(ops, to_fp8(torch.randn(256, 256), BY_TOKEN)).buffer(1, torch.bfloat16) is None

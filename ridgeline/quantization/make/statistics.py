@@ -81,7 +81,7 @@ class ObservedWeight(FormedWeight):
         )
 
     def linear(self, x_TI: Tensor | Rounded, bias_O: Tensor | None) -> Tensor:
-        assert isinstance(x_TI, Tensor)  # this weight gives no room for others
+        assert isinstance(x_TI, Tensor)  # this weight gives no buffer for others
         self.seen.add(x_TI)
         return super().linear(x_TI, bias_O)
 

@@ -11,7 +11,7 @@ from ridgeline.kernels.attention.paged.cases import CASES, WIDE_CASES, Attention
 from ridgeline.kernels.attention.paged.op import PAGED_ATTENTION, AttentionShape, Softmax
 from ridgeline.kernels.attention.paged.schedule import make_schedule
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.plain.rounded import room
+from ridgeline.kernels.gemm.plain.rounded import buffer
 from tests.covering import by_pairs
 from tests.kernels.unseen import cleared, forgotten, spoiled
 
@@ -316,10 +316,10 @@ def test_rows_that_verify_drafts_are_rounded_where_there_is_room(device: str) ->
     case, dtype = AttentionCase(rows=((6, 700), (6, 90)), num_heads=6, head_dim=128, block_size=64), torch.float16
     *arguments, batch = case.inputs(dtype, torch.device(device))
     expected = PAGED_ATTENTION.reference(*arguments, batch, Softmax(scale_of(case))).flatten(1).float()
-    given = room(*expected.shape, dtype, torch.device(device))
+    given = buffer(*expected.shape, dtype, torch.device(device))
     given.scale.fill_(torch.nan)
     attend = PAGED_ATTENTION.choose(Platform.of(torch.device(device)), "triton")
-    out = attend(*arguments, batch, Softmax(scale_of(case)), room=given)
+    out = attend(*arguments, batch, Softmax(scale_of(case)), buffer=given)
     assert out.data_ptr() == given.q_TI.data_ptr()
     largest_CT = expected.unflatten(1, (-1, 128)).abs().amax(-1).T
     torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-6)

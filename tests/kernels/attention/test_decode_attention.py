@@ -12,7 +12,7 @@ from ridgeline.kernels.attention.decode.cases import CASES, WIDE_CASES, DecodeCa
 from ridgeline.kernels.attention.decode.op import DECODE_ATTENTION
 from ridgeline.kernels.attention.paged.op import AttentionShape
 from ridgeline.kernels.base.op import Platform
-from ridgeline.kernels.gemm.plain.rounded import room
+from ridgeline.kernels.gemm.plain.rounded import buffer
 from tests.covering import by_pairs
 
 pytest.importorskip("triton")
@@ -202,7 +202,7 @@ def test_heads_are_rounded_where_there_is_room(
         name = "triton"
     options = case.options(dtype, on)
     expected = DECODE_ATTENTION.reference(*case.inputs(dtype, on, unseen=torch.nan), **options).flatten(1).float()
-    given = room(*expected.shape, dtype, on)
+    given = buffer(*expected.shape, dtype, on)
     given.scale.fill_(torch.nan)
     out = run(name, case.inputs(dtype, on, unseen=torch.nan), options | {"room": given})
     assert out.data_ptr() == given.q_TI.data_ptr()

@@ -49,7 +49,7 @@ from ridgeline.kernels.gemm.fp8.saturation import saturations, total_saturations
 from ridgeline.kernels.gemm.fp8.tiles import launch_tiles
 from ridgeline.kernels.gemm.fp8.triton import eight
 from ridgeline.kernels.gemm.plain.choose import Stream
-from ridgeline.kernels.gemm.plain.rounded import Rounded, room
+from ridgeline.kernels.gemm.plain.rounded import Rounded, buffer
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")),
@@ -61,8 +61,8 @@ UNROUNDED = Fp8Format(activations=None)
 
 def assert_close(got: Tensor, want: Tensor, inputs: int, epsilons: int = 4, slack: float = 0.0) -> None:
     eps = torch.finfo(got.dtype).eps
-    room = epsilons * eps + 4 * inputs * 2.0**-24 + slack
-    torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=room)
+    buffer = epsilons * eps + 4 * inputs * 2.0**-24 + slack
+    torch.testing.assert_close(got.double(), want.double(), rtol=4 * eps, atol=buffer)
 
 
 def tokens_of(x: Rounded, inputs: int) -> Tensor:
@@ -327,7 +327,7 @@ def test_every_implementation_takes_rounded_activations(how: Fp8Format, kind: st
     """With the numbers that the activations stand for as the truth, nothing but the result is rounded (and these
     numbers to 16 bits, where products are in 16)."""
     x_TI, weight, bias_O = Fp8Case(5, 384, 160, how, bias=True).inputs(torch.float16, torch.device(device))
-    x = room(5, 384, torch.float16, torch.device(device))
+    x = buffer(5, 384, torch.float16, torch.device(device))
     round_into(x_TI, x)
     got_TO = FP8_LINEAR.choose(Platform.of(torch.device(device)), kind)(x, weight, bias_O)
     assert bias_O is not None
@@ -343,7 +343,7 @@ def test_results_are_rounded_where_there_is_room(kind: str, device: str) -> None
     norm_I = torch.ones(384, dtype=torch.float16, device=device)
     normed = FP8_NORM_LINEAR.choose(Platform.of(torch.device(device)), kind)
     want_TO, want_TI = normed(Operand(x_TI, x_TI, norm_I, 1e-5), weight, Epilogue(gate="silu"))
-    given = room(5, 300, torch.float16, torch.device(device))
+    given = buffer(5, 300, torch.float16, torch.device(device))
     got_TO, s_TI = normed(Operand(x_TI, x_TI, norm_I, 1e-5), weight, Epilogue(None, "silu", given))
     assert torch.equal(s_TI, want_TI)
     assert got_TO.data_ptr() == given.q_TI.data_ptr()
@@ -392,7 +392,7 @@ def test_matrix_units_take_and_leave_numbers_rounded_by_128(cut: Stream, gate: s
     for seed, (tokens, inputs, outputs, bias) in enumerate(((1, 1024, 128, False), (61, 1152, 384, True))):
         rows = 2 * outputs if gate else outputs
         x_TI, weight, bias_O = Fp8Case(tokens, inputs, rows, how, bias).inputs(torch.bfloat16, device, seed)
-        x = room(tokens, inputs, torch.bfloat16, device)
+        x = buffer(tokens, inputs, torch.bfloat16, device)
         round_into(x_TI, x)
         want_TO = x.wide().double() @ weight.dequantized().double().T
         want_TO = want_TO if bias_O is None else want_TO + bias_O.double()
@@ -400,7 +400,7 @@ def test_matrix_units_take_and_leave_numbers_rounded_by_128(cut: Stream, gate: s
         for _ in range(2):  # the second time the counters must be where the first needed them
             got_TO = rounded_linear(x, eight(weight), bias_O, gate, cut)
             assert_close(got_TO, want_TO, inputs, 32 if gate else 4, 2.0**-9)
-        given = room(tokens, outputs, torch.bfloat16, device)
+        given = buffer(tokens, outputs, torch.bfloat16, device)
         rounded_linear(x, eight(weight), bias_O, gate, cut, given)
         step_TO = want_TO.abs() / 16 + (given.scale.T * 2.0**-10).repeat_interleave(128, 1) + 2.0**-8
         assert ((given.wide() - want_TO).abs() <= 1.01 * step_TO).all()

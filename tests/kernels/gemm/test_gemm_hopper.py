@@ -124,12 +124,12 @@ def test_every_cut_equals_the_reference(
         expected = x_TI.double() @ weight_OI.double().T + (0 if bias_O is None else bias_O.double())
         if gate:
             expected = gated_activation(expected, gate)
-        room = (32 if gate else 4) * eps + 4 * inputs * 2.0**-24
+        buffer = (32 if gate else 4) * eps + 4 * inputs * 2.0**-24
         for _ in range(2):  # the second time the counters must be where the first needed them
             with monkeypatch.context() as patch:
                 patch.setattr(torch, "empty", nan)
                 got = hopper.launch_stream(cut, x_TI, weight_OI, bias_O, gate)
-            torch.testing.assert_close(got.double(), expected.double(), rtol=4 * eps, atol=room)
+            torch.testing.assert_close(got.double(), expected.double(), rtol=4 * eps, atol=buffer)
 
 
 @pytest.mark.gpu

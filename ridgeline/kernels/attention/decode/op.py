@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax, paged_attention_reference
 from ridgeline.kernels.base.op import Implementation, Op, on_gpu
-from ridgeline.kernels.gemm.fp8.op import in_room
+from ridgeline.kernels.gemm.fp8.op import in_buffer
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.rotary.op import Projected, rope_kv
 
@@ -22,40 +22,40 @@ def decode_attention(
     projected: Projected,
     batch: RaggedBatch,
     softmax: Softmax,
-    room: Rounded | None = None,
+    buffer: Rounded | None = None,
 ) -> Tensor:
     """Do everything between the projection and the output product, for a step in which row r has token r and no other
-    (tokens_each is 1). Returns [T, H, D]. With `room` this is rounded to E4M3 there, with a scale for each token and
+    (tokens_each is 1). Returns [T, H, D]. With `buffer` this is rounded to E4M3 there, with a scale for each token and
     128 elements of its heads in a row.
 
     Token r is at position kv_len_R[r] - 1, or at that of its node in a
     tree. Its place holds the row's newest key afterwards, and is not read before. No row reads what another row of the
     step writes.
     """
-    return _plain(projected, batch, softmax, room)
+    return _plain(projected, batch, softmax, buffer)
 
 
 def rounding_after(paged_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return attention whose result is rounded where there is room, by torch's own ops."""
 
-    def attend(*given: Any, room: Rounded | None, **options: Any) -> Tensor:
+    def attend(*given: Any, buffer: Rounded | None, **options: Any) -> Tensor:
         out_THD = paged_attention(*given, **options)
-        return in_room(out_THD.flatten(1), room).view_as(out_THD)
+        return in_buffer(out_THD.flatten(1), buffer).view_as(out_THD)
 
     return attend
 
 
 def composed(rope_kv: Callable[[Projected], Tensor], attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the op made of one implementation of each of its two parts. attend: `paged_attention`, with `room`."""
+    """Return the op made of one implementation of each of its two parts. attend: `paged_attention`, with `buffer`."""
 
     def decode_attention(
         projected: Projected,
         batch: RaggedBatch,
         softmax: Softmax,
-        room: Rounded | None = None,
+        buffer: Rounded | None = None,
     ) -> Tensor:
         caches = projected.k_cache_NGPD, projected.v_cache_NGPD
-        return attend(rope_kv(projected), *caches, batch, softmax, projected.scales, room=room)
+        return attend(rope_kv(projected), *caches, batch, softmax, projected.scales, buffer=buffer)
 
     return decode_attention
 

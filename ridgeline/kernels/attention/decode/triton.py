@@ -31,14 +31,14 @@ WIDEST = 256  # heads that are wider do not fit the registers in all the forms t
 
 def _attend(
     q_THD: Tensor, k_NGPD: Tensor, v_NGPD: Tensor, batch: RaggedBatch, softmax: Softmax, scales: KVScales | None,
-    room: Rounded | None,
+    buffer: Rounded | None,
 ) -> Tensor:  # fmt: skip
     """Compute `paged_attention`, rounded where there is room."""
-    out_THD = paged_attention(q_THD, k_NGPD, v_NGPD, batch, softmax, scales, room)
-    if room is None or out_THD.dtype == room.q_TI.dtype:
+    out_THD = paged_attention(q_THD, k_NGPD, v_NGPD, batch, softmax, scales, buffer)
+    if buffer is None or out_THD.dtype == buffer.q_TI.dtype:
         return out_THD
-    round_into(out_THD.flatten(1), room)
-    return room.q_TI.view_as(out_THD)
+    round_into(out_THD.flatten(1), buffer)
+    return buffer.q_TI.view_as(out_THD)
 
 
 in_two_launches = composed(rope_kv, _attend)
@@ -84,7 +84,7 @@ def decode_attention(
     projected: Projected,
     batch: RaggedBatch,
     softmax: Softmax,
-    room: Rounded | None = None,
+    buffer: Rounded | None = None,
 ) -> Tensor:
     """Compute `op.decode_attention`. Returns a contiguous [T, H, D]. The caches must be as `triton.paged_attention`
     wants them. Cells that no query sees may hold NaN."""
@@ -112,9 +112,9 @@ def decode_attention(
         or num_rows > MANY_ROWS
         or batch.tree is not None
         or head_dim > WIDEST
-        or (room is not None and head_dim != BLOCK)
+        or (buffer is not None and head_dim != BLOCK)
     ):
-        return in_two_launches(projected, batch, softmax, room)
+        return in_two_launches(projected, batch, softmax, buffer)
     if schedule.few != 1 or schedule.window != window:
         raise ValueError(
             f"decode attention: one token a row, window {window}; "
@@ -128,7 +128,7 @@ def decode_attention(
     cut = config(num_rows, group, head_dim, k_cache_NGPD.element_size(), block_size)
     programs = len(schedule.items_I8) * num_kv_heads
     shape = num_rows, num_heads, head_dim
-    out_THD = torch.empty(shape, dtype=qkv_TX.dtype, device=device) if room is None else room.q_TI.view(shape)
+    out_THD = torch.empty(shape, dtype=qkv_TX.dtype, device=device) if buffer is None else buffer.q_TI.view(shape)
     fused_kernel[(programs,)](
         qkv_TX,
         q_norm_D,
@@ -138,7 +138,7 @@ def decode_attention(
         *cache.tensors,
         None if scales is None else scales.saturated_1,
         out_THD,
-        None if room is None else room.scale,
+        None if buffer is None else buffer.scale,
         batch.block_table_SC,
         schedule.items_I8,
         schedule.arrivals,
@@ -173,7 +173,7 @@ def decode_attention(
         SOFTCAP=softcap is not None,
         ALIBI=slopes_H is not None,
         KV=cache.KV,
-        ROUND=room is not None,
+        ROUND=buffer is not None,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
         **options,

@@ -78,11 +78,11 @@ def paged_attention(
     batch: RaggedBatch,
     softmax: Softmax,
     scales: KVScales | None = None,
-    room: Rounded | None = None,
+    buffer: Rounded | None = None,
     lse_TH: Tensor | None = None,
 ) -> Tensor:
     """Compute `op.paged_attention_reference`. Returns a contiguous [T, H, D], or where all rows are short and heads 128
-    wide the numbers in `room`, in E4M3.
+    wide the numbers in `buffer`, in E4M3.
 
     lse_TH: float32, where the natural logarithms of the softmax's sums are written, of rows that see any key.
 
@@ -111,8 +111,8 @@ def paged_attention(
         raise ValueError(f"paged attention: window {window}, schedule made for {schedule.window}")
     elif batch.tree is not None and not schedule.trees:
         raise ValueError("paged attention: make schedules with trees for batches that have them")
-    rounds = room is not None and head_dim == BLOCK and 0 < batch.tokens_each <= schedule.few and not schedule.fixed
-    out_THD = room.q_TI.view(q_THD.shape) if room is not None and rounds else q_THD.new_empty(q_THD.shape)
+    rounds = buffer is not None and head_dim == BLOCK and 0 < batch.tokens_each <= schedule.few and not schedule.fixed
+    out_THD = buffer.q_TI.view(q_THD.shape) if buffer is not None and rounds else q_THD.new_empty(q_THD.shape)
     group = num_heads // num_kv_heads
     tensors = q_THD, *cache.tensors, out_THD, batch.block_table_SC
     strides = q_THD.stride()[:2] + cache.strides + batch.block_table_SC.stride()[:1]
@@ -138,7 +138,7 @@ def paged_attention(
     counts_R = batch.num_tokens_R  # if the host knows them, it skips launches that would have nothing to do
     if not schedule.fixed and (counts_R is None or (counts_R <= schedule.few).any()):
         together = min(TOGETHER, batch.tokens_each * group)
-        _decode(schedule, tensors, given, numbers, shared, room if rounds else None, max(group, together))
+        _decode(schedule, tensors, given, numbers, shared, buffer if rounds else None, max(group, together))
     if rounds:
         return out_THD
     if counts_R is not None and not (counts_R > schedule.few).any():
@@ -175,7 +175,7 @@ def _widened(batch: RaggedBatch, schedule: Schedule, cache: KernelCache, block_s
 
 
 def _decode(
-    schedule: Schedule, tensors: tuple, given: tuple, numbers: tuple, shared: dict[str, Any], room: Rounded | None,
+    schedule: Schedule, tensors: tuple, given: tuple, numbers: tuple, shared: dict[str, Any], buffer: Rounded | None,
     together: int,
 ) -> None:  # fmt: skip
     """Attend with the short rows. together: of how many queries a program adds up the parts at once, at least."""
@@ -189,7 +189,7 @@ def _decode(
         shared_parts = _attend_to_shared(cascade, tensors, slopes_H, numbers, shared)
     decode_kernel[(len(schedule.items_I8) * kv_heads,)](
         *tensors[:-1],
-        None if room is None else room.scale,
+        None if buffer is None else buffer.scale,
         tensors[-1],
         schedule.items_I8,
         schedule.counts_2,
@@ -205,7 +205,7 @@ def _decode(
         lse,
         *numbers,
         len(q_THD),
-        ROUND=room is not None,
+        ROUND=buffer is not None,
         FEW=schedule.few,
         QUERIES=max(config.queries, queries),
         TILE=config.tile,

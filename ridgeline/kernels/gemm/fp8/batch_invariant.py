@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ridgeline.kernels.gemm.fp8.op import Fp8, in_room
+from ridgeline.kernels.gemm.fp8.op import Fp8, in_buffer
 from ridgeline.kernels.gemm.fp8.products import invariant_linear
 from ridgeline.kernels.gemm.fp8.triton import eight
 from ridgeline.kernels.gemm.plain.op import in_three
@@ -25,4 +25,4 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return invariant_linear(x_TI, eight(weight), bias_O)
 
 
-fp8_norm_linear = in_three(rms_norm, fp8_linear, gated_activation, in_room)
+fp8_norm_linear = in_three(rms_norm, fp8_linear, gated_activation, in_buffer)

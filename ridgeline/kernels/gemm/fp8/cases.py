@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ridgeline.kernels.base.case import Cases, as_cases, generator
 from ridgeline.kernels.base.weight_format import Fp8Format, Held
-from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, IN_BLOCKS, LARGEST, in_room, to_fp8
+from ridgeline.kernels.gemm.fp8.op import BY_TOKEN, IN_BLOCKS, LARGEST, in_buffer, to_fp8
 from ridgeline.kernels.gemm.plain.cases import ALONE, NORMED, PROJECTIONS, NormedProductCase, ProductCase
-from ridgeline.kernels.gemm.plain.rounded import Rounded, room
+from ridgeline.kernels.gemm.plain.rounded import Rounded, buffer
 
 ROUNDING = 1 << 22  # see `Fp8Case.slack`
 
@@ -21,7 +21,7 @@ ROUNDING = 1 << 22  # see `Fp8Case.slack`
 class Fp8Case(ProductCase):
     """A case of `fp8_linear` for tests and benchmarks.
 
-    fed: the op before has rounded the activations; of a product with a norm: there is room for what it rounds.
+    fed: the op before has rounded the activations; of a product with a norm: there is a buffer for what it rounds.
     """
 
     tokens: int
@@ -50,8 +50,8 @@ class Fp8Case(ProductCase):
         """Return the activations as the op before leaves them."""
         if not self.fed:
             return x_TI
-        given = room(self.tokens, self.in_width, x_TI.dtype, x_TI.device)
-        in_room(x_TI, given)
+        given = buffer(self.tokens, self.in_width, x_TI.dtype, x_TI.device)
+        in_buffer(x_TI, given)
         return given
 
     @property
@@ -89,12 +89,12 @@ class Fp8NormCase(NormedProductCase, Fp8Case):
     def inputs(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         operand, weight, epilogue = super().inputs(dtype, device, seed)
         if self.fed:
-            epilogue = epilogue._replace(room=room(self.tokens, self.result_width, dtype, device))
+            epilogue = epilogue._replace(buffer=buffer(self.tokens, self.result_width, dtype, device))
         return operand, weight, epilogue
 
     def written(self, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Return the numbers that stand for the rounded result."""
-        given = arguments[2].room
+        given = arguments[2].buffer
         return () if given is None else (given.wide().to(given.dtype),)
 
 

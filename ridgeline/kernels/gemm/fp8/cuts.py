@@ -96,7 +96,7 @@ def product(cut: Plan, x: Rounded, weight: Eight, epilogue: Epilogue = Epilogue(
     if isinstance(cut, Library):
         y_TO = library.product(x, weight, epilogue.bias_O)
         return gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO
-    return rounded_linear(x, weight, epilogue.bias_O, epilogue.gate, cut, epilogue.room)
+    return rounded_linear(x, weight, epilogue.bias_O, epilogue.gate, cut, epilogue.buffer)
 
 
 def rounded(x: Operand, weight: Eight) -> tuple[Rounded, Tensor]:

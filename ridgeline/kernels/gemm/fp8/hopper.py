@@ -45,26 +45,26 @@ def stream_kernel(
 
 
 def launch_stream(
-    plan: Stream, x: Rounded, weight: Eight, bias_O: Tensor | None, gate: str | None, room: Rounded | None = None
+    plan: Stream, x: Rounded, weight: Eight, bias_O: Tensor | None, gate: str | None, buffer: Rounded | None = None
 ) -> Tensor:
     """Return x · weightᵀ + bias: [T, O], or with a gate act(first half) * second half, in the dtype of x, or in E4M3 in
-    `room`."""
+    `buffer`."""
     (tokens, inputs), parts = x.q_TI.shape, 2 if gate else 1
     outputs = len(weight.number_OI) // parts
     assert x.grouped or not weight.blocked
     groups = choose.groups(plan, inputs) if x.grouped else 0
     plan = choose.fitting(plan, parts, groups)
-    if room is None:
+    if buffer is None:
         y_TO, y_scale = torch.empty(tokens, outputs, dtype=x.dtype, device=x.q_TI.device), x.scale
     else:
         assert plan.rows == BLOCK
         assert outputs % BLOCK == 0
-        y_TO, y_scale = room.q_TI, room.scale
+        y_TO, y_scale = buffer.q_TI, buffer.scale
     on = prepared(plan, x.q_TI, weight.number_OI, gate, x.scale)
     stream_kernel[(on.programs,)](
         on.x, on.weight, x.scale, weight.scale, y_TO if bias_O is None else bias_O, y_TO, y_scale, on.sums,
         on.arrivals, tokens, outputs, inputs, **on.named, GROUPS=groups, BLOCKED=weight.blocked,
-        PROMOTE=x.grouped or _promotes(plan, weight), BIAS=bias_O is not None, ROUND=room is not None, **on.options,
+        PROMOTE=x.grouped or _promotes(plan, weight), BIAS=bias_O is not None, ROUND=buffer is not None, **on.options,
     )  # fmt: skip
     return y_TO
 

@@ -91,13 +91,13 @@ def rounded(x_TI: Tensor, fp8: Fp8Format, x_scale: Tensor | None) -> Tensor:
     return q_TI.float() * scale_TC.repeat_interleave(each, 1)[:, : x_TI.shape[1]]
 
 
-def in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
-    """Return y, or if there is room for it the numbers in E4M3 that are written there."""
-    if room is None:
+def in_buffer(y_TO: Tensor, buffer: Rounded | None) -> Tensor:
+    """Return y, or if there is a buffer the numbers in E4M3 that are written there."""
+    if buffer is None:
         return y_TO
     q_TO, scale_TC = round_activations(y_TO, IN_BLOCKS, None)
-    room.scale.copy_(scale_TC.T)
-    return room.q_TI.copy_(q_TO)
+    buffer.scale.copy_(scale_TC.T)
+    return buffer.q_TI.copy_(q_TO)
 
 
 def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Tensor:
@@ -113,7 +113,7 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return y_TO.to(x_TI.dtype)
 
 
-fp8_norm_linear = norm_linear_of(fp8_linear, in_room)
+fp8_norm_linear = norm_linear_of(fp8_linear, in_buffer)
 
 
 def to_fp8(matrix_OI: Tensor, fp8: Fp8Format, x_scale: Tensor | None = None) -> Fp8:

@@ -52,21 +52,21 @@ def norm_linear(x: Operand, weight: Eight, epilogue: Epilogue) -> tuple[Tensor, 
         return _in_three(x, weight, epilogue)
     assert weight.activations is not None
     rounded, s_TI = round_rows(x, weight.number_OI.dtype, weight.activations, weight.x_scale)
-    return rounded_linear(rounded, weight, epilogue.bias_O, epilogue.gate, room=epilogue.room), s_TI
+    return rounded_linear(rounded, weight, epilogue.bias_O, epilogue.gate, buffer=epilogue.buffer), s_TI
 
 
 def _unrounded(x_TI: Tensor, weight: Eight, bias_O: Tensor | None) -> Tensor:
     return launch_tiles(choose_tile(len(x_TI), len(weight.number_OI)), x_TI, weight, bias_O)
 
 
-def _in_room(y_TO: Tensor, room: Rounded | None) -> Tensor:
-    if room is None:
+def _in_buffer(y_TO: Tensor, buffer: Rounded | None) -> Tensor:
+    if buffer is None:
         return y_TO
-    round_into(y_TO, room)
-    return room.q_TI
+    round_into(y_TO, buffer)
+    return buffer.q_TI
 
 
-_in_three = in_three(rms_norm, _unrounded, gated_activation, _in_room)
+_in_three = in_three(rms_norm, _unrounded, gated_activation, _in_buffer)
 
 
 def rounded_linear(
@@ -75,30 +75,30 @@ def rounded_linear(
     bias_O: Tensor | None,
     gate: str | None,
     plan: Stream | Tiles | None = None,
-    room: Rounded | None = None,
+    buffer: Rounded | None = None,
 ) -> Tensor:
-    """Return the product of rounded activations, gated if there is a gate, on Hopper. With `room` the result is rounded
-    into it: by the same kernel if a program has all outputs of a scale."""
+    """Return the product of rounded activations, gated if there is a gate, on Hopper. With `buffer` the result is
+    rounded into it: by the same kernel if a program has all outputs of a scale."""
     (tokens, inputs), device = x.q_TI.shape, x.q_TI.device
     outputs = len(weight.number_OI) // (2 if gate else 1)
     if gate and weight.blocked and outputs % BLOCK:  # a block of scales would have gates and ups
-        return _in_room(gated_activation(rounded_linear(x, weight, bias_O, None), gate), room)
+        return _in_buffer(gated_activation(rounded_linear(x, weight, bias_O, None), gate), buffer)
     if plan is None:
         shape, gated = (tokens, inputs), gate is not None
         if not x.grouped and library.has(weight, x.dtype) and library_wins(*shape, gated=gated):
-            return _in_room(library.product(x, weight, bias_O), room)
+            return _in_buffer(library.product(x, weight, bias_O), buffer)
         processors = num_multiprocessors(device)
-        between = room is not None or (x.grouped and not weight.blocked)
+        between = buffer is not None or (x.grouped and not weight.blocked)
         plan = choose_hopper(
             *shape, outputs, gated=gated, processors=processors, blocked=weight.blocked, between=between
         )  # fmt: skip
     from ridgeline.kernels.gemm.fp8 import hopper  # Gluon, which is imported only where it runs
 
     if isinstance(plan, Tiles):
-        return _in_room(hopper.launch_tiles(plan, x, weight, bias_O, gate), room)
+        return _in_buffer(hopper.launch_tiles(plan, x, weight, bias_O, gate), buffer)
     if plan.rows == BLOCK and outputs % BLOCK == 0:
-        return hopper.launch_stream(plan, x, weight, bias_O, gate, room)
-    return _in_room(hopper.launch_stream(plan, x, weight, bias_O, gate), room)
+        return hopper.launch_stream(plan, x, weight, bias_O, gate, buffer)
+    return _in_buffer(hopper.launch_stream(plan, x, weight, bias_O, gate), buffer)
 
 
 def takes_rounded(weight: Eight, tokens: int, dtype: torch.dtype) -> bool:

@@ -96,14 +96,14 @@ def round_rows(
     return rounded, _launch(rounded, x, activations, x_scale)
 
 
-def round_into(x_TI: Tensor, room: Rounded) -> None:
-    """Round x into `room`, with a scale for each 128 inputs."""
-    _launch(room, Operand(x_TI), "block", None)
+def round_into(x_TI: Tensor, buffer: Rounded) -> None:
+    """Round x into `buffer`, with a scale for each 128 inputs."""
+    _launch(buffer, Operand(x_TI), "block", None)
 
 
-def _launch(room: Rounded, x: Operand, activations: Activations, x_scale: Tensor | None) -> Tensor:
-    """Round the operand into `room`, and return s."""
-    (x_TI, residual_TI, norm_weight_I, eps), (q_TI, scale, _) = x, room
+def _launch(buffer: Rounded, x: Operand, activations: Activations, x_scale: Tensor | None) -> Tensor:
+    """Round the operand into `buffer`, and return s."""
+    (x_TI, residual_TI, norm_weight_I, eps), (q_TI, scale, _) = x, buffer
     tokens, inputs = x_TI.shape
     s_TI = x_TI if residual_TI is None else torch.empty(tokens, inputs, dtype=x_TI.dtype, device=x_TI.device)
     if not tokens:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.kernels.base.weight_format import BLOCK
-from ridgeline.kernels.gemm.fp8.op import Fp8, in_room
+from ridgeline.kernels.gemm.fp8.op import Fp8, in_buffer
 from ridgeline.kernels.gemm.plain.op import in_three
 from ridgeline.kernels.gemm.plain.rounded import Rounded
 from ridgeline.kernels.small.activation.torch_ops import gated_activation
@@ -34,7 +34,7 @@ def fp8_linear(x_TI: Tensor | Rounded, weight: Fp8, bias_O: Tensor | None) -> Te
     return y_TO if bias_O is None else y_TO + bias_O
 
 
-fp8_norm_linear = in_three(rms_norm, fp8_linear, gated_activation, in_room)
+fp8_norm_linear = in_three(rms_norm, fp8_linear, gated_activation, in_buffer)
 
 
 def _rows(weight: Fp8, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -29,9 +29,9 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return y_TO.to(x_TI.dtype)
 
 
-def unrounded(y_TO: Tensor, room: Rounded | None) -> Tensor:
-    """Return y, for which there is no room."""
-    assert room is None
+def unrounded(y_TO: Tensor, buffer: Rounded | None) -> Tensor:
+    """Return y, for which there is no buffer."""
+    assert buffer is None
     return y_TO
 
 
@@ -53,12 +53,12 @@ class Epilogue(NamedTuple):
 
     gate: "silu", "gelu" or "gelu_tanh". The weight then holds F gate rows, then F up rows, and y = act(gate) * up: [T,
         F].
-    room: y is rounded to E4M3 there, with a scale for each token and 128 outputs. Only FP8 weights do that.
+    buffer: y is rounded to E4M3 there, with a scale for each token and 128 outputs. Only FP8 weights do that.
     """
 
     bias_O: Tensor | None = None
     gate: str | None = None
-    room: Rounded | None = None
+    buffer: Rounded | None = None
 
 
 W = TypeVar("W")
@@ -71,7 +71,7 @@ def norm_linear_of(linear: Linear[W], end: Callable[[Tensor, Rounded | None], Te
     map of the operand.
 
     Everything from s to the rounding of y is in float32. An implementation may also round the normalised s and the
-    gated pair. end: what the result in x's dtype becomes where there is room for it.
+    gated pair. end: what the result in x's dtype becomes where there is a buffer for it.
     """
 
     def norm_linear(x: Operand, weight: W, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def norm_linear_of(linear: Linear[W], end: Callable[[Tensor, Rounded | None], Te
         n_TI = s_TI.float() if x.norm_weight_I is None else rms_norm(s_TI.float(), None, x.norm_weight_I, x.eps)[0]
         y_TO = linear(n_TI, weight, epilogue.bias_O)
         y_TO = gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO
-        return end(y_TO.to(x.x_TI.dtype), epilogue.room), s_TI
+        return end(y_TO.to(x.x_TI.dtype), epilogue.buffer), s_TI
 
     norm_linear.__module__ = linear.__module__
     return norm_linear
@@ -103,7 +103,7 @@ def in_three(
         else:
             n_TI, s_TI = rms_norm(x.x_TI, x.residual_TI, x.norm_weight_I, x.eps)
         y_TO = linear(n_TI, weight, epilogue.bias_O)
-        return end(gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO, epilogue.room), s_TI
+        return end(gated_activation(y_TO, epilogue.gate) if epilogue.gate else y_TO, epilogue.buffer), s_TI
 
     return norm_linear
 

@@ -1,6 +1,6 @@
 """Activations in 8 bits with their scales, as they pass from one op to the next.
 
-The op before a linear map may round its own results, if the map gives it room for them (`room`). Each 128 neighbouring
+The op before a linear map may round its own results, if the map gives it a buffer for them. Each 128 neighbouring
 inputs of a token then have a scale of their own: a program of that op has all of them at hand, where a scale for the
 whole token would have to wait for the other programs.
 
@@ -44,7 +44,7 @@ class Rounded(NamedTuple):
         return self.q_TI.float() * self.scale.T.repeat_interleave(BLOCK, 1)[:, : self.q_TI.shape[1]]
 
 
-def room(tokens: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Rounded:
+def buffer(tokens: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Rounded:
     """Return memory for rounded activations, with a scale for each 128 inputs."""
     q_TI = torch.empty(tokens, inputs, dtype=torch.float8_e4m3fn, device=device)
     return Rounded(q_TI, group_scales(tokens, inputs, device), dtype)
