@@ -17,7 +17,7 @@ from ridgeline.core.plan.request import Request
 from ridgeline.core.plan.step import RowKind, StepPlan
 from ridgeline.core.plan.token_bits import packed
 from ridgeline.core.settings.speculation import verified_widths
-from ridgeline.engine.even_drafts import EvenDrafting
+from ridgeline.engine.step_drafting import StepDrafting
 from ridgeline.worker import graphs
 from ridgeline.worker.drawing import SAMPLING
 from ridgeline.worker.graphs import CAPTURED_FEATURES, Graph, Graphs
@@ -315,7 +315,7 @@ def evenly(own: Rig, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     running = own.engine.scheduler.running
     assert own.runner.drafted is not None
     own.runner.drafted.cut, running._even = None, True
-    running.drafting = EvenDrafting(running.each - 1, depth=running._depth)
+    running.drafting = StepDrafting(running.each - 1, depth=running._depth)
     proposer = own.runner.proposer
     if proposer is not None and proposer.backlog is not None:
         proposer.backlog.padded, proposer.backlog.takes = True, (Catching.LATER,)

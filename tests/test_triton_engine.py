@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.plan.step import StepPlan
-from ridgeline.engine.even_drafts import EvenDrafting
+from ridgeline.engine.step_drafting import StepDrafting
 from ridgeline.kernels.ops import OPS
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.step import DeviceStep
@@ -86,7 +86,7 @@ def test_drafts_change_no_token(tiny_model: Callable[[str], Path], family: str) 
     lookup = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
     with rig(folder, kernels=TRITON, speculative_config=lookup) as own:
         running = own.engine.scheduler.running
-        own.runner.drafted.cut, running._even, running.drafting = None, True, EvenDrafting(4)
+        own.runner.drafted.cut, running._even, running.drafting = None, True, StepDrafting(4)
         tell(own.runner, lambda known_N, count: told(known_N.tolist(), count))
         got = own.run(*asked)
         counts = own.engine.scheduler.figures().drafts

@@ -17,14 +17,14 @@ from ridgeline.core.settings.config import EngineConfig
 from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.engine.cache.manager import CacheManager
 from ridgeline.engine.cache.prefix import tenant_number
-from ridgeline.engine.drafting import Drafting
-from ridgeline.engine.even_drafts import EvenDrafting
 from ridgeline.engine.forecast import Forecast
 from ridgeline.engine.plan_builder import NOBODY, InFlight, Standing
 from ridgeline.engine.prefix_groups import PrefixGroups
 from ridgeline.engine.pressure import Pressure
+from ridgeline.engine.row_drafting import RowDrafting
 from ridgeline.engine.sequence import Sequence, Status
 from ridgeline.engine.slots import SlotTable
+from ridgeline.engine.step_drafting import StepDrafting
 
 
 class Running:
@@ -41,9 +41,9 @@ class Running:
         self.each, self.ahead = 1 + config.num_drafts, config.drafted_ahead
         self._depth = config.draft_depth
         self.emits = self.each if self._depth is None else 1 + self._depth
-        self.drafting: Drafting | EvenDrafting | None = None
+        self.drafting: RowDrafting | StepDrafting | None = None
         if config.num_drafts:
-            kind = EvenDrafting if config.even_drafts else Drafting
+            kind = StepDrafting if config.even_drafts else RowDrafting
             self.drafting = kind(config.num_drafts, depth=self._depth)
         self.cache = CacheManager(
             layout,
@@ -125,7 +125,7 @@ class Running:
             if self.prefixes is not None:
                 self.prefixes.note(seq.slot, seq.blocks, int(self.slots.kv_len[seq.slot]))
 
-    def learn(self, drafting: Drafting | EvenDrafting, record: InFlight, result: StepResult) -> None:
+    def learn(self, drafting: RowDrafting | StepDrafting, record: InFlight, result: StepResult) -> None:
         """Let the next rows verify as many drafts as pays, by how those of a step turned out."""
         now = time.monotonic()
         since, self._last_result = max(record.made, self._last_result), now

@@ -63,7 +63,7 @@ class TokenLogprobs(StepPart):
             )
             if params.logprob_token_ids is not None:
                 ids_1L = upload(np.array([params.logprob_token_ids], np.int64), self._slots.device)
-                named = self._vocabulary.named(one_1U, ids_1L)
+                named = self._vocabulary.logprobs_of(one_1U, ids_1L)
                 found[row] = replace(found[row], top_ids_RL=ids_1L, top_logprobs_RL=named)
         return found
 

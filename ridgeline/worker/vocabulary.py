@@ -8,8 +8,8 @@ A rank scores its part of the vocabulary, and tells the others what they need of
     logprobs                its mass, the chosen token's score and rank, its likeliest tokens
     guidance                the masses of the two rows
 
-Filters are cuts, which kernels/sampling/cuts.py finds. A GPU gathers such rows whole, which was measured to be faster
-(docs/parallel.md). Nothing is asked of the host, and no shape depends on what rows ask for, so all of it can be
+Filters are cuts, which kernels/sampling/filter_cuts.py finds. A GPU gathers such rows whole, which was measured to be
+faster (docs/parallel.md). Nothing is asked of the host, and no shape depends on what rows ask for, so all of it can be
 captured.
 
 Legend:
@@ -34,8 +34,8 @@ from torch import Tensor
 from ridgeline.core.plan.step import Feature
 from ridgeline.core.plan.token_bits import part_of
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.sampling.cut_search import Cut
-from ridgeline.kernels.sampling.cuts import cut_begin, cut_end, cut_round, mean, moments
+from ridgeline.kernels.sampling.filter_cuts import cut_begin, cut_end, cut_round, mean, moments
+from ridgeline.kernels.sampling.filter_search import Cut
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.scoring import DeviceLogprobs, guide
 from ridgeline.parallel.axis import Axis
@@ -140,7 +140,7 @@ class Vocabulary:
         logprob_R = (chosen_R1 - total_R1)[:, 0]
         return DeviceLogprobs(logprob_R, rank_R, top_ids_RL, top_RL - total_R1, total_R1[:, 0])
 
-    def named(self, scores_RU: Tensor, ids_RL: Tensor) -> Tensor:
+    def logprobs_of(self, scores_RU: Tensor, ids_RL: Tensor) -> Tensor:
         """Return the log-probabilities of each row's own tokens, which may lie with any rank: float32 [R, L]."""
         own_RL = ids_RL - self.first
         value_RL = self._values(scores_RU, own_RL, (own_RL >= 0) & (own_RL < self.count))

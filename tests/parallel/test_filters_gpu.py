@@ -16,7 +16,7 @@ from ridgeline.parallel.processes import join
 from ridgeline.worker import vocabulary as module
 from ridgeline.worker.vocabulary import Vocabulary
 from tests.kernels.sampling.sampling_tables import Row, sampling_of
-from tests.kernels.test_cuts import FILTERS
+from tests.kernels.sampling.test_filter_cuts import FILTERS
 
 VOCAB = 40_008  # each part begins with a group of noise, as the kernels want it
 

@@ -228,7 +228,7 @@ def test_a_rank_without_a_number_leaves_the_draw_to_the_others() -> None:
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_named_tokens_have_the_logprobs_of_the_whole_rows(size: int) -> None:
     logits_RV, ids_RL = scores(4, 2), torch.tensor([[0, 49, 17, 17]] * 4)
-    told_RL = on_parts(size, lambda own: own.named(part_of_scores(logits_RV, own), ids_RL))
+    told_RL = on_parts(size, lambda own: own.logprobs_of(part_of_scores(logits_RV, own), ids_RL))
     torch.testing.assert_close(told_RL, logits_RV.log_softmax(-1).gather(1, ids_RL), rtol=1e-5, atol=1e-5)
 
 
@@ -256,7 +256,7 @@ def test_no_bit_of_a_logprob_depends_on_the_rows_beside_it_on_a_gpu(ranks: int) 
         ours = Vocabulary(size, axis, ops)
         own_RU = logits_RV[rows, ours.first : ours.first + ours.each]
         found = ours.score(own_RU, token_R[rows], 4)
-        named_RL = ours.named(own_RU, token_R[rows, None] + torch.tensor([[0, 31_000]], device="cuda"))
+        named_RL = ours.logprobs_of(own_RU, token_R[rows, None] + torch.tensor([[0, 31_000]], device="cuda"))
         return torch.cat((found.logprob_R[:, None], found.top_logprobs_RL, named_RL), 1)
 
     alone = torch.cat([on_ranks(ranks, lambda axis, n=n: work(axis, slice(n, n + 1)))[0] for n in range(40)])

@@ -83,7 +83,8 @@ class EngineConfig:
     draft_depth: how many of these can be right at most, if they form a tree, of which rows verify all or nothing. None:
         they form a chain.
     drafted_ahead: at how many positions behind those of a plan the worker may write, because a model drafts there.
-    even_drafts: all rows of a step verify as many drafts, or none does: a captured graph has one shape.
+    even_drafts: True on a GPU: all rows of a step verify as many drafts, since a graph has one shape
+        (`engine/step_drafting.py`). Otherwise each request has a number of its own (`engine/row_drafting.py`).
     lookup: how many tokens prompt lookup compares at least and at most in the texts of requests with token masks; 0, 0:
         nothing is looked up there.
     cuts_chunks: the worker may run a chunk of a prompt in pieces, which end anywhere (`ranks/parts.py`).

@@ -32,8 +32,7 @@ class StepSettings(Settings):
         waits, there is none.
     speculative_config: how drafts of tokens to come are made, which a step verifies together, as in {"method": "ngram",
         "num_speculative_tokens": 4, "prompt_lookup_max": 4}, or {"model": FOLDER, "num_speculative_tokens": 4} for a
-        draft model (`core.settings.speculation.Speculation`). Answers are the same as without it. A CPU, for models
-        whose cache keeps every token.
+        draft model (`core.settings.speculation.Speculation`). Answers are the same as without it.
     kernels: op → implementation, where the platform's first choice is not wanted ("reference" always exists).
     """
 

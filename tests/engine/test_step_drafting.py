@@ -12,11 +12,11 @@ import pytest
 
 from ridgeline.core.plan.step import RowKind, Rows, StepPlan, StepResult
 from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
-from ridgeline.engine.drafting import HOPE
-from ridgeline.engine.even_drafts import PRIOR, WINDOW, EvenDrafting, Shares
 from ridgeline.engine.plan_builder import InFlight, Standing
+from ridgeline.engine.row_drafting import HOPE
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
+from ridgeline.engine.step_drafting import PRIOR, WINDOW, Shares, StepDrafting
 from tests.covering import by_pairs
 from tests.engine.desk import make_request
 
@@ -44,7 +44,7 @@ class Device:
     def __init__(
         self, most: int, rows: int, share: float, seconds: Seconds, *, depth: int | None = None, passes: bool = True
     ) -> None:
-        self.drafting, self.share, self._seconds = EvenDrafting(most, depth=depth), share, seconds
+        self.drafting, self.share, self._seconds = StepDrafting(most, depth=depth), share, seconds
         self._most, self._depth, self._passes = most, depth, passes
         self.stalls, self.prompts, self._ran = set[int](), 0, 0
         self.longer: Callable[[], float] = lambda: 1 + 0.05 * self._draw.random()

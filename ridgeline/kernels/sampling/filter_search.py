@@ -1,6 +1,6 @@
 """The search for the places where rows are cut: the numbers that are known of each, and what a round adds to them.
 
-The legend is that of cuts.py.
+The legend is that of filter_cuts.py.
 """
 
 from __future__ import annotations

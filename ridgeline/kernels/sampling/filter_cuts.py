@@ -22,7 +22,7 @@ Legend:
     J  the largest and the least logits of each of a rank's tiles
     M  tiles of all ranks
     B  values of a digit
-    S  numbers that are known of a row's cut, see `cut_search.Known`
+    S  numbers that are known of a row's cut, see `filter_search.Known`
     D  the rounds, and one more
     X  words that a rank tells in a round: B masses of 64 bits, then B counts of 32
 """
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.kernels.base.rows import Feature
-from ridgeline.kernels.sampling.cut_search import PLACES, Cut, is_searching, known_before, note
+from ridgeline.kernels.sampling.filter_search import PLACES, Cut, is_searching, known_before, note
 from ridgeline.kernels.sampling.op import SamplingTables
 from ridgeline.kernels.sampling.parts import tables_of
 from ridgeline.kernels.sampling.torch_ops import ADJUSTING, adjusted

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ridgeline.core.plan.step import StepPlan, StepResult
-from ridgeline.engine.drafting import Drafting
 from ridgeline.engine.plan_builder import InFlight, Standing
+from ridgeline.engine.row_drafting import RowDrafting
 from ridgeline.engine.sequence import Sequence
 from ridgeline.engine.slots import SlotTable
 from tests.engine.desk import make_request
@@ -26,7 +26,7 @@ class Device:
 
     def __init__(self, shares: list[float], base: float, each: float, extra: float = 0.0, seed: int = 0) -> None:
         self._draw, self._times = random.Random(seed), (base, each, extra)
-        self.slots, self.drafting = SlotTable(len(shares)), Drafting(MOST)
+        self.slots, self.drafting = SlotTable(len(shares)), RowDrafting(MOST)
         self.shares: dict[Sequence, float] = {}
         for n, share in enumerate(shares):
             seq = Sequence(make_request(str(n), [1], max_tokens=9), 1)
@@ -146,7 +146,7 @@ def test_the_time_that_drafts_save_is_known(share: float, each: float) -> None:
 
 
 def test_a_share_may_fade_to_nothing() -> None:
-    drafting, seq = Drafting(MOST), Sequence(make_request("0", [1], max_tokens=9), 1)
+    drafting, seq = RowDrafting(MOST), Sequence(make_request("0", [1], max_tokens=9), 1)
     for _ in range(40000):  # a wrong draft each, until no float is as small as the weight of what was right before
         drafting._try(seq, 1, 1)
     assert drafting.share(seq) == 0
@@ -159,7 +159,7 @@ class Forest(Device):
 
     def __init__(self, shares: list[float], base: float, each: float, extra: float = 0.0, seed: int = 0) -> None:
         super().__init__(shares, base, each, extra, seed)
-        self.drafting = Drafting(MOST, depth=2)
+        self.drafting = RowDrafting(MOST, depth=2)
         for seq in self.shares:
             seq.drafts = self.drafting.wanted(seq)
             assert seq.drafts == MOST  # before anything is known

@@ -15,8 +15,8 @@ from torch import Tensor
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.plan.step import Feature
 from ridgeline.kernels.sampling import op
-from ridgeline.kernels.sampling.cut_search import MANY_ROWS, Cut
-from ridgeline.kernels.sampling.cuts import bits_per_logit, cut_begin, cut_end, cut_round, mean, moments
+from ridgeline.kernels.sampling.filter_cuts import bits_per_logit, cut_begin, cut_end, cut_round, mean, moments
+from ridgeline.kernels.sampling.filter_search import MANY_ROWS, Cut
 from ridgeline.kernels.sampling.torch_ops import adjusted
 from tests.engine.profiles import quick_settings
 from tests.kernels.sampling.sampling_tables import Row, Sampling, sampling_of

@@ -74,7 +74,7 @@ class StepTimes:
         return max(CHEAPEST, self._slope * self._emitted / float(self._sums[3]))
 
 
-class Way:
+class RowWay:
     """The choice between steps with drafts and without, for one range of the number of rows, and the rates of both.
 
     A rate is that of the newest steps which went a way: their tokens by their seconds, each counting up to three times
@@ -133,7 +133,7 @@ class Way:
         return sum(emitted for emitted, _ in steps) / sum(min(seconds, most) for _, seconds in steps)
 
 
-class Drafting:
+class RowDrafting:
     """Chooses for each request. most: drafts of a row. depth: that of the tree that they form; None: they form a
     chain."""
 
@@ -141,7 +141,7 @@ class Drafting:
         self._most, self._depth = most, depth
         self._times = StepTimes()
         self._right, self._tried = HOPE, 1.0
-        self._ways: dict[tuple[int, bool], Way] = {}  # by the bits of a number of rows, and whether some have masks
+        self._ways: dict[tuple[int, bool], RowWay] = {}  # by the bits of a number of rows, and whether some have masks
         self.saved = 0.0  # seconds
 
     def width(self, rows: int, *, masked: bool) -> int:
@@ -178,7 +178,7 @@ class Drafting:
             self._times.note(tokens, emitted, result.elapsed)
             masked = bool(rows.features & Feature.MASK)
             key = len(rows).bit_length(), masked
-            way = self._ways.setdefault(key, Way(BURSTS if masked else SHORT))
+            way = self._ways.setdefault(key, RowWay(BURSTS if masked else SHORT))
             seconds = max(seconds, result.elapsed) if masked else result.elapsed
             before = way.drafts
             if record.verifies:

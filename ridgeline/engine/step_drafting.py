@@ -27,8 +27,8 @@ import numpy as np
 
 from ridgeline.core.plan.step import Feature, RowKind, StepResult
 from ridgeline.core.settings.speculation import MOST_VERIFIED, verified_widths
-from ridgeline.engine.drafting import BURSTS, HOPE, LONG, LONGEST, SHORT
 from ridgeline.engine.plan_builder import InFlight
+from ridgeline.engine.row_drafting import BURSTS, HOPE, LONG, LONGEST, SHORT
 from ridgeline.engine.sequence import Sequence
 
 WINDOW = 256  # trials of a place that its share of right drafts is taken of, more or less
@@ -96,7 +96,7 @@ class Shares:
         return 1 + float(np.minimum(1, self._share()[:width] + higher).cumprod().sum())
 
 
-class EvenWay:
+class StepWay:
     """The choice for steps of about as many rows.
 
     width: that of the next steps. best: that of the steps between trials. widths: those that there are, from the
@@ -194,14 +194,14 @@ def _usual(times: PySequence[float]) -> float:
     return sorted(times)[len(times) // 4]
 
 
-class EvenDrafting:
+class StepDrafting:
     """Chooses for all rows of a step. most: the widest width. depth: that of the tree that drafts form, of which rows
     verify all or nothing; None: they form a chain."""
 
     def __init__(self, most: int, *, depth: int | None = None) -> None:
         self._most, self._widths = most, verified_widths(most, whole=depth is not None)
         self._shares = {masked: Shares(most if depth is None else depth) for masked in (False, True)}
-        self._ways: dict[tuple[int, bool], EvenWay] = {}  # by the bits of a number of rows, and whether some have masks
+        self._ways: dict[tuple[int, bool], StepWay] = {}  # by the bits of a number of rows, and whether some have masks
         self._newest = self._widths[0]  # the best width of the steps that ran last
         self._drafted = 0  # drafts of a row of the step before, or the most if others ran beside
         self.saved = 0.0  # seconds
@@ -215,11 +215,11 @@ class EvenDrafting:
         masks."""
         return self._way(rows, masked).fitting(rows)
 
-    def _way(self, rows: int, masked: bool) -> EvenWay:
+    def _way(self, rows: int, masked: bool) -> StepWay:
         key = rows.bit_length(), masked
         if key not in self._ways:
             trial = BURSTS if masked else SHORT
-            self._ways[key] = EvenWay(self._widths, self._shares[masked], self._newest, trial)
+            self._ways[key] = StepWay(self._widths, self._shares[masked], self._newest, trial)
         return self._ways[key]
 
     def note(self, record: InFlight, result: StepResult, seconds: float) -> bool:
