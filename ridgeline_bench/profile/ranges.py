@@ -163,7 +163,7 @@ class _NamedWeight(Weight):
         return self.weight.takes_rounded
 
     def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
-        return self.weight.room(tokens, dtype)
+        return self.weight.buffer(tokens, dtype)
 
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:
         return self.weight.rounds_gated(tokens, dtype)
