@@ -162,7 +162,7 @@ class _NamedWeight(Weight):
     def takes_rounded(self) -> bool:
         return self.weight.takes_rounded
 
-    def room(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
+    def buffer(self, tokens: int, dtype: torch.dtype) -> Rounded | None:
         return self.weight.buffer(tokens, dtype)
 
     def rounds_gated(self, tokens: int, dtype: torch.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""Activations that the op before rounds, from layer to layer. `FormedWeight.room` gives room on Hopper alone; here it
+"""Activations that the op before rounds, from layer to layer. `FormedWeight.buffer` gives a buffer on Hopper alone; here it
 is made to give it everywhere."""
 
 from __future__ import annotations
