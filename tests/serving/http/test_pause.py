@@ -26,6 +26,7 @@ from ridgeline.serving.apis.grpc.health import ready as grpc_ready
 from ridgeline.serving.processes import loaded
 from ridgeline.serving.processes.engine_host import EngineHost
 from ridgeline.serving.processes.engine_settings import EngineSettings
+from ridgeline.transport.messages import Standing
 from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
@@ -287,7 +288,7 @@ def orders_under_way(server: Server, count: int) -> None:
     """Wait until so many orders were sent to the engine and not answered."""
     (engine,) = server.api.client.engines
     for _ in range(int(PATIENCE / 0.01)):
-        if len(engine._ordered) == count:
+        if len(engine._questions[Standing]) == count:
             return
         time.sleep(0.01)
     pytest.fail(f"there never were {count} orders under way")
