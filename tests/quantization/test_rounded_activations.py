@@ -1,5 +1,5 @@
-"""Activations that the op before rounds, from layer to layer. `FormedWeight.buffer` gives a buffer on Hopper alone; here it
-is made to give it everywhere."""
+"""Activations that the op before rounds, from layer to layer. `FormedWeight.buffer` gives a buffer on Hopper alone; here
+it is made to give one everywhere."""
 
 from __future__ import annotations
 
