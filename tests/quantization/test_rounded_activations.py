@@ -1,5 +1,5 @@
-"""Activations that the op before rounds, from layer to layer. `FormedWeight.buffer` gives a buffer on Hopper alone; here
-it is made to give one everywhere."""
+"""Activations that the op before rounds, from layer to layer. `FormedWeight.buffer` gives a buffer on Hopper alone, and
+everywhere in these tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFERENCE = {"fp8_linear": "reference"}
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Rounded]:
-    """All FP8 weights give room. The list gets what they then multiply."""
+    """All FP8 weights give a buffer. The list gets what they then multiply."""
     found: list[Rounded] = []
 
     def buffer(weight: FormedWeight, tokens: int, dtype: torch.dtype) -> Rounded | None:
@@ -45,7 +45,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Rounded]:
             found.append(x_TI)
         return linear(weight, x_TI, bias_O)
 
-    monkeypatch.setattr(FormedWeight, "room", buffer)
+    monkeypatch.setattr(FormedWeight, "buffer", buffer)
     monkeypatch.setattr(FormedWeight, "rounds_gated", lambda weight, tokens, dtype: isinstance(weight.form, Fp8))
     monkeypatch.setattr(FormedWeight, "linear", observed)
     return found

@@ -204,7 +204,7 @@ def test_heads_are_rounded_where_there_is_room(
     expected = DECODE_ATTENTION.reference(*case.inputs(dtype, on, unseen=torch.nan), **options).flatten(1).float()
     given = buffer(*expected.shape, dtype, on)
     given.scale.fill_(torch.nan)
-    out = run(name, case.inputs(dtype, on, unseen=torch.nan), options | {"room": given})
+    out = run(name, case.inputs(dtype, on, unseen=torch.nan), options | {"buffer": given})
     assert out.data_ptr() == given.q_TI.data_ptr()
     largest_CT = expected.unflatten(1, (-1, 128)).abs().amax(-1).T
     torch.testing.assert_close(given.scale, largest_CT / 448, rtol=0.02, atol=1e-6)
