@@ -162,7 +162,8 @@ class Linear(nn.Module):
         return self._gated(n_TI, gate), s_TI
 
     def _gated(self, n_TI: Tensor, gate: str | None) -> Tensor:
-        plain = isinstance(self.matrix, FormedWeight) and isinstance(self.matrix.form, Tensor)
+        # Weights made of others take no operand without a norm
+        plain = type(self.matrix) is FormedWeight and isinstance(self.matrix.form, Tensor)
         if gate and plain and self.over.size == 1:
             return self.matrix.norm_linear(Operand(n_TI), Epilogue(self.bias, gate))[0]
         y_TO = self(n_TI)

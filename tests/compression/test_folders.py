@@ -19,7 +19,9 @@ from ridgeline.compression.folder import write
 from ridgeline.compression.quantize import QuantizedModel, quantized
 from ridgeline.compression.schemes import MakeConfig
 from ridgeline.core.errors import InvalidConfig
+from tests import tiny_models
 from tests.compression.readers import READERS
+from tests.text.sample_tokenizers import byte_level, write_folder
 from tests.weights.loading import dense_logits, load
 
 IDS = torch.randint(3, 300, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -182,6 +184,16 @@ def test_every_kind_of_checkpoint_is_quantized(family: str, tiny_model: Callable
     # the median, since a mixture may send a token to another expert
     assert 0 < (dense_logits(decoder, IDS) - plain).abs().median() < 0.1 * plain.abs().median()
     assert bool(model.outcome.notes) is (family == "gpt_oss")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_layers_without_a_norm_in_front_are_seen_by_methods_that_look_at_inputs(method: Any, tmp_path: Path) -> None:
+    """OLMo 2 norms what layers give, so its gated pairs get their inputs as they are."""
+    tiny_models.build("olmo2", hidden_size=128, intermediate_size=256, vocab_size=640).save_pretrained(tmp_path)
+    write_folder(tmp_path, byte_level())
+    text = "".join(chr(32 + 7 * n % 95) for n in range(4_000))
+    config = MakeConfig(schemes=("w4a16",), method=method)
+    assert quantized(tmp_path, config, documents=[text], count=2, length=64).outcome.made
 
 
 @pytest.mark.parametrize(("scheme", "method"), [("w8a16", "awq"), ("w8a8", "smoothquant")])

@@ -262,3 +262,20 @@ def test_no_bit_of_a_logprob_depends_on_the_rows_beside_it_on_a_gpu(ranks: int) 
     alone = torch.cat([on_ranks(ranks, lambda axis, n=n: work(axis, slice(n, n + 1)))[0] for n in range(40)])
     together = on_ranks(ranks, lambda axis: work(axis, slice(0, 300)))[0]
     assert torch.equal(alone, together[:40])
+
+
+@pytest.mark.parametrize("odd", [torch.nan, -torch.inf])
+def test_ranks_report_odd_rows_as_one_device_does(odd: float) -> None:
+    """More tokens are asked for than a part has, whose length is no multiple of four: nothing that fills it up is
+    named, and a row that is no number says so."""
+    logits_RV = scores(2, 4)
+    logits_RV[1, 20:] = odd
+
+    def work(ours: Vocabulary) -> Tensor:
+        found = ours.score(part_of_scores(logits_RV, ours), torch.tensor([3, 5]), 200)
+        assert found.top_ids_RL.max() < V
+        return torch.cat((found.logprob_R[:, None], found.top_logprobs_RL), 1)
+
+    got, whole = on_parts(3, work), scoring.score(logits_RV, torch.tensor([3, 5]), 200)
+    torch.testing.assert_close(got[:, 0], whole.logprob_R, equal_nan=True)
+    torch.testing.assert_close(got[0, 1:], whole.top_logprobs_RL[0], equal_nan=True)

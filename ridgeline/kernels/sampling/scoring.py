@@ -42,10 +42,10 @@ def score(logits_RV: Tensor, token_R: Tensor, num_top: int) -> DeviceLogprobs:
     vocab = logits_RV.shape[1]
     logprobs_RV = _log_softmax(logits_RV)
     chosen_R1 = logprobs_RV.gather(1, token_R[:, None])
-    top = logprobs_RV.topk(min(num_top, vocab), dim=-1)
+    top = logprobs_RV[:, :vocab].topk(min(num_top, vocab), dim=-1)  # not of what fills rows up
     largest_R = logits_RV.amax(-1).float()
     # From the likeliest token, whose logit and log-probability lose the fewest digits
-    total_R = torch.where(largest_R > -torch.inf, largest_R - logprobs_RV.amax(-1), -torch.inf)
+    total_R = torch.where(largest_R == -torch.inf, -torch.inf, largest_R - logprobs_RV.amax(-1))
     rank_R = (logprobs_RV > chosen_R1).sum(-1) + 1
     return DeviceLogprobs(chosen_R1[:, 0], rank_R, top.indices, top.values, total_R)
 

@@ -47,15 +47,19 @@ async def held(
     before all are `ready`: of several completions one may be ahead of the one that is waited for."""
     waiting: dict[int, Piece] = {}
     begun = set[int]()
+    held_back = False
     async for piece in pieces:
-        index = piece.output.index
-        waiting[index] = _joined(waiting[index], piece) if index in waiting else piece
+        own = piece.output.index
+        waiting[own] = _joined(waiting[own], piece) if own in waiting else piece
         if not ready():
+            held_back = True
             continue
-        for index, each in list(waiting.items()):
+        for index in list(waiting) if held_back else (own,):  # else only this choice may have become long enough
+            each = waiting[index]
             if index not in begun or len(each.token_ids) >= interval or each.ended:
                 begun.add(index)
                 yield waiting.pop(index)
+        held_back = False
 
 
 def _joined(one: Piece, other: Piece) -> Piece:

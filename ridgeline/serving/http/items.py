@@ -29,8 +29,8 @@ class Items(ABC, Generic[_Told]):
         kind = event.index if isinstance(event, CallDelta) else type(event)
         if kind != self._open:
             yield from self._close("completed")
-            self._open, self._texts = kind, []
             yield from self._begin(event)
+            self._open, self._texts = kind, []  # only now: an answer that ends in between has no item to complete
         text = event.arguments if isinstance(event, CallDelta) else event.text
         if text:
             self._texts.append(text)
