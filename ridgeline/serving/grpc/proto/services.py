@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf import struct_pb2  # noqa: F401  # a .proto file here imports it
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.internal import builder
 from google.protobuf.message_factory import GetMessageClass
@@ -21,10 +21,21 @@ def load(module: str, names: dict[str, Any]) -> FileDescriptor:
     module: the path of X_pb2.py, beside which `make proto` wrote X.binpb. names: the module's names.
     """
     [file] = FileDescriptorSet.FromString(Path(module.replace("_pb2.py", ".binpb")).read_bytes()).file
+    for message in file.message_type:
+        _drop_json_names(message)
     found = Default().AddSerializedFile(file.SerializeToString())
     builder.BuildMessageAndEnumDescriptors(found, names)
     builder.BuildTopDescriptorsAndMessages(found, names["__name__"], names)
     return found
+
+
+def _drop_json_names(message: DescriptorProto) -> None:
+    """protoc writes them into descriptor sets and leaves them out of code. A process that also imports code which a
+    client generated has one registry for both, which refuses a file that differs."""
+    for field in message.field:
+        field.ClearField("json_name")
+    for nested in message.nested_type:
+        _drop_json_names(nested)
 
 
 def _kind(method: MethodDescriptor) -> str:
