@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -27,9 +28,10 @@ class Named(NamedTuple):
     what: str
 
 
-def check_fields(settings: Any) -> None:
+def check_fields(settings: Settings) -> None:
     """Raise InvalidConfig for a value of another type than its field has, or below the field's least one."""
-    for name, (kind, notes) in _declared(type(settings)).items():
+    declared = _declared(type(settings))  # type: ignore[arg-type]  # mypy looks at the hash of instances, not of a class
+    for name, (kind, notes) in declared.items():
         value = getattr(settings, name)
         if (wanted := _wanted(kind, notes, value)) is not None:
             raise InvalidConfig(f"{name} must be {wanted}, got {value!r}.")
@@ -41,7 +43,8 @@ def check_fields(settings: Any) -> None:
             raise InvalidConfig(f"{name} must {wanted}, got {value!r}.")
 
 
-def _declared(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+@cache
+def _declared(kind: type[Settings]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Return the type of each field of a class, and what is noted beside it."""
     hints = get_type_hints(kind, include_extras=True)
     return {
