@@ -14,6 +14,7 @@ from rich.table import Table
 from ridgeline.cli.explain import verifying_table
 from ridgeline.cli.options import with_records
 from ridgeline.cli.plan_divisions import show_divisions
+from ridgeline.cli.plan_studies import StudyFlags, studies
 from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
@@ -57,6 +58,9 @@ class DemandFlags:
         None
     )
     utilization: Annotated[float, typer.Option(help="Share of the device's memory to use.")] = 0.9
+    kv_kept: Annotated[float, typer.Option(help="Share of a request's tokens in the cache, if others are evicted.")] = (
+        1.0
+    )
 
 
 @with_records
@@ -73,6 +77,7 @@ def plan(
             min=0, max=MOST_DRAFTS, help="Show as well when it pays to verify so many drafts a row, at these batches."
         ),
     ] = 0,
+    study: StudyFlags,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput over latency into this file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -96,26 +101,36 @@ def plan(
             dtype=read_precision(rates.dtype, model, config),
             kv_dtype=rates.kv_dtype,
             utilization=demand.utilization,
+            kv_kept=demand.kv_kept,
             slo_ttft=None if demand.slo_ttft is None else demand.slo_ttft / 1e3,
             slo_itl=None if demand.slo_itl is None else demand.slo_itl / 1e3,
             price_per_hour=demand.price_per_hour,
         )
         for hardware in (read_hardware(name, rates.datasheet) for name in gpu.split(","))
     ]
+    if gpus and study != StudyFlags():
+        raise InvalidConfig("--gpus compares all divisions; leave --chunks, --static, --stack and --beside out.")
     if gpus:
         show_divisions(deployments, gpus, as_json=as_json, plot=plot)
         return
     plans = [Plan(deployment) for deployment in deployments]
     if as_json:
-        more = [{"verifying": [v._asdict() for v in one.verifying(drafts)]} if drafts else {} for one in plans]
-        print_json([record(one) | found for one, found in zip(plans, more, strict=True)])
+        print_json([_everything(one, drafts, study) for one in plans])
     else:
         for one in plans:
             _print(one)
             if drafts:
                 Console().print(verifying_table(one.verifying(drafts)))
+            for each in studies(one, study):
+                print(each.title)
+                Console().print(each.table)
     if plot is not None:
         draw(plans, plot)
+
+
+def _everything(one: Plan, drafts: int, study: StudyFlags) -> dict[str, Any]:
+    more = {"verifying": [each._asdict() for each in one.verifying(drafts)]} if drafts else {}
+    return record(one) | more | {each.name: each.records for each in studies(one, study)}
 
 
 def record(one: Plan) -> dict[str, Any]:

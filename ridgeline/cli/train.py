@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ridgeline.cli import train_heads
+from ridgeline.cli import train_heads, train_sizes
 from ridgeline.cli.options import with_records
 from ridgeline.cli.training_options import bytes_of, device_of, imported
 from ridgeline.core.errors import InvalidConfig
@@ -19,6 +19,7 @@ app = typer.Typer(help="Train models, and what drafts for them.", no_args_is_hel
 app.command()(train_heads.eagle)
 app.command()(train_heads.medusa)
 app.command()(train_heads.draft)
+app.command()(train_sizes.sizes)
 
 
 @app.callback()

@@ -9,9 +9,12 @@ decode step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes, reserved
@@ -37,6 +40,7 @@ class Deployment:
     input, output: tokens of a request's prompt and output.
     tp, pp, ep, cp: how many devices lie along each axis (`perf.division`).
     links: how long collectives take (default: what is assumed of the hardware's).
+    kv_kept: the share of a request's tokens that stays in the cache, if keys and values are evicted (as H2O does).
     utilization: the share of the memory to use.
     slo_ttft, slo_itl: bounds on the time to the first token and between tokens, in seconds.
     """
@@ -53,6 +57,7 @@ class Deployment:
     dtype: str | Precision = "bfloat16"
     kv_dtype: str | None = None
     block_size: int = 16
+    kv_kept: float = 1.0
     utilization: float = 0.9
     slo_ttft: float | None = None
     slo_itl: float | None = None
@@ -61,8 +66,9 @@ class Deployment:
     def __post_init__(self) -> None:
         check_shape(input=self.input, output=self.output, block_size=self.block_size)
         self.division.part_of(self.model)
-        if not 0 < self.utilization <= 1:
-            raise InvalidConfig(f"utilization must be above 0 and at most 1, got {self.utilization!r}.")
+        for name in ("utilization", "kv_kept"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidConfig(f"{name} must be above 0 and at most 1, got {getattr(self, name)!r}.")
         for name in ("slo_ttft", "slo_itl", "price_per_hour"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -71,6 +77,15 @@ class Deployment:
     @property
     def context(self) -> int:
         return self.input + self.output
+
+    @property
+    def decoding_context(self) -> int:
+        """The cached tokens that a decode step reads of each request, on average over its answer."""
+        return self.cached(self.input + self.output // 2)
+
+    def cached(self, tokens: int) -> int:
+        """Return the number of a request's tokens that the cache keeps."""
+        return math.ceil(self.kv_kept * tokens)
 
     @property
     def division(self) -> Division:
@@ -99,6 +114,20 @@ class Point:
     itl: float
     tokens_per_second: float
     cost_per_million: float | None
+
+
+class Chunked(NamedTuple):
+    """A prompt that runs in chunks of `chunk` tokens beside decoding requests.
+
+    steps: how many chunks. ttft: seconds of all of them. longest: of the slowest step, for which every decoding request
+    waits. alone: of a decode step without a chunk.
+    """
+
+    chunk: int
+    steps: int
+    ttft: float
+    longest: float
+    alone: float
 
 
 class Plan:
@@ -136,7 +165,7 @@ class Plan:
 
     def _kv_per_request(self, stage: int) -> float:
         d, chunk = self.deployment, self.crossover or self.deployment.input
-        return self.divided.kv_per_request(stage, d.context, block_size=d.block_size, max_chunk=chunk)
+        return self.divided.kv_per_request(stage, d.cached(d.context), block_size=d.block_size, max_chunk=chunk)
 
     @property
     def exchanged(self) -> float:
@@ -212,7 +241,7 @@ class Plan:
         """Return the figures of one batch. A request arrives during a decode step, waits for it, and then its prompt
         runs alone."""
         d, divided = self.deployment, self.divided
-        decode = divided.decode(batch, d.input + d.output // 2)
+        decode = divided.decode(batch, d.decoding_context)
         step, prefill, busy = decode.total, self.prompt.total, divided.busy(d.input)
         cycle = batch * busy + (d.output - 1) * step
         rate = d.division.groups * batch * d.output / cycle
@@ -228,10 +257,19 @@ class Plan:
             cost_per_million=cost,
         )
 
-    def _mixed(self, batch: int, chunk: int) -> float:
+    def chunked(self, chunk: int, batch: int) -> Chunked:
+        """Return the times of a prompt in chunks of so many tokens, beside `batch` decoding requests."""
+        check_shape(chunk=chunk)
         d = self.deployment
-        context = [d.input + d.output // 2] * batch
-        return self.divided.step(StepShape([1] * batch + [chunk], [*context, max(chunk, d.input)], batch)).total
+        ends = [min(start + chunk, d.input) for start in range(0, d.input, chunk)]
+        times = [self._mixed(batch, end - start, end) for start, end in pairwise([0, *ends])]
+        alone = self.divided.decode(batch, d.decoding_context).total
+        return Chunked(chunk, len(times), sum(times), max(times), alone)
+
+    def _mixed(self, batch: int, chunk: int, end: int | None = None) -> float:
+        d = self.deployment
+        context = [d.decoding_context] * batch
+        return self.divided.step(StepShape([1] * batch + [chunk], [*context, end or max(chunk, d.input)], batch)).total
 
     def _products_compute_bound(self, tokens: int) -> bool:
         d = self.deployment

@@ -1,33 +1,9 @@
-"""Formulas for what a `ModelSpec` does not describe: latent caches, training memory.
+"""Formulas for what a `ModelSpec` does not describe: written-out scores, tiles, latent caches.
 
 docs/arithmetic.md works examples through them; the engine prices its own work in `ridgeline/perf/`.
 """
 
 from __future__ import annotations
-
-
-def forward_flops(weights: float, tokens: float) -> float:
-    """2 N D: each weight multiplies and adds once per token (Kaplan et al., arXiv 2001.08361, section 2.1)."""
-    return 2.0 * weights * tokens
-
-
-def training_flops(weights: float, tokens: float) -> float:
-    """6 N D: the backward pass is two products for the forward's one (same source)."""
-    return 3.0 * forward_flops(weights, tokens)
-
-
-def chinchilla_tokens(weights: float) -> float:
-    """About 20 tokens per parameter minimise the loss for given FLOPs (Hoffmann et al., arXiv 2203.15556, table 3)."""
-    return 20.0 * weights
-
-
-def zero3_bytes(weights: float, devices: int) -> float:
-    """Bytes per device of weights, gradients and Adam state, all sharded, in mixed precision.
-
-    2 + 2 (bfloat16 weights, gradients) + 4 + 4 + 4 (float32 weights, two moments) = 16 bytes per parameter (ZeRO,
-    arXiv 1910.02054, section 3.1). Activations come on top.
-    """
-    return 16.0 * weights / devices
 
 
 def score_matrix_bytes(heads: int, queries: int, keys: int, itemsize: float) -> float:
