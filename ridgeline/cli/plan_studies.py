@@ -1,4 +1,4 @@
-"""What `ridgeline plan` shows besides a plan: chunks of prompts, static batches, stacked techniques, another model."""
+"""Tables beside a plan: chunks of prompts, static batches, stacked techniques, another model on the same devices."""
 
 from __future__ import annotations
 

@@ -43,8 +43,11 @@ def tokens_of_a_row(share: float, drafts: int) -> float:
 
 
 def speedup(share: float, drafts: int, cost: float, draft: float = 0.0) -> float:
-    """Return the factor by which tokens come faster. cost: the time of a step that verifies, relative to one that does not.
-    draft: that of making one draft, relative to the same."""
+    """Return the factor by which tokens come faster.
+
+    cost: the time of a step that verifies, relative to one that does not. draft: that of making one draft, relative to
+    the same.
+    """
     return tokens_of_a_row(share, drafts) / (cost + drafts * draft)
 
 
