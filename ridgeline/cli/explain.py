@@ -20,6 +20,7 @@ from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.division import Divided, Division
 from ridgeline.perf.explain import ExplainRow, explain_table, reached_experts, step_shape, with_reached
+from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.speculation import SHARES, Verifying, verifying
 
@@ -40,6 +41,7 @@ class StepFlags:
     ] = None
     tp: Annotated[int, typer.Option(help="Devices that share each layer: shows the part of one of them.")] = 1
     ep: Annotated[int, typer.Option(help="Devices that divide the experts, as in `plan`.")] = 1
+    eager: Annotated[bool, typer.Option("--eager", help="Judge a step without CUDA graphs, launched op by op.")] = False
 
     @property
     def of_drafts(self) -> bool:
@@ -94,6 +96,7 @@ def explain(
         kv_dtype=kv_dtype,
         collectives=sent,
         groups=division.groups,
+        eager=step.eager,
     )
     if as_json:
         told = {"hardware": hardware.name, "rates": hardware.source, "links": links.source, "dtype": resolved.name}
@@ -106,6 +109,15 @@ def explain(
     for count, of in reached_experts(config.spec, shape):
         print(f"{count:.1f} of {of} experts in each layer have tokens ({how})")
     Console().print(table(rows))
+    print(_floor(hardware, rows, eager=step.eager or hardware.eager))
+
+
+def _floor(hardware: Hardware, rows: Sequence[ExplainRow], *, eager: bool) -> str:
+    """Return a sentence on the calls that are too short for the roofs."""
+    name, least = hardware.floors.of(eager=eager)
+    calls = sum(row.count for row in rows[:-1] if row.bound == name)
+    floor = f"{'a launch by the host' if name == 'launch' else 'the shortest kernel'} ({1e6 * least:.2f} µs)"
+    return f"{calls} of {rows[-1].count} calls are {name}-bound: their work takes less than {floor}"
 
 
 def verifying_table(found: Sequence[Verifying]) -> Table:

@@ -17,6 +17,7 @@ from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.engine.engine import Engine
+from ridgeline.perf.hardware import FLOORS
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
@@ -85,7 +86,8 @@ def profile(
         hardware = hardware_of(assembly.device)
         limits = op_limits(assembly.model.spec, hardware, assembly.precision) if hardware is not None else None
         assert isinstance(assembly.engine, Engine)  # one device has no other
-        report = measure(assembly.engine, assembly.local, run, out, limits)
+        floors = FLOORS if hardware is None else hardware.floors
+        report = measure(assembly.engine, assembly.local, run, out, limits, floors)
         size = f"{len(prompts)} prompts" if prompts else f"batch {batch}, {input_tokens} tokens in"
         title = f"{model or 'embedded model'}, {assembly.dtype} on {assembly.device}: {size}, {output_tokens} out"
     text = summary(report, title)

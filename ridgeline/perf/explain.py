@@ -11,6 +11,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import Cost, StepShape
+from ridgeline.perf.bottleneck import bottleneck
 from ridgeline.perf.division import Collective
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.parts import Reach
@@ -24,7 +25,7 @@ JOINT = " + "  # between the names of ops that run as one
 class ExplainRow:
     """All calls of one op in a step.
 
-    bound: "memory", "compute" or, for what devices send each other, "link".
+    bound: a class of `perf.bottleneck` or, for what devices send each other, "link".
     limit: the least time, in seconds.
     share: the op's share of the step's limit.
     measured: the measured time in seconds; None: not known.
@@ -59,14 +60,17 @@ def explain_table(
     kv_dtype: str | None = None,
     collectives: Sequence[Collective] = (),
     groups: int = 1,
+    eager: bool = False,
 ) -> list[ExplainRow]:
-    """Return one row per op name, in order, then their "total". measured: op name → seconds of one call.
+    """Return one row per op name, in order, then their "total". measured: op name → seconds of one call. eager: the
+    host launches each op, and no graph replays them.
 
     collectives: what devices that divide the model send each other. groups: `Division.groups`.
 
     Ops that run fused (and are measured under their joined names) make one row, whose limit is what the parts need. The
     total has a measured time only if every op has one.
     """
+    eager = eager or hardware.eager
     p, merged = precision(dtype), dict[str, list[tuple[Cost, float, int]]]()
     fused = {part: joint for joint in measured or () for part in joint.split(JOINT)}
     for op in step_ops(model, shape, dtype=dtype, kv_dtype=kv_dtype, expert_devices=groups):
@@ -80,20 +84,21 @@ def explain_table(
         cost = _sum([Cost(c.bytes * times, c.flops * times) for c, _, times in calls])
         limit = sum(limit * times for _, limit, times in calls)
         one = (measured or {}).get(name)
+        roof = bound(cost, hardware, max(op_rate(part, hardware, p) for part in name.split(JOINT)))
         rows.append(
             ExplainRow(
                 name=name,
                 count=count,
                 bytes=cost.bytes,
                 flops=cost.flops,
-                bound=bound(cost, hardware, max(op_rate(part, hardware, p) for part in name.split(JOINT))),
+                bound=bottleneck(limit / count, roof, hardware.floors, eager=eager, measured=one),
                 limit=limit,
                 share=limit / whole if whole else 0.0,
                 measured=None if one is None else one * count,
             )
         )
     rows += [_sent(each, whole, (measured or {}).get(each.op)) for each in collectives]
-    return [*rows, _total(rows, whole)]
+    return [*rows, _total(rows, whole, hardware.floors.of(eager=eager)[1])]
 
 
 def _sent(each: Collective, whole: float, one: float | None) -> ExplainRow:
@@ -110,9 +115,12 @@ def _sent(each: Collective, whole: float, one: float | None) -> ExplainRow:
     )
 
 
-def _total(rows: Sequence[ExplainRow], whole: float) -> ExplainRow:
+def _total(rows: Sequence[ExplainRow], whole: float, floor: float) -> ExplainRow:
+    """Return the sum of all rows. It is bound by the class that takes the most time, with no call below its floor."""
     cost = _sum([Cost(row.bytes, row.flops) for row in rows])
-    bounds = {name: sum(row.limit for row in rows if row.bound == name) for name in ("memory", "compute", "link")}
+    bounds: dict[str, float] = {}
+    for row in rows:
+        bounds[row.bound] = bounds.get(row.bound, 0.0) + max(row.limit, row.count * floor, row.measured or 0.0)
     times = [row.measured for row in rows if row.measured is not None]
     return ExplainRow(
         name="total",

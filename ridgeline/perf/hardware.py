@@ -11,9 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.perf.bottleneck import Floors
 from ridgeline.perf.calibration import Calibration
 
 T, G = 1e12, 1e9
+
+# Of a launch by torch, and of a tiny kernel in a graph: measured on an H200 (calibration-nvidia-h200.jsonl, 2026-11-21)
+# and assumed of other devices until these are calibrated.
+FLOORS = Floors(launch=4.8e-6, latency=1.02e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ class Hardware:
     interconnect: B/s that it sends to its peers, all links together.
     pcie: B/s to the host, one way (None: unknown).
     unsure: fields whose figure we could not confirm in the maker's own document.
+    floors: the least seconds of any call.
     """
 
     name: str
@@ -47,6 +53,12 @@ class Hardware:
     aliases: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
     measured: Rates | None = field(default=None)
+    floors: Floors = FLOORS
+
+    @property
+    def eager(self) -> bool:
+        """True for a device without graphs, on which each op is a call of the host."""
+        return self.name == "CPU"
 
     def rate(self, dtype: str) -> float:
         """Return FLOP/s of matrix products in `dtype`. Raises InvalidConfig if the device has no such units."""
@@ -71,7 +83,8 @@ class Hardware:
             matrix=calibration.matrix_rates(),
             source=f"calibration of {calibration.device}, {calibration.date}",
         )
-        return replace(self._at(rates), pcie=calibration.host_to_device or self.pcie)
+        floors = Floors(calibration.launch or self.floors.launch, calibration.graph_node or self.floors.latency)
+        return replace(self._at(rates), pcie=calibration.host_to_device or self.pcie, floors=floors)
 
     def _at(self, rates: Rates) -> Hardware:
         matrix = {**self.matrix, **rates.matrix}

@@ -19,17 +19,18 @@ from torch.profiler import ProfilerActivity
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.base.cost import Headroom, StepShape
-from ridgeline.perf.hardware import Hardware
+from ridgeline.perf.bottleneck import Floors
+from ridgeline.perf.hardware import FLOORS, Hardware
 from ridgeline.perf.precision import Precision, precision
-from ridgeline.perf.roofline import EXPERTS, op_rate, seconds, step_ops
+from ridgeline.perf.roofline import EXPERTS, bound, op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
 from ridgeline_bench.profile.flame import Sampler, collapsed, svg
 from ridgeline_bench.profile.memory import remembering, write_snapshot
 from ridgeline_bench.profile.ranges import named_ranges
-from ridgeline_bench.profile.tables import Row, idle_rows, kernel_rows, op_rows
+from ridgeline_bench.profile.tables import OpLimit, Row, idle_rows, kernel_rows, op_rows
 
-# A step's shape → the least seconds of each of its ops, all its calls together.
-OpLimits = Callable[[StepShape], Mapping[str, float]]
+NOTHING = OpLimit(0.0, 0.0)
+OpLimits = Callable[[StepShape], Mapping[str, OpLimit]]  # a step's shape → the limit of all calls of each op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,12 @@ class Report:
 
 
 def profile(
-    engine: Engine, worker: LocalWorker, workload: Callable[[], object], out: Path, limits: OpLimits | None = None
+    engine: Engine,
+    worker: LocalWorker,
+    workload: Callable[[], object],
+    out: Path,
+    limits: OpLimits | None = None,
+    floors: Floors = FLOORS,
 ) -> Report:
     """Profile `workload` (which steps `engine` until it is done) and write trace, flame graph and memory to `out`."""
     device = worker.runner.device
@@ -72,7 +78,7 @@ def profile(
         headroom=headroom,
         steps=len(shapes),
         span=span,
-        ops=op_rows(events, _run_limits(shapes, limits), cuda=cuda),
+        ops=op_rows(events, _run_limits(shapes, limits), cuda=cuda, floors=floors),
         kernels=kernel_rows(events, cuda=cuda),
         idle=idle,
         memory=memory,
@@ -80,14 +86,16 @@ def profile(
 
 
 def op_limits(model: ModelSpec, hardware: Hardware, dtype: str | Precision) -> OpLimits:
-    """Return each op's least seconds in a step, by the roofline."""
+    """Return each op's limit in a step, by the roofline."""
     wide = precision(dtype)
 
-    def limits(shape: StepShape) -> dict[str, float]:
-        totals: dict[str, float] = {}
+    def limits(shape: StepShape) -> dict[str, OpLimit]:
+        totals: dict[str, OpLimit] = {}
         for op in step_ops(model, shape, dtype=dtype):
-            least = op.count * seconds(op.cost, hardware, op_rate(op.name, hardware, wide))
-            totals[op.name] = totals.get(op.name, 0.0) + least
+            rate = op_rate(op.name, hardware, wide)
+            least = op.count * seconds(op.cost, hardware, rate)
+            of_memory = least if bound(op.cost, hardware, rate) == "memory" else 0.0
+            totals[op.name] = totals.get(op.name, NOTHING).plus(OpLimit(least, of_memory))
         return totals
 
     return limits
@@ -99,13 +107,13 @@ def _profiler(device: torch.device) -> torch.profiler.profile:
     return torch.profiler.profile(activities=activities, experimental_config=everywhere)
 
 
-def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[str, float]:
-    """Return the least seconds of each op over all steps of a run."""
-    totals: dict[str, float] = {}
+def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[str, OpLimit]:
+    """Return the limit of each op over all steps of a run."""
+    totals: dict[str, OpLimit] = {}
     for shape in shapes if limits is not None else ():
         assert limits is not None
         for name, least in limits(shape).items():
-            totals[name] = totals.get(name, 0.0) + least
+            totals[name] = totals.get(name, NOTHING).plus(least)
     return totals
 
 
@@ -143,11 +151,12 @@ def _mixture(rows: list[Row]) -> list[str]:
 
 def _table(title: str, rows: list[Row], most: int) -> list[str]:
     total = sum(row.seconds for row in rows)
-    lines = ["", f"{title:<52} {'ms':>10} {'calls':>7} {'share':>7} {'of limit':>9}"]
+    lines = ["", f"{title:<52} {'ms':>10} {'calls':>7} {'share':>7} {'of limit':>9}  bound by"]
     for row in rows[:most]:
         near = f"{100 * row.limit / row.seconds:7.0f} %" if row.limit and row.seconds else ""
         share = 100 * row.seconds / max(total, 1e-12)
-        lines.append(f"  {row.name[:50]:<50} {1e3 * row.seconds:10.3f} {row.calls:7} {share:5.1f} % {near:>9}")
+        line = f"  {row.name[:50]:<50} {1e3 * row.seconds:10.3f} {row.calls:7} {share:5.1f} % {near:>9}  {row.bound}"
+        lines.append(line.rstrip())
     if len(rows) > most:
         lines.append(f"  and {len(rows) - most} more, {1e3 * sum(row.seconds for row in rows[most:]):.3f} ms")
     return lines

@@ -5,26 +5,44 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._autograd import DeviceType
 
+from ridgeline.perf.bottleneck import Floors, bottleneck
 from ridgeline.perf.explain import JOINT
+from ridgeline.perf.hardware import FLOORS
 from ridgeline_bench.profile.ranges import HOST, LAYER, OP, SEGMENT
 
 Interval = tuple[float, float]  # start and end in µs of the profiler's clock
 
 
+class OpLimit(NamedTuple):
+    """The least seconds of an op's calls, and how many of these are those of the memory's roof."""
+
+    seconds: float
+    memory: float
+
+    def plus(self, other: OpLimit) -> OpLimit:
+        return OpLimit(self.seconds + other.seconds, self.memory + other.memory)
+
+    @property
+    def roof(self) -> str:
+        return "memory" if 2 * self.memory >= self.seconds else "compute"
+
+
 @dataclass(frozen=True)
 class Row:
     """One row. `seconds` is over all `calls`. `limit` is the least they could have taken, or None if nothing honest can
-    be said."""
+    be said; then `bound` is empty, which else is a class of `perf.bottleneck`."""
 
     name: str
     seconds: float
     calls: int
     limit: float | None = None
+    bound: str = ""
 
 
 def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
@@ -41,9 +59,8 @@ def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
     return _sorted(Row(name, micros / 1e6, int(calls)) for name, (micros, calls) in totals.items())
 
 
-def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -> list[Row]:
-    """Return our ops by their names in the cost model. `limits` maps an op to the least seconds of all its calls in the
-    run.
+def op_rows(events: Iterable[Any], limits: Mapping[str, OpLimit], *, cuda: bool, floors: Floors = FLOORS) -> list[Row]:
+    """Return our ops by their names in the cost model. `limits` maps an op to the limit of all its calls in the run.
 
     On a GPU an op's time is from the start of its first kernel to the end of its last, taken from the range's shadow on
     the device. Torch counts only kernels of its own towards the host's ranges.
@@ -54,13 +71,24 @@ def op_rows(events: Iterable[Any], limits: Mapping[str, float], *, cuda: bool) -
         if event.device_type == side and event.name.startswith(OP):
             totals[event.name.removeprefix(OP)][0] += event.time_range.elapsed_us()
             totals[event.name.removeprefix(OP)][1] += 1
-    return _sorted(Row(name, us / 1e6, int(calls), _limit(name, limits)) for name, (us, calls) in totals.items())
+    return _sorted(
+        _judged(name, us / 1e6, int(calls), _limit(name, limits), floors, eager=not cuda)
+        for name, (us, calls) in totals.items()
+    )
 
 
-def _limit(name: str, limits: Mapping[str, float]) -> float | None:
+def _judged(name: str, spent: float, calls: int, limit: OpLimit | None, floors: Floors, *, eager: bool) -> Row:
+    if limit is None:
+        return Row(name, spent, calls)
+    found = bottleneck(limit.seconds / calls, limit.roof, floors, eager=eager, measured=spent / calls)
+    return Row(name, spent, calls, limit.seconds, found)
+
+
+def _limit(name: str, limits: Mapping[str, OpLimit]) -> OpLimit | None:
     """Return the op's limit, which for a fused op is that of its parts."""
-    parts = name.split(JOINT)
-    return sum(limits[part] for part in parts) if all(part in limits for part in parts) else None
+    parts = [limits.get(part) for part in name.split(JOINT)]
+    known = [part for part in parts if part is not None]
+    return reduce(OpLimit.plus, known) if len(known) == len(parts) else None
 
 
 def idle_rows(events: Iterable[Any], *, cuda: bool) -> tuple[float, list[Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -14,13 +15,14 @@ import pytest
 import torch
 
 from ridgeline.kernels.base.op import Platform
+from ridgeline.perf.hardware import FLOORS
 from ridgeline.quantization import SCHEMES
 from ridgeline_bench.profile.flame import Sampler, collapsed, svg
 from ridgeline_bench.profile.memory import tensors
 from ridgeline_bench.profile.ncu import parse, table
 from ridgeline_bench.profile.profile import profile, summary
 from ridgeline_bench.profile.ranges import named_ranges
-from ridgeline_bench.profile.tables import merged, overlap
+from ridgeline_bench.profile.tables import OpLimit, merged, overlap
 from tests.driving import Rig, ask, rig
 
 PROMPT = tuple(range(5, 15))
@@ -35,7 +37,8 @@ def run(own: Rig) -> None:
 
 def test_a_profile_of_a_run(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     with rig(tiny_model("llama"), debug_checks=False) as own:
-        limits = {"mixer_norm": 1e-9, "qkv": 2e-9}
+        limits = {"mixer_norm": OpLimit(1e-9, 1e-9), "qkv": OpLimit(2e-9, 0.0), "final_norm": OpLimit(1.0, 1.0)}
+        limits["unembed"] = OpLimit(3.0, 0.0)
         report = profile(own.engine, own.worker, lambda: run(own), tmp_path, lambda shape: limits)
         steps = report.steps
         assert steps >= 6
@@ -43,7 +46,11 @@ def test_a_profile_of_a_run(tiny_model: Callable[[str], Path], tmp_path: Path) -
         assert ops["mixer_norm + qkv"].calls == 2 * steps  # two layers
         assert ops["final_norm + unembed"].calls == steps
         assert ops["mixer_norm + qkv"].limit == pytest.approx(steps * 3e-9)
-        assert ops["down"].limit is None
+        assert (ops["down"].limit, ops["down"].bound) == (None, "")
+        assert ops["final_norm + unembed"].bound == "compute", "faster than its limit of four seconds a step"
+        of_both = ops["mixer_norm + qkv"]
+        short = of_both.seconds / of_both.calls <= 2 * FLOORS.launch
+        assert of_both.bound == ("launch" if short else "kernel"), "its limit of 1.5 ns explains nothing"
         assert any(row.name in ("aten::mm", "aten::addmm") for row in report.kernels)
         assert 0 < report.headroom.elapsed <= report.wall
         assert sum(row.seconds for row in report.idle) < report.span
@@ -61,7 +68,9 @@ def test_a_profile_of_a_run(tiny_model: Callable[[str], Path], tmp_path: Path) -
         alive = json.loads((tmp_path / "memory.json").read_text())["tensors"]
         assert sum(entry["bytes"] for entry in alive) > weights
         assert "engine:step" in (tmp_path / "stacks.txt").read_text()
-        assert "attention" in summary(report, "a run")
+        page = summary(report, "a run")
+        assert "attention" in page
+        assert re.search(r"final_norm \+ unembed .* compute$", page, re.MULTILINE)
 
 
 def test_ranges_leave_no_trace(tiny_model: Callable[[str], Path]) -> None:
