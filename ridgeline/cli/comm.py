@@ -1,4 +1,4 @@
-"""`ridgeline comm`: measure what ranks say to each other."""
+"""`ridgeline comm`: what ranks say to each other, measured on this machine or computed over a network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
+from ridgeline.cli import comm_network
 from ridgeline.cli.options import with_records
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.progress import counted
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
 SIZES = {"cuda": "1K:1G", "cpu": "1K:64M"}
 
-app = typer.Typer(help="Measure what ranks of this machine say to each other.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `bench` a verb of its own, although it is the only one."""
+app = typer.Typer(
+    help="Measure what ranks of this machine say to each other, or compute it for a network.", no_args_is_help=True
+)
+app.command()(comm_network.network)
 
 
 @dataclass(frozen=True)
