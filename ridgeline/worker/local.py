@@ -28,6 +28,7 @@ from ridgeline.core.plan.step import Feature, MaskedDrafts, StepPlan, StepResult
 from ridgeline.core.plan.worker import WorkerFigures
 from ridgeline.kernels.base.launch import on_device
 from ridgeline.kernels.gemm.fp8.saturation import total_saturations
+from ridgeline.parallel.failures import described
 from ridgeline.parallel.stamps import Stamps
 from ridgeline.worker.inputs import Shape
 from ridgeline.worker.launch import RoundLaunch
@@ -318,7 +319,7 @@ class LocalWorker:
             return work(*arguments, **options)
         except Exception as error:  # whatever it is, it must not end the engine
             self._failed_plan = ticket.plan.id
-            ticket.error = f"{type(error).__name__}: {error}"
+            ticket.error = described(error)
             ticket.out_of_memory = isinstance(error, torch.OutOfMemoryError)
             ticket.device_lost = not ticket.out_of_memory and _lost(error, self._runner.device)
         if ticket.out_of_memory and torch.cuda.is_available():

@@ -1,0 +1,139 @@
+"""Classes of failed collectives: real failures over gloo, and NCCL's words as torch prints them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ridgeline.parallel.failures import CLASSES, described, failure_of
+
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, {}, NCCL version 2.27.5\n{}: {}"
+TIMEOUT = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=64, "
+    "NumelOut=64, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+)
+WORDS = {
+    NCCL.format("unhandled cuda error", "ncclUnhandledCudaError", "Call to CUDA function failed."): "cuda",
+    NCCL.format("unhandled system error", "ncclSystemError", "System call (e.g. socket, malloc) failed."): "system",
+    NCCL.format("internal error", "ncclInternalError", "Internal check failed."): "internal",
+    NCCL.format("invalid argument", "ncclInvalidArgument", "Invalid value for an argument."): "argument",
+    NCCL.format("invalid usage", "ncclInvalidUsage", "Duplicate GPU detected : rank 0 and rank 1"): "usage",
+    NCCL.format("remote process exited or there was a network error", "ncclRemoteError", "A call failed"): "peer lost",
+    TIMEOUT: "timeout",
+    f"NCCL communicator was aborted on rank 1. Original reason for failure was: {TIMEOUT}": "timeout",
+    "NCCL communicator was aborted on rank 0.": "communicator",
+    "Detected mismatch between collectives on ranks. Rank 0 is running ALLREDUCE in ProcessGroupNCCL": "mismatch",
+    "[enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. "
+    "Received data size doesn't match expected size. Is there a distributed collective mismatch?": "mismatch",
+}
+
+
+@pytest.mark.parametrize(("words", "name"), WORDS.items())
+def test_words_have_their_class(words: str, name: str) -> None:
+    found = failure_of(RuntimeError(words))
+    assert found is not None
+    assert found.name == name
+    assert described(RuntimeError(words)).endswith(f"[collective, {name}: {found.cause}]")
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    for error in (
+        RuntimeError("CUDA error: invalid argument"),
+        RuntimeError("The size of tensor a (4) must match the size of tensor b (5)"),
+        TimeoutError("timed out"),
+        ValueError("x"),
+    ):
+        assert failure_of(error) is None
+        assert described(error) == f"{type(error).__name__}: {error}"
+
+
+def provoked(rank: int, folder: Path) -> dict[str, str]:
+    """Return the words of what each provoked failure raises on this rank."""
+
+    def joined(name: str) -> None:
+        store = dist.FileStore(str(folder / name), 2)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+
+    def late() -> None:
+        if rank == 0:  # the other one waits until the first has given up
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+            work.wait(timedelta(seconds=0.3))
+        else:
+            while not (folder / "given up").exists():
+                time.sleep(0.01)
+
+    def dead() -> None:
+        if rank == 1:
+            (folder / "rank 1").write_text(json.dumps(found))
+            os._exit(0)
+        dist.all_reduce(torch.ones(4))
+
+    found: dict[str, str] = {}
+
+    def tried(name: str, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except Exception as error:
+            found[name] = described(error)
+
+    joined("first")
+    tried("unlike shapes", lambda: dist.all_gather([torch.empty(3), torch.empty(3)], torch.ones(4)))
+    tried("unlike dtypes", lambda: dist.all_gather([torch.empty(4, dtype=torch.int32)] * 2, torch.ones(4)))
+    tried("joined again", lambda: joined("first"))
+    tried("a rank that hangs", late)
+    (folder / "given up").touch()
+    dist.destroy_process_group()
+    tried("after the end", lambda: dist.all_reduce(torch.ones(4)))
+    joined("second")
+    tried("a rank that dies", dead)
+    return found
+
+
+def forked(folder: Path) -> None:
+    for rank in (0, 1):
+        if not os.fork():
+            (folder / f"rank {rank}").write_text(json.dumps(provoked(rank, folder)))
+            os._exit(0)
+    for _ in (0, 1):
+        os.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forks of a process that has imported torch")
+def test_real_failures_have_their_class(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from tests.parallel.test_failures import forked; "
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run(
+        [sys.executable, "-c", f"{code} forked(Path(sys.argv[1]))", str(tmp_path)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=240,
+        check=True,
+    )
+    first, second = (json.loads((tmp_path / f"rank {rank}").read_text()) for rank in (0, 1))
+    expected = {
+        "unlike shapes": "mismatch",
+        "unlike dtypes": "mismatch",
+        "joined again": "communicator",
+        "a rank that hangs": "timeout",
+        "after the end": "communicator",
+        "a rank that dies": "peer lost",
+    }
+    assert {name: words.rpartition("[collective, ")[2].partition(":")[0] for name, words in first.items()} == expected
+    assert set(second) == {"unlike shapes", "unlike dtypes", "joined again", "after the end"}
+
+
+def test_the_page_has_every_class() -> None:
+    page = (Path(__file__).parents[2] / "docs/communication.md").read_text()
+    for found, _ in CLASSES:
+        assert f"| {found.name} |" in page
