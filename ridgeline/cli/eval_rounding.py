@@ -51,7 +51,8 @@ class SchemeFlags:
     """The schemes, and what they are compared with."""
 
     schemes: Annotated[
-        str, typer.Option(help="scheme or scheme:method, separated by commas; quip and aqlm; default: one of each.")
+        str,
+        typer.Option(help="scheme or scheme:method, separated by commas; quip, aqlm and q4_k_m; default: one of each."),
     ] = ""
     baseline: Annotated[str, typer.Option(help="Compare with this model (default: the model itself).")] = ""
     group: Annotated[int, typer.Option(help="Weights that share a scale, for whole numbers in groups.")] = 128

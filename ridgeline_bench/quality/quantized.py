@@ -39,12 +39,14 @@ from ridgeline.quantization import SCHEMES as SERVED
 from ridgeline.quantization.make import aqlm, quip
 from ridgeline.quantization.scheme import scheme as served_scheme
 from ridgeline.training.aware import config_of
+from ridgeline_bench.quality import k_quants
 from ridgeline_bench.quality.dense import DenseModel
 
 REFERENCES: Mapping[str, Callable[[Tensor, Tensor], quip.Quip | aqlm.Aqlm]] = {
     "quip": quip.quantize,
     "aqlm": aqlm.quantize,
 }
+Q4_K_M = "q4_k_m"
 KEPT_BYTES = 2  # of a weight that stays: in bfloat16, as in the files
 DEFAULT = (
     *("fp8", "fp8-block", "w8a8", "w8a8:smoothquant", "int8", "w4a16", "w4a16:gptq", "w4a16:awq", "w4a16:hqq"),
@@ -67,10 +69,12 @@ class Choice:
         """Return the choice that `scheme`, `scheme:method` or the name of a reference names. Raise InvalidConfig."""
         if text in REFERENCES:
             return cls("2 bits", text)
+        if text == Q4_K_M:
+            return cls("gguf", Q4_K_M)
         scheme, _, method = text.partition(":")
         choice = cls(scheme, method or "rtn")
         if scheme not in SCHEMES:
-            known = ", ".join((*SCHEMES, *REFERENCES))
+            known = ", ".join((*SCHEMES, *REFERENCES, Q4_K_M))
             raise InvalidConfig(f"unknown scheme {scheme!r} to evaluate; known: {known}, with :METHOD behind.")
         choice.config(128).check()
         return choice
@@ -78,6 +82,10 @@ class Choice:
     @property
     def reference(self) -> bool:
         return self.method in REFERENCES
+
+    @property
+    def gguf(self) -> bool:
+        return self.scheme == "gguf"
 
     def config(self, group: int) -> MakeConfig:
         return config_of(self.scheme, group, self.method)
@@ -187,7 +195,9 @@ def quantized(
 ) -> tuple[float, float]:
     """Quantize a decoder where it stands, and return (bits of a quantized weight, bytes of all weights)."""
     count = sum(p.numel() for p in decoder.parameters())
-    if choice.reference:
+    if choice.gguf:
+        weights, bits = _as_gguf(decoder, model)
+    elif choice.reference:
         weights, bits = _by_reference(decoder, model, choice.method, calibration_BS)
     else:
         config, dtype = choice.config(group), getattr(torch, model.config.dtype)
@@ -213,6 +223,20 @@ def _by_reference(decoder: Decoder, model: DenseModel, method: str, calibration_
             weights += matrix.weight_OI.numel()
             bits += made.bits_per_weight * matrix.weight_OI.numel()
         run.advance(index)
+    return weights, bits
+
+
+@torch.no_grad()
+def _as_gguf(decoder: Decoder, model: DenseModel) -> tuple[int, float]:
+    """Put weights as Q4_K_M rounds them into a decoder, and return how many there are and their bits."""
+    weights, bits, layers = 0, 0.0, len(model.config.spec.layers)
+    for layer, matrix in matrices(decoder, model.config.weights):
+        pieces = matrix.weight_OI.split([rows for _, rows in matrix.parts])
+        for name, weight_OI in zip(matrix.stored_names, pieces, strict=True):
+            kind = k_quants.type_of(name.rpartition(".")[2].removesuffix("_proj"), layer, layers)
+            weight_OI.copy_(k_quants.rounded(weight_OI, kind))
+            weights += weight_OI.numel()
+            bits += k_quants.BITS[kind] * weight_OI.numel()
     return weights, bits
 
 

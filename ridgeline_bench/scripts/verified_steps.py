@@ -83,7 +83,8 @@ def force(slots: int, positions: int) -> Callable[[float, int], None]:
         width = drafts_SD.shape[1]
         slots_P = slots_R[drafts.row_P].long()
         next_P = drafts_SD[slots_P, drafts.column_P.clamp(max=width - 1)].long()
-        forced_P = torch.where(right_SP[slots_P, scores.index_P.long()], next_P, 11 + (next_P == 11))
+        right_P = right_SP[slots_P, scores.index_P.long()] & (next_P >= 0)  # a slot that changed hands has no drafts
+        forced_P = torch.where(right_P, next_P, 11 + (next_P == 11))
         return torch.where(drafts.column_P < width, forced_P, token_P)
 
     Lookup.note, VerifiedDraws._draw_behind = noted, drawn  # type: ignore[assignment, method-assign]

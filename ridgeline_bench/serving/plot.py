@@ -78,7 +78,7 @@ def draw(servers: Mapping[str, Sequence[Point]], title: str, path: Path) -> None
     """Write the picture."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".svg":
-        path.write_text(_svg(panels(servers), title), encoding="utf-8")
+        path.write_text(picture(panels(servers), title), encoding="utf-8")
         return
     try:
         from matplotlib.figure import Figure
@@ -105,8 +105,9 @@ def _colour(curve: Curve) -> str:
     return COLOURS[curve.colour % len(COLOURS)]
 
 
-def _svg(found: Sequence[Panel], title: str) -> str:
-    width, height = 2 * WIDTH, 2 * HEIGHT + 24
+def picture(found: Sequence[Panel], title: str) -> str:
+    """Return the panels as SVG, two beside each other."""
+    width, height = 2 * WIDTH, -(-len(found) // 2) * HEIGHT + 24
     parts = [f'<text x="{width / 2}" y="16" text-anchor="middle" font-weight="bold">{escape(title)}</text>']
     for number, panel in enumerate(found):
         place = f"{number % 2 * WIDTH} {24 + number // 2 * HEIGHT}"

@@ -1,0 +1,139 @@
+"""The size of a prompt's chunks against the latency of those who decode beside it.
+
+    python -m ridgeline_bench.scripts.chunk_sizes [--model FOLDER] [--chunks 256 512 1024 2048 4096 8192]
+        [--decoding 16] [--prompts 8] [--input 8192] [--options JSON] [--quick] [--output FILE.jsonl]
+
+FOLDER has a config.json; the default is Llama-3.1-8B's shape with random weights. --decoding requests
+decode all the time; --prompts prompts of --input tokens come one after another, each when the one before has its first
+token. A step runs a token of each request that decodes, and as much of a prompt as the chunk's size leaves room for.
+So a small chunk means short pauses between tokens, more steps for a prompt, and weights that are read more often.
+
+    between   ms between tokens of those who decode, while a prompt runs: median, 99th percentile, longest
+    step      the least ms of a step of a whole chunk beside them, by the planner
+    TTFT      ms to a prompt's first token, the median
+    prompt/s  tokens of prompts per second
+
+The limit of a step's tokens is changed in one engine, whose buffers have the size of the largest chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.perf.roofline import Roofline
+from ridgeline.worker.machine import hardware_of
+from ridgeline_bench.child import percentile
+from ridgeline_bench.results import gpu
+from ridgeline_bench.scripts.asked import asked, keep
+from ridgeline_bench.scripts.batching import SHAPES
+from ridgeline_bench.scripts.driven import Answered, Driven, Wanted
+
+SHORT = 16  # tokens of the prompts of those who decode
+
+
+def limit_steps(driven: Driven, tokens: int, rows: int) -> None:
+    """Let steps have so many tokens at most from now on."""
+    pace = driven.engine.scheduler._pace
+    pace.tokens = max(tokens, rows)
+
+
+def beside(
+    driven: Driven, decoding: int, prompts: int, length: int, steps: int
+) -> tuple[list[Answered], list[Answered]]:
+    """Return (those who decode, the prompts), which come one after the other. steps: the least that a prompt takes."""
+    out = steps * (prompts + 1) + 32
+    background = driven.alike(decoding, SHORT, out)
+    names = [driven.add(each) for each in background]
+    answers = {name: Answered(0.0) for name in names}
+    clock = driven.clock()
+    while not all(answers[name].moments for name in names):
+        driven.step(answers, clock)
+    found = []
+    for prompt in driven.prompts(prompts, length):
+        name = driven.add(Wanted(prompt, 1))
+        answers[name] = Answered(clock())
+        found.append(answers[name])
+        while not answers[name].moments:
+            driven.step(answers, clock)
+    for name in names:
+        driven.engine.abort(name)
+    while driven.engine.has_work:
+        driven.step(answers, clock)
+    return [answers[name] for name in names], found
+
+
+def least_step(driven: Driven, decoding: int, chunk: int, length: int) -> float:
+    """Return the planner's least seconds of a step of a chunk in the middle of a prompt; 0 where it knows no rates."""
+    assembly = driven.llm.assembly
+    if (hardware := hardware_of(assembly.device)) is None:
+        return 0.0
+    piece = min(length, max(1, chunk - decoding))
+    shape = StepShape([1] * decoding + [piece], [SHORT] * decoding + [max(piece, length // 2)], decoding)
+    try:
+        return Roofline(assembly.model.spec, hardware, assembly.precision).step_limit(shape)
+    except InvalidConfig:
+        return 0.0
+
+
+def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, length: int) -> list[dict[str, Any]]:
+    """Return a line for each chunk size."""
+    lines = []
+    for chunk in chunks:
+        if chunk <= decoding:
+            raise InvalidConfig(f"a chunk of {chunk} tokens leaves no room beside {decoding} requests that decode.")
+        limit_steps(driven, chunk, decoding + 1)
+        steps = -(-length // (chunk - decoding))
+        beside(driven, decoding, 1, length, steps)  # kernels of these shapes
+        decoders, found = beside(driven, decoding, prompts, length, steps)
+        begun, ended = found[0].at, found[-1].moments[-1]
+        gaps = [
+            1e3 * gap
+            for answer in decoders
+            for gap, at in zip(answer.between, answer.moments[1:], strict=True)
+            if begun < at <= ended
+        ]
+        lines.append({
+            "chunk": chunk, "decoding": decoding, "input": length, "prompts": prompts, "steps_of_a_prompt": steps,
+            "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
+            "least_step_ms": 1e3 * least_step(driven, decoding, chunk, length),
+            "ttft_ms": 1e3 * statistics.median(answer.first for answer in found),
+            "prompt_tokens_per_second": prompts * length / (ended - begun), "gaps": len(gaps),
+        })  # fmt: skip
+    return lines
+
+
+def main() -> None:
+    a = asked(
+        __doc__, model="", chunks=[256, 512, 1024, 2048, 4096, 8192], decoding=16, prompts=8, input=8192,
+        options=("{}", "JSON of arguments of LLM"), quick=False, output=Path,
+    )  # fmt: skip
+    if a.quick:
+        a.chunks, a.decoding, a.prompts, a.input = [16, 64, 256], 4, 2, 256
+    model = a.model or str(SHAPES / ("random-25m" if a.quick else "llama-8b"))
+    steps = max(-(-a.input // max(1, chunk - a.decoding)) for chunk in a.chunks)
+    longest = max(a.input + 16, SHORT + steps * (a.prompts + 1) + 48)
+    given = {"load_format": "dummy", "max_model_len": longest, "max_num_batched_tokens": max(a.chunks)}
+    driven = Driven(model, **given, max_num_seqs=a.decoding + 1, **json.loads(a.options))
+    table = Table("chunk", "steps of a prompt", "between tokens, ms", "step, at least", "TTFT, ms", "prompt tokens/s")
+    for line in bench(driven, a.chunks, a.decoding, a.prompts, a.input):
+        keep(a.output, {"workload": "chunk sizes", "model": Path(model).name, "gpu": gpu(), **line})
+        between = " / ".join(f"{line[f'itl_{name}_ms']:.1f}" for name in ("p50", "p99", "max"))
+        table.add_row(
+            str(line["chunk"]), str(line["steps_of_a_prompt"]), between, f"{line['least_step_ms']:.1f}",
+            f"{line['ttft_ms']:.0f}", f"{line['prompt_tokens_per_second']:,.0f}",
+        )  # fmt: skip
+    Console(width=140).print(table)
+    driven.close()
+
+
+if __name__ == "__main__":
+    main()
