@@ -11,6 +11,7 @@ from ridgeline.assembly.choices import Choices
 from ridgeline.assembly.draft import load_draft
 from ridgeline.core.cores import Load
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.numa import bind
 from ridgeline.core.specs.state import DTYPE_BYTES
 from ridgeline.layers.decoder import Decoder
 from ridgeline.parallel.mesh import Mesh
@@ -21,7 +22,7 @@ from ridgeline.quantization.held import keeping
 from ridgeline.weights.loader import Progress, load_weights
 from ridgeline.worker.compilers import Compilers, processes_needed
 from ridgeline.worker.local import LocalWorker
-from ridgeline.worker.machine import device_name, hardware_of
+from ridgeline.worker.machine import device_name, hardware_of, pci_address
 from ridgeline.worker.memory import MemoryReport
 from ridgeline.worker.runner import Runner
 from ridgeline.worker.sleep import SleepMemory
@@ -35,6 +36,8 @@ def device_worker(choices: Choices, progress: Progress | None) -> tuple[LocalWor
     """Return the worker of one device, and what its memory holds. Raise InvalidConfig or ModelLoadError."""
     wanted = choices.config.enable_sleep_mode and choices.device.type == "cuda"
     sleep = SleepMemory(choices.device) if wanted else None
+    if choices.config.numa_bind and choices.device.type == "cuda":
+        bind(pci_address(choices.device))  # before weights are read into the host's memory
     if choices.device.type != "cpu":
         from ridgeline.worker.kernel_cache import keep_without_room  # here, because it needs Triton
 

@@ -65,6 +65,7 @@ ENGINE_HELP = {
     "eplb_config": 'JSON object that says how, for example {"window_size": 1000, "step_interval": 3000}.',
     "distributed_timeout_seconds": "Seconds after which a step on several devices is given up.",
     "hang_timeout": "Seconds without a sign of life after which a process is taken to hang, and replaced.",
+    "numa_bind": "Keep to the cores and the memory of the NUMA node that a GPU is connected to.",
     "rank_trace_dir": "Folder for traces of which rank waited for which (several devices; slower).",
     "speculative_config": "JSON object that says how drafts are made, for example "
     '{"method": "ngram", "num_speculative_tokens": 4}.',

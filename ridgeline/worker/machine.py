@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf import calibration
 from ridgeline.perf.hardware import Hardware, find, from_device_name
+
+
+def pci_address(device: torch.device) -> str:
+    """Return the address of a GPU on the PCI bus, as "0000:3b:00.0"."""
+    known: Any = torch.cuda.get_device_properties(device)  # torch declares no types of these
+    return f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
 
 
 def device_name(device: torch.device) -> str:

@@ -35,6 +35,8 @@ class ParallelSettings(Settings):
     distributed_timeout_seconds: how long a step, or one rank's wait for the others, may take before it fails.
     hang_timeout: the seconds without a sign of life after which a process is taken to hang: a rank, and with
         `ridgeline serve` every process of the server. It is ended then, and replaced.
+    numa_bind: each process of the engine keeps to the cores of the NUMA node at which its GPU's PCI lanes end, and
+        takes memory there first. A machine with one node stays as it is.
     rank_trace_dir: a folder for traces of steps that show which rank waited for which. Ranks then note when they come
         to collectives and leave them, which takes some microseconds each.
     """
@@ -48,6 +50,7 @@ class ParallelSettings(Settings):
     all2all_backend: Literal["auto", "distributed", "peer"] = "auto"
     distributed_timeout_seconds: float = 120.0
     hang_timeout: float = 10.0
+    numa_bind: bool = False
     rank_trace_dir: Annotated[str | None, Named("the name of a folder")] = None
 
     def check(self) -> None:

@@ -199,12 +199,7 @@ _ACCEPTED: tuple[tuple[str, Takes, str], ...] = (
         VALUE,
         "expert-placement-strategy",
     ),
-    ("a process of the server runs on the cores that the system gives it; numactl binds it", SWITCH, "numa-bind"),
-    (
-        "a process of the server runs on the cores that the system gives it; numactl binds it",
-        LIST,
-        "numa-bind-nodes numa-bind-cpus",
-    ),
+    ("--numa-bind finds the node by the GPU's PCI address", LIST, "numa-bind-nodes numa-bind-cpus"),
     (
         "texts are tokenized and rendered in threads and a process of each API server (--api-server-count)",
         VALUE,
