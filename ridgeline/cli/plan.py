@@ -109,7 +109,9 @@ def plan(
         for hardware in (read_hardware(name, rates.datasheet) for name in gpu.split(","))
     ]
     if gpus and study != StudyFlags():
-        raise InvalidConfig("--gpus compares all divisions; leave --chunks, --static, --stack and --beside out.")
+        raise InvalidConfig(
+            "--gpus compares all divisions; leave out what is computed for one of them, such as --chunks."
+        )
     if gpus:
         show_divisions(deployments, gpus, as_json=as_json, plot=plot)
         return

@@ -1,9 +1,9 @@
-"""Tables beside a plan: chunks of prompts, static batches, stacked techniques, another model on the same devices."""
+"""Tables beside a plan: chunks, static batches, stacked techniques, other models beside and together, spot devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -14,7 +14,9 @@ from ridgeline.cli.sizes import read_config, short
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.batching import batched, longest_answer, static_room
 from ridgeline.perf.beside import beside, with_model
+from ridgeline.perf.packing import items_of, packed, shares
 from ridgeline.perf.planner import Plan
+from ridgeline.perf.spot import SpotTerms, compared
 from ridgeline.perf.stack import parsed, stacked
 
 BATCHES = (1, 8, 64, 512)
@@ -38,6 +40,17 @@ class StudyFlags:
         ),
     ] = None
     beside: Annotated[str, typer.Option(help="Show this model beside, on the same devices.")] = ""
+    pack: Annotated[
+        list[str] | None,
+        typer.Option(help="A further model, as MODEL or MODEL*COPIES; repeat it: on how few devices all of them fit."),
+    ] = None
+    pack_requests: Annotated[int, typer.Option(min=1, help="Requests for which each of these has room.")] = 8
+    spot_price: Annotated[float | None, typer.Option(help="Price of a spot device for an hour: beside the other.")] = (
+        None
+    )
+    spot_interruptions: Annotated[float, typer.Option(help="Interruptions of one spot device in an hour.")] = 0.05
+    spot_lost: Annotated[float, typer.Option(help="Seconds from an interruption to serving again.")] = 300.0
+    spot_notice: Annotated[float, typer.Option(help="Seconds between the notice and the end.")] = 30.0
 
 
 class Study(NamedTuple):
@@ -59,6 +72,11 @@ def studies(plan: Plan, flags: StudyFlags) -> Iterator[Study]:
         yield _stack(plan, flags.stack)
     if flags.beside:
         yield _beside(plan, flags.beside)
+    if flags.pack:
+        yield _pack(plan, flags.pack, flags.pack_requests)
+    if flags.spot_price is not None:
+        lost = (flags.spot_interruptions, flags.spot_lost, flags.spot_notice)
+        yield _spot(plan, SpotTerms(price=flags.spot_price, interruptions=lost[0], lost=lost[1], notice=lost[2]))
 
 
 def _chunks(plan: Plan, text: str) -> Study:
@@ -133,3 +151,43 @@ def _beside(plan: Plan, other: str) -> Study:
         table.add_row(*row)
     records = [{"model": name} | each._asdict() for name, each in zip(names, found, strict=True)]
     return Study("beside", f"{other} beside this model", records, table)
+
+
+def _pack(plan: Plan, texts: list[str], requests: int) -> Study:
+    d = plan.deployment
+    wanted = [("this model", d, 1)]
+    for text in texts:
+        name, _, copies = text.partition("*")
+        if copies and not copies.isdecimal():
+            raise InvalidConfig(f"--pack is {text!r}; write MODEL or MODEL*COPIES.")
+        wanted.append((name, replace(d, model=read_config(name).spec), int(copies or 1)))
+    items, size = items_of(wanted, requests), d.hardware.memory * d.utilization
+    found = packed([item.need for item in items], size)
+    table, records = columns(("device", "model"), ("needs", "--gpu-memory-utilization")), []
+    for device, numbers in enumerate(found.devices):
+        needs = [items[number].need for number in numbers]
+        for number, share in zip(numbers, shares(needs, size, d.hardware.memory), strict=True):
+            table.add_row(str(device), items[number].name, short(items[number].need, "B"), f"{share:.3f}")
+            records.append({"device": device, "model": items[number].name, "bytes": items[number].need, "share": share})
+    best = "no packing needs fewer" if found.proven else f"at least {found.fewest} are needed"
+    title = f"{len(items)} models with room for {requests} requests each on {len(found.devices)} x {d.hardware.name}"
+    title = f"{title}; {best}"
+    return Study("pack", title, records, table)
+
+
+def _spot(plan: Plan, terms: SpotTerms) -> Study:
+    d, best = plan.deployment, plan.best
+    if d.price_per_hour is None or best is None:
+        raise InvalidConfig("--spot-price is compared with --price-per-hour, for a batch that fits; give both.")
+    request = best.ttft + (d.output - 1) * best.itl
+    found = compared(
+        terms, price=d.price_per_hour, devices=d.devices, tokens_per_second=best.tokens_per_second, request=request
+    )
+    table = columns(("",), ("a device, an hour", "serving", "per million", "saves"))
+    table.add_row("on demand", f"{d.price_per_hour:g}", "100.00%", f"{found.on_demand:.3g}", "")
+    table.add_row("spot", f"{terms.price:g}", f"{found.serving:.2%}", f"{found.cost:.3g}", f"{found.saving:.0%}")
+    title = (
+        f"spot: {terms.interruptions:g} interruptions of a device in an hour; it is cheaper below "
+        f"{found.pays_below:.3g}. A request takes {request:.1f} s, and the notice is {terms.notice:g} s"
+    )
+    return Study("spot", title, [found._asdict() | {"saving": found.saving}], table)

@@ -87,6 +87,7 @@ SERVE_HELP = {
     "request_breakdown": "Report in each answer where its time went.",
     "enable_per_request_metrics": "Report it in vLLM's words, as `metrics`, where there is one completion.",
     "enable_force_include_usage": "Tell the usage so far with every chunk of a stream, whatever its request says.",
+    "price_per_hour": "Price of an engine's devices for an hour, for metrics of cost (0: there are none).",
     "root_path": "Prefix under which a proxy shows the server, whether or not it removes it.",
 }
 # keys in arguments would show in `ps`; the first of several variables that is set counts

@@ -247,11 +247,46 @@ def test_probes_are_answered_without_a_key_and_nothing_else_is(deployed: Deploye
 
 
 def test_what_scales_the_deployment_is_measured(deployed: Deployed) -> None:
-    (metric,) = FOUND["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    (rule,) = yaml.safe_load(FOUND["ConfigMap"]["data"]["config.yaml"])["rules"]
-    assert rule["name"]["as"] == metric["pods"]["metric"]["name"]
-    series = rule["seriesQuery"].partition("{")[0]
-    assert re.search(rf"^{re.escape(series)}(\{{.*\}})? 0(\.0)?$", deployed.get("/metrics", "api-key")[1], re.M)
+    """By the queue and by the rate of requests."""
+    wanted = [metric["pods"] for metric in FOUND["HorizontalPodAutoscaler"]["spec"]["metrics"]]
+    rules = yaml.safe_load(FOUND["ConfigMap"]["data"]["config.yaml"])["rules"]
+    assert [metric["metric"]["name"] for metric in wanted] == ["num_requests_waiting", "requests_per_second"]
+    assert [rule["name"]["as"] for rule in rules] == [metric["metric"]["name"] for metric in wanted]
+    page = deployed.get("/metrics", "api-key")[1]
+    for rule, function in zip(rules, ("max(max_over_time(", "sum(rate("), strict=True):
+        series = rule["seriesQuery"].partition("{")[0]
+        assert re.search(rf"^{re.escape(series)}(\{{.*\}})? 0(\.0)?$", page, re.M)
+        assert rule["metricsQuery"].startswith(f"{function}<<.Series>>{{<<.LabelMatchers>>}}[")
+        assert rule["metricsQuery"].endswith("by (<<.GroupBy>>)")
+    assert all(metric["target"]["type"] == "AverageValue" for metric in wanted)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_the_rate_of_requests_is_that_of_a_pod(tmp_path: Path) -> None:
+    """The adapter's queries with its placeholders filled in, over four requests a second of two engines."""
+    written = []
+    for rule in yaml.safe_load(FOUND["ConfigMap"]["data"]["config.yaml"])["rules"]:
+        query = rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"].partition("{")[0])
+        query = query.replace("<<.LabelMatchers>>", 'namespace="n",pod=~"a|b"').replace("<<.GroupBy>>", "pod")
+        written.append({"record": rule["name"]["as"], "expr": query})
+    pod = 'namespace="n",pod="a"'
+    series = [
+        {"series": f'vllm:request_success_total{{{pod},engine="0",finished_reason="stop"}}', "values": "0+45x20"},
+        {"series": f'vllm:request_success_total{{{pod},engine="1",finished_reason="length"}}', "values": "0+15x20"},
+        {"series": f"vllm:num_requests_waiting{{{pod}}}", "values": "0x10 9 0x9"},
+    ]
+    told = {"num_requests_waiting": 9, "requests_per_second": 4}
+    cases = [
+        {"expr": f"round({name})", "eval_time": "180s", "exp_samples": [{"labels": '{pod="a"}', "value": value}]}
+        for name, value in told.items()
+    ]
+    tests = [{"interval": "15s", "input_series": series, "promql_expr_test": cases}]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "adapter", "rules": written}]}))
+    checks = {"rule_files": ["rules.yml"], "evaluation_interval": "5s", "tests": tests}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(checks))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_image_is_healthy_while_the_server_is(deployed: Deployed) -> None:

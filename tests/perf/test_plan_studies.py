@@ -40,6 +40,29 @@ def test_plan_answers_all_of_them_at_once() -> None:
         assert words in text
 
 
+def test_models_are_packed_onto_devices() -> None:
+    """On H200s of 126.9 GB to use: the mixture needs 97, two of 13B 38 each, which fit together but not beside it."""
+    arguments = ["plan", MIXTRAL, "--gpu", "H200", "--pack", f"{DENSE}*2"]
+    (record,) = json.loads(output(*arguments, "--json"))
+    (first, *others) = sorted(record["pack"], key=lambda each: each["device"])
+    assert (first["model"], first["device"], first["share"]) == ("this model", 0, pytest.approx(0.9))
+    assert [(each["device"], each["share"]) for each in others] == [(1, pytest.approx(0.45))] * 2
+    assert others[0]["bytes"] == pytest.approx(2 * 13_015_864_320 + 8 * 1280 * 819_200, rel=0.06)
+    assert "3 models with room for 8 requests each on 2 x H200; no packing needs fewer" in output(*arguments)
+
+
+def test_spot_devices_stand_beside_those_on_demand() -> None:
+    flags = ["--price-per-hour", "4", "--spot-price", "1.6", "--spot-interruptions", "0.1", "--spot-notice", "600"]
+    (record,) = json.loads(output("plan", MIXTRAL, "--gpu", "A100", "--ep", "8", "--json", *flags))
+    (spot,) = record["spot"]
+    serving = 1 / (1 + 8 * 0.1 * 300 / 3600)
+    assert spot["serving"] == pytest.approx(serving)
+    assert spot["cost"] == pytest.approx(0.4 * record["best"]["cost_per_million"] / serving)
+    assert spot["saving"] == pytest.approx(1 - 0.4 / serving)
+    assert spot["pays_below"] == pytest.approx(1.5 * 3600 / (8 * 300))
+    assert "it is cheaper below 2.25" in output("plan", MIXTRAL, "--gpu", "A100", "--ep", "8", *flags)
+
+
 def test_training_has_a_table_by_stage() -> None:
     text = output("train", "sizes", DENSE, "--gpu", "A100", "--devices", "8")
     assert "13 billion parameters on 8 x A100-80GB" in text
@@ -55,7 +78,10 @@ def test_mistakes_are_one_sentence() -> None:
         (["--chunks", "a,b"], "write whole numbers"),
         (["--chunks", "0"], "chunk must be at least 1"),
         (["--stack", "x:y=1"], "has the key 'y'"),
-        (["--gpus", "8", "--static"], "leave --chunks"),
+        (["--gpus", "8", "--static"], "leave out what is computed for one"),
+        (["--pack", "x*y"], "write MODEL or MODEL"),
+        (["--spot-price", "1"], "give both"),
+        (["--spot-price", "0", "--price-per-hour", "3"], "spot price must be above 0"),
     ):
         with pytest.raises(InvalidConfig, match=sentence):
             app(["plan", MIXTRAL, "--gpu", "H200", *flags], standalone_mode=False)

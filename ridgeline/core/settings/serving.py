@@ -4,7 +4,7 @@ from these fields and from `LLMConfig`'s."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 from ridgeline.core.errors import InvalidConfig
 
@@ -80,6 +80,7 @@ class ServeConfig:
     request_breakdown: responses say where their time went.
     enable_per_request_metrics: they say it in vLLM's words too, in `metrics`.
     enable_force_include_usage: every chunk of a stream tells the usage so far, whatever its request says.
+    price_per_hour: the price of an engine's devices for an hour, in any currency, for metrics of cost (0: unknown).
     root_path: the path prefix under which a proxy shows the server, whether or not it removes it.
     engine: options of `LLMConfig`, as given.
     """
@@ -138,6 +139,7 @@ class ServeConfig:
     request_breakdown: bool = False
     enable_per_request_metrics: bool = False
     enable_force_include_usage: bool = False
+    price_per_hour: float = 0.0
     root_path: str = ""
     engine: dict[str, object] = field(default_factory=dict)
 
@@ -158,6 +160,8 @@ class ServeConfig:
         for name in ("shutdown_timeout", "request_timeout", *queue, "max_stored_responses"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(f"{name} must not be negative, got {getattr(self, name)!r}.")
+        if not 0 <= self.price_per_hour < inf:
+            raise InvalidConfig(f"price_per_hour must be at least 0, got {self.price_per_hour!r}.")
         for name in ("step_timeout", "grammar_timeout", "model_turn"):
             if getattr(self, name) <= 0:
                 raise InvalidConfig(f"{name} must be above 0, got {getattr(self, name)!r}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from importlib.resources import files
 from typing import Any
 
@@ -145,6 +146,8 @@ def snapshot(api: ApiServer, stats: Stats | None, engine: int = 0) -> metrics.Sn
         },
         stalls=api.watchdog.stalls,
         stall_seconds=api.watchdog.seconds,
+        price_per_hour=api.config.price_per_hour,
+        now=time.time(),
     )
 
 

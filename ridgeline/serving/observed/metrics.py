@@ -74,7 +74,8 @@ class Snapshot:
     `engine` is the number of the engine that it tells of, whose `facts` and `stats` are the newest known, and None
     before it ever answered. `api_servers` is their number.
     `open_requests`, `open_tokens`, `stalls` and `stall_seconds` are those of this API server, which is called `name`.
-    `rejected` counts the requests that its queue turned away, by the bound.
+    `rejected` counts the requests that its queue turned away, by the bound. `price_per_hour` is that of the engine's
+    devices, 0 where it is unknown; `now` is the time since 1970.
     """
 
     engine: int = 0
@@ -90,6 +91,8 @@ class Snapshot:
     rejected: Mapping[str, int] = field(default_factory=dict)
     stalls: int = 0
     stall_seconds: float = 0.0
+    price_per_hour: float = 0.0
+    now: float = 0.0
 
     @property
     def labels(self) -> list[str]:
@@ -156,6 +159,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
     return [
         *_server(snapshot),
         *_engine(snapshot),
+        *_cost(snapshot),
         *_sources(snapshot),
         *_states(snapshot),
         *_drafts(snapshot),
@@ -246,6 +250,19 @@ def _engine(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter("ridgeline:saturated_activations", cut_off, stats.saturations if stats else None)
     share = headroom(stats.recent[-NEWEST_STEPS:]) if stats else None
     yield gauge("ridgeline:headroom", f"Limit divided by time over the newest {NEWEST_STEPS} steps; 1 is best.", share)
+
+
+def _cost(snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what the engine has cost since it started, idle time included, where the price of an hour is known."""
+    stats, price = snapshot.stats, snapshot.price_per_hour
+    if not price or stats is None:
+        return
+    spent, tokens = price * max(0.0, snapshot.now - stats.started) / 3600, stats.counters["generation_tokens"]
+    yield _gauge("ridgeline:price_per_hour", "Price of its devices for an hour.", ENGINE, [(snapshot.labels, price)])
+    yield _counter("ridgeline:cost", "Price of the time since it started.", ENGINE, [(snapshot.labels, spent)])
+    text = "That price for a million tokens that it has generated."
+    per_million = [(snapshot.labels, 1e6 * spent / tokens)] if tokens else []
+    yield _gauge("ridgeline:cost_per_million_tokens", text, ENGINE, per_million)
 
 
 def _sources(snapshot: Snapshot) -> Iterable[Metric]:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.core.plan.request import Preemption, SamplingParams
 from ridgeline.core.settings.rebalancing import Rebalanced
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.errors import Overloaded
 from ridgeline.serving.generation.service import GenerationRequest, Run
@@ -332,7 +334,8 @@ def complete(api: ApiServer, stats: Stats) -> metrics.Snapshot:
         },
     }
     known["ranks"] = [RankFigures(rank, 0.5 + rank, 1.5 - rank, 0.25) for rank in range(2)]
-    return snapshot(api, Stats(**{**fields, **known}))
+    whole = Stats(**{**fields, **known})
+    return replace(snapshot(api, whole), price_per_hour=7.2, now=whole.started + 1800)
 
 
 def told(tokens: list[list[int]], reached: int = 1) -> ExpertFigures:
@@ -401,6 +404,11 @@ def test_no_series_is_of_experts_that_there_are_not() -> None:
 
 def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> None:
     async def main() -> tuple[str, str]:
+        async with open_api_server(socket, ServeConfig(generation_config="none", price_per_hour=2.0)) as priced:
+            page = parsed((await page_of_metrics(priced)).decode())
+            assert value(page, "ridgeline:price_per_hour") == 2.0
+            assert 0 < value(page, "ridgeline:cost", "ridgeline:cost_total") < 2.0, "the engine is not an hour old"
+            assert page["ridgeline:cost_per_million_tokens"].samples == [], "there are no tokens yet"
         async with open_api_server(socket) as api:
             await run(api, [7] * 8, max_tokens=4)
             real = (await page_of_metrics(api)).decode()
@@ -415,6 +423,11 @@ def test_names_types_and_labels_are_those_of_the_golden_file(socket: Path) -> No
         name, rest = line.split(" ", 1)
         assert rest == golden[name] or rest.endswith("{}"), f"{line}, and the golden file has {golden[name]}"
     assert value(parsed(full), "ridgeline:headroom") == pytest.approx(0.5)
+    assert "ridgeline:cost" not in real, "no price was given"
+    assert value(parsed(full), "ridgeline:cost", "ridgeline:cost_total") == 3.6, "half an hour at 7.2"
+    written = value(parsed(full), "vllm:generation_tokens", "vllm:generation_tokens_total")
+    assert written == 4
+    assert value(parsed(full), "ridgeline:cost_per_million_tokens") == pytest.approx(3.6 / 4 * 1e6)
     waited, caused = "ridgeline:rank_wait_seconds", "ridgeline:rank_waited_for_seconds"
     assert value(parsed(full), waited, f"{waited}_total", rank="1") == 1.5
     assert value(parsed(full), caused, f"{caused}_total", rank="1") == 0.5
