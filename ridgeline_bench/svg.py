@@ -1,9 +1,9 @@
-"""Two small plots as inline SVG. Colours come from the page's CSS, so they follow light and dark."""
+"""Two small plots as inline SVG, whose colours come from the page's CSS, and curves in a picture by itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -72,6 +72,78 @@ def history(points: Sequence[Point], unit: str, ends: tuple[str, str]) -> str:
     ]
     parts += [_dot(a, b, p) for (a, b), p in zip(places, points, strict=True)]
     return _svg(parts, width, height, "history")
+
+
+class Panel(NamedTuple):
+    """A panel of curves: by name, their places (x, y) in data units. The x axis is logarithmic."""
+
+    title: str
+    x_name: str
+    curves: Mapping[str, Sequence[tuple[float, float]]]
+    log_y: bool = False
+
+
+def picture(panels: Sequence[Panel], title: str) -> str:
+    """Draw panels beside one another, as a file. A curve has the same colour in each, and the legend names all."""
+    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    wide, high = 440, 320
+    width, height = wide * len(panels), high + 28 + 16 * len(names)
+    parts = [f'<text x="{width / 2:g}" y="16" text-anchor="middle" font-weight="bold">{escape(title)}</text>']
+    for number, panel in enumerate(panels):
+        drawn = "".join(_curves(panel, colours, wide, high))
+        parts.append(f'<g transform="translate({number * wide} 24)">{drawn}</g>')
+    for number, name in enumerate(names):
+        y = high + 34 + 16 * number
+        parts.append(f'<circle fill="{colours[name]}" cx="64" cy="{y}" r="4"/>')
+        parts.append(f'<text x="74" y="{y + 4}">{escape(name)}</text>')
+    style = "text{font:12px sans-serif;fill:#888}.grid{stroke:#8883}polyline{fill:none;stroke-width:2}"
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{"".join(parts)}</svg>\n'
+
+
+def _curves(panel: Panel, colours: Mapping[str, str], wide: int, high: int) -> Iterator[str]:
+    places = [place for curve in panel.curves.values() for place in curve]
+    xs, ys = sorted({a for a, _ in places}), [b for _, b in places]
+    left, right, top, bottom = 64, wide - 24, 34, high - 44
+    low, high_x = math.log(xs[0]), math.log(max(xs[-1], 1.01 * xs[0]))
+    y_ticks = _ticks(min(ys), max(ys), panel.log_y)
+    scale = math.log if panel.log_y else float
+    foot, head = scale(min(ys[0], *ys, y_ticks[0])), scale(max(*ys, y_ticks[-1]))
+
+    def x(value: float) -> float:
+        return left + (right - left) * (math.log(value) - low) / (high_x - low)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * (scale(value) - foot) / (head - foot)
+
+    yield f'<text x="{left}" y="20">{escape(panel.title)}</text>'
+    for value in xs[:: max(1, len(xs) // 8)]:
+        yield f'<line class="grid" x1="{x(value):.1f}" y1="{top}" x2="{x(value):.1f}" y2="{bottom}"/>'
+        yield f'<text x="{x(value):.1f}" y="{bottom + 16}" text-anchor="middle">{si(value)}</text>'
+    for value in y_ticks:
+        yield f'<line class="grid" x1="{left}" y1="{y(value):.1f}" x2="{right}" y2="{y(value):.1f}"/>'
+        yield f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{si(value) if value else 0}</text>'
+    yield f'<text x="{(left + right) / 2:g}" y="{bottom + 34}" text-anchor="middle">{escape(panel.x_name)}</text>'
+    for name, curve in panel.curves.items():
+        points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in curve)
+        yield f'<polyline stroke="{colours[name]}" points="{points}"/>'
+        for a, b in curve:
+            told = escape(f"{name}: {b:.4g} at {a:g}")
+            yield f'<circle fill="{colours[name]}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3"><title>{told}</title></circle>'
+
+
+def _ticks(least: float, most: float, logarithmic: bool) -> list[float]:
+    """Return round values around the range of an axis: 1, 2 and 5 times powers of ten, or even steps."""
+    if logarithmic:
+        decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+        every = [part * 10.0**n for n in decades for part in ((1, 2, 5) if len(decades) < 4 else (1,))]
+        below, above = (max(v for v in every if v <= least), min(v for v in every if v >= most))
+        return [value for value in every if below <= value <= above] if above > below else [below, 2 * below]
+    span = (most - least) or abs(most) or 1.0
+    power = 10.0 ** math.floor(math.log10(span / 4))
+    step = next(part * power for part in (1, 2, 5, 10) if span / (part * power) <= 6)
+    return [round(n * step, 12) for n in range(math.floor(least / step), math.ceil(most / step) + 1)]
 
 
 def si(value: float) -> str:
