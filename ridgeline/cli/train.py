@@ -41,6 +41,13 @@ class RunFlags:
     compile: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; default: on a GPU.")
     ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of products; auto: bfloat16 on a GPU, float32 on a CPU."),
+    ] = "auto"
+    loss_scale: Annotated[
+        float | None, typer.Option(help="Factor of the loss in float16; default: it adapts. 1: none.")
+    ] = None
     seed: Annotated[int, typer.Option(help="Decides order, sample and initial weights.")] = 0
 
 
@@ -97,6 +104,8 @@ def pretrain(
         "from": start,
         "quantize": quantize,
         "group": group if quantize else "",
+        "dtype": "" if run.dtype == "auto" else run.dtype,
+        "loss-scale": "" if run.loss_scale is None else f"{run.loss_scale:g}",
     }
     named = "".join(f" --{flag} {value}" for flag, value in flags.items() if value)
     of_module = {"embedded": "embedded", "mixture": "mixture", "gla": "linear", "retnet": "linear"}
@@ -114,6 +123,8 @@ def pretrain(
         steps=steps,
         batch_tokens=run.batch_tokens,
         compile=where.type == "cuda" if compiled is None else compiled,
+        dtype=None if run.dtype == "auto" else run.dtype,
+        loss_scale=run.loss_scale,
         seed=run.seed,
         max_train_bytes=bytes_of(text.max_train_mb),
         max_held_out_bytes=bytes_of(text.max_held_out_mb),

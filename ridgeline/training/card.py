@@ -159,7 +159,7 @@ def _training(report: Mapping[str, Any]) -> str:
             "dense bfloat16 peak; only the causal half of attention counted)"
         )
     )
-    precision = "bfloat16 autocast over float32 weights" if run["bf16"] else "float32"
+    precision = "float32" if run["dtype"] == "float32" else f"{run['dtype']} autocast over float32 weights"
     return (
         f"## Training\n\n![training loss]({PLOT})\n\n"
         f"AdamW (betas {run['betas'][0]}, {run['betas'][1]}, weight decay {run['weight_decay']}, gradients clipped at "

@@ -47,17 +47,18 @@ def training_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device) 
 
 
 class NextTokenLoss(nn.Module):
-    """The mean nats per token. With `bf16` it runs under autocast; weights, residual stream and loss stay float32.
+    """The mean nats per token. Products run in `autocast`, if it is given; weights, residual stream and loss stay
+    float32.
 
     Logits are made `chunk` tokens at a time and made again in the backward pass, so [N, V] never exists.
     """
 
-    def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, bf16: bool) -> None:
+    def __init__(self, decoder: Decoder, *, batch_size: int, chunk: int, autocast: torch.dtype | None) -> None:
         super().__init__()
         self.decoder = decoder
         self.batch_size = batch_size
         self.chunk = chunk
-        self.bf16 = bf16
+        self.autocast = autocast
 
     def forward(self, tokens_BS1: Tensor) -> Tensor:
         """Return the loss of tokens_BS1, which holds S + 1 tokens per sequence: the inputs and, one later, the
@@ -65,7 +66,7 @@ class NextTokenLoss(nn.Module):
         inputs_BS, targets_N = tokens_BS1[:, :-1], tokens_BS1[:, 1:].flatten()
         batch, length = inputs_BS.shape
         positions_N = torch.arange(length, device=tokens_BS1.device).repeat(batch)
-        with torch.autocast(tokens_BS1.device.type, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(tokens_BS1.device.type, self.autocast, enabled=self.autocast is not None):
             dtype, device = self.decoder.embed.weight.dtype, tokens_BS1.device
             states = dense_states(self.decoder.spec, self.batch_size, length, dtype, device)
             hidden = self.decoder(inputs_BS.flatten(), positions_N, states)

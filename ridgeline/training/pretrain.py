@@ -23,10 +23,12 @@ from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, Balancer, load_figures
 from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
 from ridgeline.training.data import PackedTokens
+from ridgeline.training.loss_scale import LossScale
 from ridgeline.training.objective import NextTokenLoss, training_flops_per_token
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.progress import TrainingLog
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's datasheets (half of their figures "with sparsity").
 PEAK_BF16 = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 
@@ -42,6 +44,8 @@ class TrainConfig:
     balance: how experts are kept equally busy, if there are any.
     scheme, group: the scheme by which weights are rounded in every step, and the weights that share a scale; None: they
         are not rounded.
+    dtype: that of products: float32, bfloat16 or float16.
+    loss_scale: the factor of the loss in float16 (see LossScale; 1: none); None adapts it.
     log_every, checkpoint_every: in steps (0: no checkpoints but the last).
     """
 
@@ -53,7 +57,8 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
     loss_chunk: int = 32768
-    bf16: bool = True
+    dtype: str = "bfloat16"
+    loss_scale: float | None = None
     compile: bool = False
     balance: Balance = NO_BALANCE
     scheme: str | None = None
@@ -66,14 +71,26 @@ class TrainConfig:
             raise InvalidConfig("a training run needs either steps or seconds; give exactly one.")
         if (self.steps or self.seconds or 0) <= 0:
             raise InvalidConfig(f"steps or seconds must be above 0, got steps={self.steps}, seconds={self.seconds}.")
+        if self.dtype not in DTYPES:
+            raise InvalidConfig(f"products run in {', '.join(DTYPES)}, got {self.dtype!r}.")
+        if self.loss_scale is not None and not (self.dtype == "float16" and 0 < self.loss_scale < float("inf")):
+            raise InvalidConfig(
+                f"a loss scale is a number above 0 for training in float16, got {self.loss_scale:g} for {self.dtype}."
+            )
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type of autocast, if there is any."""
+        return None if self.dtype == "float32" else DTYPES[self.dtype]
 
 
 class Trainer:
     """A trainer that trains `decoder` in place and continues from `folder`/checkpoint if there is one.
 
     It writes `folder`/log.jsonl: step, tokens, seconds (training alone), loss (nats per token, mean since the last
-    row), lr, grad_norm (before clipping), tokens_per_s, mfu (None if the peak is not known). Raise InvalidConfig if the
-    checkpoint there belongs to a run on other data or with other settings.
+    row), lr, grad_norm (before clipping), tokens_per_s, mfu (None if the peak is not known), and in float16 loss_scale
+    and skipped, the steps that it left out. Raise InvalidConfig if the checkpoint there belongs to a run on other data
+    or with other settings.
     """
 
     def __init__(
@@ -88,6 +105,7 @@ class Trainer:
         self.optimizer = adamw(
             decoder, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=self.device
         )
+        self.scale = LossScale(config.loss_scale if config.dtype == "float16" else 1.0)
         self.step, self.elapsed, self.budget = 0, 0.0, config.seconds or 0.0
         self.last_loss = float("nan")
         self._resume()
@@ -114,6 +132,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint from which training continues exactly."""
         state = {"step": self.step, "elapsed": self.elapsed, "budget": self.budget, "run": self._identity()}
+        state["loss_scale"] = self.scale.state()
         save_checkpoint(self.folder / "checkpoint", self.decoder, self.optimizer, state)
 
     def _update(self, loss_of: Callable[[Tensor], Tensor], fraction: float) -> tuple[Tensor, Tensor]:
@@ -121,9 +140,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = loss_of(self._batch(self.step))
-        (loss + self.balancer.loss()).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.clip)
-        self.optimizer.step()
+        self.scale.scaled(loss + self.balancer.loss()).backward()
+        norm = self.scale.step(self.optimizer, list(self.decoder.parameters()), self.config.clip)
         self.optimizer.zero_grad()
         self.balancer.step()
         return loss.detach(), norm
@@ -145,7 +163,10 @@ class Trainer:
         seconds."""
         started = time.monotonic()
         eager = NextTokenLoss(
-            self.decoder, batch_size=self.data.batch_size, chunk=self.config.loss_chunk, bf16=self.config.bf16
+            self.decoder,
+            batch_size=self.data.batch_size,
+            chunk=self.config.loss_chunk,
+            autocast=self.config.autocast,
         )
         loss_of = self._compiled(eager) if self.config.compile else eager
         if self.step == 0:
@@ -183,6 +204,8 @@ class Trainer:
             "tokens_per_s": rate,
             "mfu": rate * flops / peak if peak else None,
         }
+        if self.config.dtype == "float16":
+            row |= {"loss_scale": self.scale.factor, "skipped": self.scale.skipped}
         if self.balancer.layers:
             row |= load_figures(self.balancer.read().cpu())
         log.write(row, self._fraction())
@@ -191,7 +214,7 @@ class Trainer:
         """Return the facts that a resumed run must share with the run it resumes."""
         tokens = hashlib.sha256(self.data.tokens.data).hexdigest()
         shape = {"seq_len": self.data.seq_len, "batch_size": self.data.batch_size, "seed": self.data.seed}
-        names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "bf16")
+        names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "dtype", "loss_scale")
         settings = {name: getattr(self.config, name) for name in names} | {"balance": asdict(self.config.balance)}
         rounding = None if self.config.scheme is None else f"{self.config.scheme}, groups of {self.config.group}"
         return {"tokens": tokens, **shape, **settings, "scheme": rounding}
@@ -206,6 +229,7 @@ class Trainer:
                 "give the same settings, or another folder."
             )
         self.step, self.elapsed, self.budget = state["step"], state["elapsed"], state["budget"]
+        self.scale.resume(state["loss_scale"])
 
 
 def peak_flops(device: torch.device) -> float | None:

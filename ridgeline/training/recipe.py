@@ -82,6 +82,7 @@ class RecipeConfig:
     work: gets everything in between, checkpoints too.
     time_budget: seconds for the whole run. `steps` for each model replaces it.
     batch_tokens: tokens per step.
+    dtype, loss_scale: see TrainConfig (default: bfloat16 on a GPU, float32 on a CPU).
     command, commit: go into the card.
     """
 
@@ -93,6 +94,8 @@ class RecipeConfig:
     steps: int | None = None
     batch_tokens: int = 131_072
     compile: bool = False
+    dtype: str | None = None
+    loss_scale: float | None = None
     seed: int = 0
     max_train_bytes: int | None = None
     max_held_out_bytes: int | None = None
@@ -222,7 +225,8 @@ def _train(
         lr=recipe.lr,
         steps=config.steps,
         seconds=seconds,
-        bf16=config.device.type == "cuda",
+        dtype=config.dtype or ("bfloat16" if config.device.type == "cuda" else "float32"),
+        loss_scale=config.loss_scale,
         # Experts read counts back to the host, and recurrent ops the rows
         compile=config.compile and not experts_of(decoder) and not recurs(decoder.spec),
         balance=recipe.balance,
@@ -290,7 +294,7 @@ def _report(recipe: ModelRecipe, config: RecipeConfig, prepared: Prepared, train
             "betas": train.betas,
             "weight_decay": train.weight_decay,
             "clip": train.clip,
-            "bf16": train.bf16,
+            "dtype": train.dtype,
             "seq_len": data.seq_len,
             "batch_tokens": data.batch_size * data.seq_len,
             "steps": trainer.step,

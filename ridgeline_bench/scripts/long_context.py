@@ -195,7 +195,9 @@ class Experiment:
         longest, started = self.lengths[-1], time.monotonic()
         decoder = self.model.decoder(self.model.lengthened(method, longest, found))
         gpu = self.model.device.type == "cuda"
-        train = TrainConfig(lr=4e-4, steps=self.steps, bf16=gpu, log_every=min(10, self.steps))
+        train = TrainConfig(
+            lr=4e-4, steps=self.steps, dtype="bfloat16" if gpu else "float32", log_every=min(10, self.steps)
+        )
         with tempfile.TemporaryDirectory() as folder:
             tokens = training_text(Path(tempfile.gettempdir()) / f"ridgeline-text-{self.megabytes:g}", self.megabytes)
             trained(decoder, tokens, longest, self.batch, train, Path(folder))

@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_the_rounded_weights(config: dict[str, Any]) -> 
             weight.copy_(aware_weight.linear(identity, None).T)  # type: ignore[operator]
             assert not torch.equal(weight, aware.get_parameter(f"{name}.weight"))
     for decoder in (aware, rounded):
-        NextTokenLoss(decoder, batch_size=2, chunk=100, bf16=False)(TOKENS).backward()
+        NextTokenLoss(decoder, batch_size=2, chunk=100, autocast=None)(TOKENS).backward()
     for (name, ours), (_, theirs) in zip(aware.named_parameters(), rounded.named_parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)
 
@@ -122,7 +122,7 @@ def test_straight_through_rounds_forward_and_not_backward() -> None:
 
 def trainer(decoder: Decoder, tokens: Path, folder: Path, **options: Any) -> Trainer:
     data = PackedTokens(tokens, seq_len=32, batch_size=4, seed=0)
-    settings = {"lr": 3e-3, "steps": 12, "warmup": 0.1, "bf16": False, "loss_chunk": 50, "log_every": 3}
+    settings = {"lr": 3e-3, "steps": 12, "warmup": 0.1, "dtype": "float32", "loss_chunk": 50, "log_every": 3}
     return Trainer(decoder, data, TrainConfig(**(settings | options)), folder, Console(file=io.StringIO()))
 
 
@@ -131,7 +131,7 @@ def test_training_lowers_the_loss_of_the_rounded_weights(
 ) -> None:
     decoder = started(config)
     run = trainer(decoder, token_file, tmp_path / "run", scheme="w2a16", group=GROUP)
-    loss_of = NextTokenLoss(decoder, batch_size=4, chunk=50, bf16=False)
+    loss_of = NextTokenLoss(decoder, batch_size=4, chunk=50, autocast=None)
     batch = torch.from_numpy(run.data.batch(0))
     before = loss_of(batch).item()
     run.run()

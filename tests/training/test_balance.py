@@ -81,7 +81,7 @@ def test_gradients_of_experts_are_those_of_a_dense_sum_over_all_of_them() -> Non
     weighs those that were not chosen with 0."""
     decoder = mixture()
     tokens = batch()
-    loss_of = NextTokenLoss(decoder, batch_size=4, chunk=64, bf16=False)
+    loss_of = NextTokenLoss(decoder, batch_size=4, chunk=64, autocast=None)
     loss = loss_of(tokens)
     loss.backward()
     got = {name: p.grad.clone() for name, p in decoder.named_parameters() if p.grad is not None}
@@ -110,7 +110,7 @@ def _dense(layer: Any, norm: Any, x: torch.Tensor, residual: torch.Tensor | None
 def test_corrections_move_by_the_sign_of_the_error_and_nothing_else_does_it() -> None:
     decoder = mixture(SIGMOID)
     balancer = Balancer(decoder, Balance(method="correction", rate=0.25))
-    NextTokenLoss(decoder, batch_size=4, chunk=64, bf16=False)(batch()).backward()
+    NextTokenLoss(decoder, batch_size=4, chunk=64, autocast=None)(batch()).backward()
     counts_LE = torch.stack([layer.tally_E for layer in experts_of(decoder)])
     balancer.step()
     for layer, count_E in zip(experts_of(decoder), counts_LE, strict=True):
@@ -139,7 +139,7 @@ def test_balancing_spreads_a_lopsided_router(method: Any, routing: RoutingSpec |
                 layer.router *= 5
                 layer.router[:2] += 0.1
         balancer = Balancer(decoder, Balance(method=how, weight=0.3, rate=0.02))
-        loss_of = NextTokenLoss(decoder, batch_size=4, chunk=256, bf16=False)
+        loss_of = NextTokenLoss(decoder, batch_size=4, chunk=256, autocast=None)
         optimizer = torch.optim.AdamW([p for p in decoder.parameters() if p.requires_grad], lr=2e-3)
         for step in range(30):
             (loss_of(batch()) + balancer.loss()).backward()
@@ -162,7 +162,7 @@ def test_load_figures_of_known_loads() -> None:
 
 def test_a_resumed_run_repeats_the_uninterrupted_one_with_its_corrections(token_file: Path, tmp_path: Path) -> None:
     def trainer(folder: str, steps: int) -> Trainer:
-        config = TrainConfig(lr=1e-2, steps=4, bf16=False, log_every=1, balance=Balance(method="correction"))
+        config = TrainConfig(lr=1e-2, steps=4, dtype="float32", log_every=1, balance=Balance(method="correction"))
         data = PackedTokens(token_file, seq_len=32, batch_size=2, seed=0)
         made = Trainer(mixture(SIGMOID), data, config, tmp_path / folder, Console(file=io.StringIO()))
         made._fraction = lambda: 1.0 if made.step >= steps else made.step / 4  # type: ignore[method-assign]

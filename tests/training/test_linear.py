@@ -27,7 +27,7 @@ def gradients(config: dict[str, Any], overrides: dict[str, str]) -> tuple[Tensor
     decoder = Decoder(spec, Ops(Platform.of(CPU), overrides=overrides), dtype=torch.float32, device=CPU)
     initialize(decoder, len(spec.layers), seed=0)
     tokens_BS1 = torch.randint(0, 300, (2, 71), generator=torch.Generator().manual_seed(0))
-    loss = NextTokenLoss(decoder, batch_size=2, chunk=4096, bf16=False)(tokens_BS1)
+    loss = NextTokenLoss(decoder, batch_size=2, chunk=4096, autocast=None)(tokens_BS1)
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
 

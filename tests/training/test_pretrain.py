@@ -22,7 +22,7 @@ STEPS = 12
 
 def trainer(decoder: Decoder, tokens: Path, folder: Path, **changes: object) -> Trainer:
     initialize(decoder, 2, seed=0)
-    config = TrainConfig(**{"lr": 1e-2, "steps": STEPS, "bf16": False, "log_every": 1, **changes})  # type: ignore[arg-type]
+    config = TrainConfig(**{"lr": 1e-2, "steps": STEPS, "dtype": "float32", "log_every": 1, **changes})  # type: ignore[arg-type]
     data = PackedTokens(tokens, seq_len=32, batch_size=4, seed=0)
     return Trainer(decoder, data, config, folder, Console(quiet=True))
 
@@ -113,7 +113,7 @@ def test_the_loss_does_not_depend_on_how_logits_are_chunked(decoder: Decoder) ->
     gradients = []
     for chunk in (7, 1000):
         decoder.zero_grad()
-        loss = NextTokenLoss(decoder, batch_size=3, chunk=chunk, bf16=False)(tokens)
+        loss = NextTokenLoss(decoder, batch_size=3, chunk=chunk, autocast=None)(tokens)
         loss.backward()
         gradients.append([loss.detach(), *(p.grad for p in decoder.parameters())])
     # Sums of about 100 float32 terms in another order.
