@@ -78,10 +78,10 @@ class FurtherFlags:
 def pretrain(
     out: Annotated[Path, typer.Option(help="Folder for the finished models, their logs and report.json.")],
     recipe: Annotated[
-        Literal["embedded", "mixture", "gla", "retnet"],
+        Literal["embedded", "mixture", "gla", "retnet", "mamba2"],
         typer.Option(
-            help="embedded: the embedded model and its draft. mixture: three mixtures of experts. gla, retnet: a model "
-            "of linear attention, gated or with retention, and attention to compare with."
+            help="embedded: the embedded model and its draft. mixture: three mixtures of experts. gla, retnet, "
+            "mamba2: a model of linear attention, gated or with retention, or of Mamba-2, and attention beside it."
         ),
     ] = "embedded",
     *,
@@ -108,7 +108,7 @@ def pretrain(
         "loss-scale": "" if run.loss_scale is None else f"{run.loss_scale:g}",
     }
     named = "".join(f" --{flag} {value}" for flag, value in flags.items() if value)
-    of_module = {"embedded": "embedded", "mixture": "mixture", "gla": "linear", "retnet": "linear"}
+    of_module = {"embedded": "embedded", "mixture": "mixture", "gla": "linear", "retnet": "linear", "mamba2": "linear"}
     chosen = getattr(modules[of_module[recipe]], recipe.upper())
     if start:
         chosen = modules["recipe"].continued(chosen, resolve_model(start), further.lr)

@@ -63,7 +63,7 @@ def model_card(report: Mapping[str, Any], sources: list[Source]) -> str:
 
 
 FAMILIES = {"llama": "Llama", "qwen3_moe": "Qwen3-MoE", "glm4_moe": "GLM-4.5-MoE"}
-FAMILIES |= {"gla": "gated linear attention", "retnet": "RetNet"}
+FAMILIES |= {"gla": "gated linear attention", "retnet": "RetNet", "mamba2": "Mamba-2"}
 _BALANCING = {
     "none": "Nothing balanced the experts.",
     "loss": "An auxiliary loss of weight {weight} a layer balanced the experts (Fedus et al., arXiv 2101.03961).",
@@ -92,7 +92,16 @@ instructions, knows no facts and its code should not be run unread. It can repea
 
 def _introduction(report: Mapping[str, Any]) -> str:
     config = report["config"]
-    inner, active = f"feed-forward {config['intermediate_size']}", ""
+    if config["model_type"] == "mamba2":
+        heads = f"{config['num_heads']} heads of {config['head_dim']} by {config['state_size']}"
+        inner = "no feed-forward"
+    else:
+        heads = (
+            f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
+            f"{config['head_dim']}"
+        )
+        inner = f"feed-forward {config['intermediate_size']}"
+    active = ""
     if "experts" in report:
         count = len(report["experts"]["share"][0])
         used = config["num_experts_per_tok"]
@@ -102,8 +111,7 @@ def _introduction(report: Mapping[str, Any]) -> str:
         f"# {report['name']}\n\n{report['purpose']}\n\n"
         f"{report['parameters']:,} parameters{active}, {FAMILIES[config['model_type']]} architecture, bfloat16: "
         f"{config['num_hidden_layers']} layers of width {config['hidden_size']} ({inner}), "
-        f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
-        f"{config['head_dim']}, tied embeddings, context {config['max_position_embeddings']} tokens. "
+        f"{heads}, tied embeddings, context {config['max_position_embeddings']} tokens. "
         f"Byte-level BPE with {config['vocab_size']} tokens; `<|endoftext|>` begins every text and ends it."
     )
 

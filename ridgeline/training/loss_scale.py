@@ -48,7 +48,7 @@ class LossScale:
         return norm
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint keeps."""
+        """Return the numbers that a checkpoint keeps."""
         return {"factor": self.factor, "since": self._since, "skipped": self.skipped}
 
     def resume(self, state: Mapping[str, float]) -> None:

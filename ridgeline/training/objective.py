@@ -29,7 +29,7 @@ from ridgeline.perf.precision import precision
 _TRAINING_OPS = dict.fromkeys(OPS, "reference") | dict.fromkeys(
     (
         *("linear", "norm_linear", "embedding", "activation", "gated_activation", "grouped_gate_up", "grouped_down"),
-        *("linear_attention", "delta_attention", "wkv", "causal_conv", "gated_norm"),
+        *("linear_attention", "delta_attention", "ssd", "wkv", "causal_conv", "gated_norm"),
     ),
     "torch",
 )

@@ -9,19 +9,36 @@ from torch import nn
 
 INIT_STD = 0.02
 _RESIDUAL_OUTPUTS = ("mixer.out.weight", "feed_forward.down.weight")
+_DRAWN = ("rate.log", "dt_bias", "conv.weight")
+_RATES, _STEPS = (1.0, 16.0), (1e-3, 0.1)  # of Mamba-2's heads: how fast they forget, and how large their steps are
 
 
 @torch.no_grad()
 def initialize(decoder: nn.Module, num_layers: int, seed: int) -> None:
     """Fill the weights with normal numbers, those that feed the residual stream narrower by sqrt(2 · layers) (GPT-2);
-    set norms to 1, biases and corrections to 0."""
+    set norms to 1, biases and corrections to 0. Rates, steps and convolutions of Mamba-2 begin as its paper's code has
+    them (Dao and Gu, arXiv 2405.21060)."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in decoder.named_parameters():
-        if parameter.ndim == 1:
+        if (drawn := _of_mamba(name, parameter, generator)) is not None:
+            parameter.copy_(drawn)
+        elif parameter.ndim == 1:
             parameter.fill_(0.0 if name.endswith(("bias", "correction")) else 1.0)
-            continue
-        std = INIT_STD / math.sqrt(2 * num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else INIT_STD
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+        else:
+            std = INIT_STD / math.sqrt(2 * num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else INIT_STD
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+def _of_mamba(name: str, parameter: nn.Parameter, generator: torch.Generator) -> torch.Tensor | None:
+    """Return the initial numbers of a parameter that recurrent mixers alone have, or None for others."""
+    share = torch.rand(parameter.shape, generator=generator) if name.endswith(_DRAWN) else torch.empty(0)
+    if name.endswith("rate.log"):
+        return (_RATES[0] + (_RATES[1] - _RATES[0]) * share).log()
+    if name.endswith("dt_bias"):  # a step is softplus of it, spread evenly by its logarithm
+        return (_STEPS[0] * (_STEPS[1] / _STEPS[0]) ** share).expm1().log()
+    if name.endswith("conv.weight"):
+        return (2 * share - 1) / math.sqrt(parameter.shape[-1])
+    return None
 
 
 def adamw(

@@ -144,12 +144,18 @@ def test_a_recipe_of_mixtures_says_how_busy_their_experts_are(tmp_path: Path, fe
     assert ours == (EMBEDDED_MODEL / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["GLA", "RETNET"])
-def test_recipes_without_attention_lower_the_loss(name: str, tmp_path: Path, few_files: CorpusConfig) -> None:
-    """The recipes' own shapes and learning rates, in shorter sequences. A row of the log is a mean of ten steps."""
+@pytest.mark.parametrize(
+    ("name", "kind"), [("GLA", "linear_attention"), ("RETNET", "linear_attention"), ("MAMBA2", "mamba2")]
+)
+def test_recipes_without_attention_lower_the_loss(
+    name: str, kind: str, tmp_path: Path, few_files: CorpusConfig
+) -> None:
+    """The recipes' own widths and learning rates, in two layers and shorter sequences. A row of the log is the mean of
+    ten steps."""
     wanted: recipe.Recipe = getattr(linear, name)
+    short = replace(wanted.models[0], config={**wanted.models[0].config, "num_hidden_layers": 2})
     config = recipe.RecipeConfig(
-        recipe=replace(wanted, models=wanted.models[:1], corpus=few_files, context=64, stride=32),
+        recipe=replace(wanted, models=(short,), corpus=few_files, context=64, stride=32),
         out=tmp_path / "out",
         work=tmp_path / "work",
         device=torch.device("cpu"),
@@ -162,8 +168,9 @@ def test_recipes_without_attention_lower_the_loss(name: str, tmp_path: Path, few
     first, last = (json.loads(line)["loss"] for line in log.splitlines())
     assert last < first - 0.3
     mixer = model_config(wanted.models[0].config).spec.layers[0].mixer
-    assert mixer.kind == "linear_attention"
+    assert mixer.kind == kind
     assert wanted.models[1].name == "attention"
+    assert f"{name.lower()}\n" in (tmp_path / "work" / "models" / name.lower() / "README.md").read_text()
     assert parameters(wanted.models[0]) == pytest.approx(parameters(wanted.models[1]), rel=0.05)
 
 

@@ -1,16 +1,20 @@
-"""Mamba-2's recurrence in plain torch, in float32: rows of one token all at once, longer rows in chunks.
+"""Mamba-2's recurrence in plain torch, in float32: rows of one token all at once, longer rows in chunks. It has
+gradients.
 
 Within a chunk, outputs are products (see triton_chunks.py). All chunks of all rows are multiplied together, as many at
-a time as memory allows; the states go from chunk to chunk in between.
+a time as memory allows. In between the states go from chunk to chunk, those of all rows together.
 
 Legend: that of op.py, and
-    C  chunks
+    C  chunks: the first of every row, then the second of those that have one, and so on
+    L  rows of several tokens, the longest first
     Q  tokens of a chunk
     I  rows of one token
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -21,7 +25,7 @@ from ridgeline.kernels.scans.recurrence import Singles
 from ridgeline.kernels.scans.ssd.op import SsdInputs
 
 CHUNK = 64
-AT_ONCE = 1 << 24  # numbers of all tensors of some chunks, about: 64 MiB
+AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 28}  # numbers of all tensors of some chunks, about: 64 MiB and 1 GiB
 
 
 class _Given(NamedTuple):
@@ -33,11 +37,12 @@ class _Given(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A chunk, as numbers of the host. leaves: block ids that the state after it is stored in."""
+    """A chunk, as numbers of the host. row: its row's place among L. leaves: block ids that the state after it is
+    stored in."""
 
     start: int
     length: int
-    row: Row
+    row: int
     leaves: tuple[int, ...]
 
 
@@ -50,12 +55,19 @@ def ssd(given: SsdInputs, states_NHPS: Tensor, metadata: ScanMetadata) -> Tensor
     rows = list(metadata.rows())
     if len((singles := Singles.of(metadata)).row_D):
         _steps(numbers, states_NHPS, singles, y_THP)
-    pieces = [piece for row in rows if row.end - row.start > 1 for piece in _pieces(row)]
+    long = sorted((row for row in rows if row.end - row.start > 1), key=lambda row: -len(_pieces(row, 0)))
+    if not long:
+        return y_THP.to(x_THP.dtype)
+    each = [_pieces(row, place) for place, row in enumerate(long)]
+    pieces = [piece for depth in zip_longest(*each) for piece in depth if piece is not None]
     _, heads, width = x_THP.shape
-    many = max(1, AT_ONCE // (heads * (2 * CHUNK * CHUNK + 2 * width * size + 3 * CHUNK * width)))
-    state_HPS = torch.empty(0)
+    numbers_each = heads * (2 * CHUNK * CHUNK + 2 * width * size + 3 * CHUNK * width)
+    many = max(1, AT_ONCE.get(x_THP.device.type, AT_ONCE["cpu"]) // numbers_each)
+    fresh_L111 = torch.tensor([row.fresh for row in long], device=x_THP.device)[:, None, None, None]
+    # Indexing copies, since a block may be written before its old state is multiplied
+    state_LHPS = states_NHPS[[row.reads for row in long]].float().masked_fill(fresh_L111, 0)
     for begin in range(0, len(pieces), many):
-        state_HPS = _chunks(numbers, states_NHPS, pieces[begin : begin + many], state_HPS, y_THP)
+        state_LHPS = _chunks(numbers, states_NHPS, pieces[begin : begin + many], state_LHPS, y_THP)
     return y_THP.to(x_THP.dtype)
 
 
@@ -72,22 +84,21 @@ def _steps(given: _Given, states_NHPS: Tensor, singles: Singles, y_THP: Tensor) 
     singles.keep(states_NHPS, state_IHPS)
 
 
-def _pieces(row: Row) -> list[_Piece]:
+def _pieces(row: Row, place: int) -> list[_Piece]:
     """Return a row's chunks. A mark ends a chunk."""
     ends = {row.end: (row.writes,)}
     if row.mark:
         ends[row.start + row.mark] = (row.marked, *ends.get(row.start + row.mark, ()))
     pieces, start = [], row.start
     for end in sorted(ends):
-        pieces += [_Piece(at, min(CHUNK, end - at), row, ()) for at in range(start, end, CHUNK)]
+        pieces += [_Piece(at, min(CHUNK, end - at), place, ()) for at in range(start, end, CHUNK)]
         pieces[-1] = pieces[-1]._replace(leaves=ends[end])
         start = end
     return pieces
 
 
-def _chunks(given: _Given, states_NHPS: Tensor, pieces: list[_Piece], state_HPS: Tensor, y_THP: Tensor) -> Tensor:
-    """Run some chunks, the first of which begins with `state_HPS` if it does not begin a row. Return the state after
-    the last."""
+def _chunks(given: _Given, states_NHPS: Tensor, pieces: list[_Piece], state_LHPS: Tensor, y_THP: Tensor) -> Tensor:
+    """Run some chunks, of which a row's first begins with its state in `state_LHPS`. Return the states after them."""
     device, heads = y_THP.device, y_THP.shape[1]
     start_C, length_C = torch.tensor([(piece.start, piece.length) for piece in pieces], device=device).T
     i = torch.arange(CHUNK, device=device)
@@ -100,26 +111,38 @@ def _chunks(given: _Given, states_NHPS: Tensor, pieces: list[_Piece], state_HPS:
     log_CHQ = (step_CHQ * given.rate_H[:, None]).cumsum(2)
     causal_QQ = i[:, None] >= i
     left_CHQQ = (log_CHQ[..., :, None] - log_CHQ[..., None, :]).masked_fill_(~causal_QQ, -torch.inf).exp_()
-    left_CHQQ *= step_CHQ[:, :, None]
-    left_CHQQ.unflatten(1, (-1, share)).mul_((c_CGQS @ b_CGQS.mT)[:, :, None])
-    y_CHQP = left_CHQQ @ x_CHQP
+    products_CG1QQ = (c_CGQS @ b_CGQS.mT)[:, :, None]
+    left_CGhQQ = left_CHQQ.unflatten(1, (-1, share))
+    if left_CHQQ.requires_grad:  # the exponentials are needed again
+        left_CGhQQ = left_CGhQQ * products_CG1QQ
+    else:
+        left_CGhQQ.mul_(products_CG1QQ)
+    y_CHQP = left_CGhQQ.flatten(1, 2) @ (step_CHQ[..., None] * x_CHQP)
     weight_CHQ = step_CHQ * (log_CHQ[..., -1:] - log_CHQ).exp()
     x_CGhPQ = (x_CHQP * weight_CHQ[..., None]).mT.unflatten(1, (-1, share))
     added_CHPS = (x_CGhPQ.flatten(2, 3) @ b_CGQS).unflatten(2, (share, -1)).flatten(1, 2)
     kept_CH11 = log_CHQ[..., -1].exp()[..., None, None]
     before = []
-    for index, piece in enumerate(pieces):
-        if piece.start == piece.row.start:
-            # A copy, since the block may be written before it is multiplied
-            old_HPS = states_NHPS[piece.row.reads].to(torch.float32, copy=True)
-            state_HPS = torch.zeros_like(old_HPS) if piece.row.fresh else old_HPS
-        before.append(state_HPS)
-        state_HPS = torch.addcmul(added_CHPS[index], kept_CH11[index], state_HPS)
-        for block in piece.leaves:
-            states_NHPS[block] = state_HPS.to(states_NHPS.dtype)
-    before_CGhPS = torch.stack(before).unflatten(1, (-1, share))
+    for begin, end in _depths(pieces):
+        rows = slice(pieces[begin].row, pieces[end - 1].row + 1)
+        before.append(state_LHPS[rows])
+        after_lHPS = torch.addcmul(added_CHPS[begin:end], kept_CH11[begin:end], before[-1])
+        state_LHPS = torch.cat((state_LHPS[: rows.start], after_lHPS, state_LHPS[rows.stop :]))
+        for piece, after_HPS in zip(pieces[begin:end], after_lHPS.detach(), strict=True):
+            for block in piece.leaves:
+                states_NHPS[block] = after_HPS.to(states_NHPS.dtype)
+    before_CGhPS = torch.cat(before).unflatten(1, (-1, share))
     old_CGQhP = (c_CGQS @ before_CGhPS.flatten(2, 3).mT).unflatten(3, (share, -1))
     old_CHQP = old_CGQhP.transpose(2, 3).flatten(1, 2)
     y_CHQP.addcmul_(old_CHQP, log_CHQ.exp_()[..., None])
     y_THP[token_CQ[exists_CQ]] += y_CHQP.transpose(1, 2)[exists_CQ]
-    return state_HPS
+    return state_LHPS
+
+
+def _depths(pieces: list[_Piece]) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of chunks that run together: those of rows that follow each other."""
+    begin = 0
+    for index in range(1, len(pieces) + 1):
+        if index == len(pieces) or pieces[index].row <= pieces[index - 1].row:
+            yield begin, index
+            begin = index
