@@ -36,6 +36,7 @@ RANK = ("ridgeline.assembly.rank", "ridgeline.ranks.rank")
 MODULES = {
     "ridgeline.rank_process": RANK,
     "ridgeline.serving.processes.engine_process": ("ridgeline.serving.processes.engine_host",),
+    "ridgeline_bench.child": ("ridgeline_bench.child",),
     "ridgeline_bench.communication.rank": ("ridgeline_bench.communication.ways",),
     "tests.ranks.fake_rank": RANK,
     "tests.ranks.slow_rank": RANK,
@@ -43,6 +44,7 @@ MODULES = {
 }
 # Libraries read variables that begin so when they are imported, or before.
 READ_EARLY = ("CUDA", "LD_", "MALLOC", "MKL", "OMP", "ONEDNN", "OPENBLAS", "PYTHONHASHSEED", "TORCH", "TRITON")
+PYTHON = sys.executable  # as it is before any test says otherwise
 SUBREAPER = 36  # of prctl
 HIGH = 512  # no test opens so many descriptors
 
@@ -108,7 +110,7 @@ def _request(facts: Sequence[Any]) -> tuple[dict[str, Any], list[int]] | None:
     command = [os.fsdecode(word) for word in command]
     options = command[1:3] if command[1:2] == ["-P"] else command[1:2]
     name, arguments = command[len(options) + 1 :][:1], command[len(options) + 2 :]
-    if command[0] != sys.executable or options[-1:] != ["-m"] or name[:1] == [] or name[0] not in MODULES:
+    if command[0] != PYTHON or options[-1:] != ["-m"] or name[:1] == [] or name[0] not in MODULES:
         return None
     pairs = dict(os.environ)
     if environment is not None:
@@ -173,6 +175,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        path = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [folder for folder in path if folder and folder not in sys.path]
         sys.argv[1:] = request["arguments"]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0

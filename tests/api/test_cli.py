@@ -163,7 +163,7 @@ def shell(command: str, text_model: Path) -> subprocess.CompletedProcess[bytes]:
     [
         ("$R generate the --model $M --ignore-eos --max-tokens 200 --quiet | head -c 1", 0),
         ("$R generate the --model $M --max-tokens 2 --quiet >&-", 0),
-        ("$R generate the --model $M --max-tokens 2 2>&-", 0),
+        pytest.param("$R generate the --model $M --max-tokens 2 2>&-", 0, marks=pytest.mark.thorough),
         ("PYTHONIOENCODING=ascii $R generate 'h\u00e9n' --model $M --max-tokens 2 --quiet", 0),
         ("$R generate - --model $M --max-tokens 2 <&-", 2),
         ("$R generate the --model $M --max-tokens 2 > /dev/full", 2),

@@ -14,6 +14,8 @@ import pytest
 from ridgeline_bench.results import Record, append, read
 from tests.command import run_here
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,8 @@ def test_ranks_give_the_tokens_of_one_device(
     ("family", "ranks"),
     [
         *(("qwen3_5", 2), ("qwen3_5", 4), ("falcon_h1", 3), ("zamba2", 2), ("mamba2", 4), ("mamba", 3), ("jamba", 2)),
-        *(("lfm2", 8), ("rwkv", 4)),
+        *(("lfm2", 4), ("rwkv", 2)),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in (("lfm2", 8), ("rwkv", 4))),
     ],
 )
 def test_ranks_divide_the_tokens_of_recurrent_layers(

@@ -31,6 +31,8 @@ from ridgeline.ranks.messages import encode
 from tests import tiny_models
 from tests.driving import Rig, ask, rig
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SOON = 20.0  # seconds; notices take one or two, on a machine with other work more
 PROMPT = list(range(10, 60))
 

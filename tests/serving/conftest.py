@@ -32,6 +32,7 @@ from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.generation.engine_client import EngineClient
 from ridgeline.serving.http.middleware import wrap
 from ridgeline.serving.http.wire_bounds import BoundedProtocol
+from ridgeline.serving.processes.api_server_process import KEEP_ALIVE
 from ridgeline.serving.processes.engine_host import EngineHost
 from ridgeline.serving.processes.engine_settings import EngineSettings
 from ridgeline.serving.processes.lifeline import READY
@@ -203,6 +204,7 @@ def start_server(engine_socket: Path) -> StartServer:
                 http=BoundedProtocol,
                 log_level="warning",
                 lifespan="off",
+                timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=1,
             )
         )

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from itertools import islice
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -146,6 +147,7 @@ class Work:
         self._stop: Status | None = None  # why no more lines are run
         self._broken: OSError | None = None  # why an outcome could not be written
         self._tasks: set[asyncio.Task[None]] = set()
+        self._saving = Lock()
 
     async def run(self) -> None:
         """Bring the batch to its end, and wait a while where something of the machine fails, to be tried again."""
@@ -388,7 +390,13 @@ class Work:
         self.batch.usage = Usage(**msgspec.structs.asdict(outputs.usage))
 
     async def _save(self) -> None:
-        await asyncio.to_thread(self._store.save, self.batch)
+        """Write down the batch as it is now. A thread writes on when this is cancelled, so a later one waits for it:
+        otherwise what a slow disk took first could replace what came last."""
+        await asyncio.to_thread(self._save_in_turn)
+
+    def _save_in_turn(self) -> None:
+        with self._saving:
+            self._store.save(self.batch)
 
 
 def _now() -> int:

@@ -136,7 +136,7 @@ def test_implementations_equal_the_reference(name: str, case: NormLinearCase, dt
 @pytest.mark.parametrize("norm", [False, True])
 def test_every_cut_chosen_can_be_launched(norm: bool, gated: bool, shared: int) -> None:
     for tokens in (1, 2, 3, 4, 5, 16, 17, 32, 33, 256):
-        for inputs in (64, 200, 768, 1024, 3072, 4096, 8192, 14_336, 53_248):
+        for inputs in (64, 200, 768, 1024, 2048, 3072, 4096, 8192, 14_336, 53_248):
             for outputs in (16, 100, 1024, 2048, 4096, 28_672, 151_936):
                 cut = choose(tokens, inputs, outputs, shared=shared, norm=norm, gated=gated)
                 if cut is None:
@@ -151,6 +151,20 @@ def test_every_cut_chosen_can_be_launched(norm: bool, gated: bool, shared: int) 
                     assert cut.stages >= 1
                     assert cut.ahead & (cut.ahead - 1) == 0
                     assert (cut.rows + cut.tokens) * cut.block * 2 * cut.stages <= shared
+
+
+@pytest.mark.parametrize("gate", [None, "silu"])
+@pytest.mark.parametrize(("tokens", "kind"), [(16, Tiles), (40, type(None))], ids=["tiles", "the library"])
+def test_products_of_more_tokens_run_in_tiles_or_by_the_library(tokens: int, kind: type, gate: str | None) -> None:
+    case = NormLinearCase(tokens, 128, 48, bias=True, gate=gate)
+    assert isinstance(choose(tokens, case.in_width, case.out_width, norm=True, gated=gate is not None), kind)
+    x, weight_OI, epilogue = case.inputs(torch.float16, CPU)
+    y_TO, s_TI = implementation.norm_linear(x, weight_OI, epilogue)
+    expected, expected_s = NORM_LINEAR.reference(x, weight_OI, epilogue)
+    assert_close(s_TI, expected_s, 1)
+    assert_close(y_TO, expected, case.in_width, epsilons=ROOM * 8 if gate else 8)
+    alone_TO = implementation.linear(x.x_TI, weight_OI, None)
+    assert_close(alone_TO, LINEAR.reference(x.x_TI, weight_OI, None), case.in_width)
 
 
 def test_a_gradient_is_left_to_torch() -> None:

@@ -191,6 +191,27 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (found.status, len(outcomes(store, found.output_file_id))) == ("completed", 12)
 
 
+def test_what_a_slow_disk_took_first_replaces_nothing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is written down by a thread, which goes on while the batch comes to its end."""
+    store, machine, settle, slow = Store(tmp_path, 1 << 20), Machine(), os.fsync, list[bytes]()
+
+    def settle_slowly(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name.startswith(".batch.json-") and b'"in_progress"' in (said := path.read_bytes()):
+            progress = msgspec.json.decode(said, type=Batch).request_counts
+            if progress.completed and not slow:
+                slow.append(said)
+                time.sleep(1)  # the remaining lines take a twentieth of it
+        settle(descriptor)
+
+    monkeypatch.setattr("ridgeline.serving.batches.store.os.fsync", settle_slowly)
+    batch = add(store, [f"p{n}" for n in range(12)])
+    asyncio.run(until(runner_of(store, machine, 2), ended(store, batch)))  # once it has ended, no thread is left
+    assert slow
+    assert (found := store.batch(batch.id, None)).status == "completed"
+    assert (found.request_counts.completed, len(outcomes(store, found.output_file_id))) == (12, 12)
+
+
 def test_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_AT_ONCE", 2)
     store, machine = Store(tmp_path, 1 << 20), Machine()

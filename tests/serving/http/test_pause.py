@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from ridgeline.transport.zmq import EngineSocket
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.conftest import DTYPE, MODEL, PATIENCE, Server, StartServer, start_engine, stop_engine
 
-BODY = {"prompt": list(range(5, 25)), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+BODY = {"prompt": list(range(5, 25)), "max_tokens": 150, "ignore_eos": True, "temperature": 0}
 KEY = "an-operators-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -79,8 +79,8 @@ def text_of(answer: httpx.Response) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(own: Server) -> str:
-    """What `BODY` with 250 tokens becomes where nothing happens meanwhile."""
-    return text_of(httpx.post(f"{own.url}/v1/completions", json=BODY | {"max_tokens": 250}, timeout=PATIENCE))
+    """What `BODY` becomes where nothing happens meanwhile."""
+    return text_of(httpx.post(f"{own.url}/v1/completions", json=BODY, timeout=PATIENCE))
 
 
 def open_requests(server: Server, count: int) -> None:
@@ -102,7 +102,7 @@ Send = Callable[..., Future[httpx.Response]]
 
 
 def test_kept_requests_stand_still_and_end_as_if_nothing_had_been(server: Server, send: Send, undisturbed: str) -> None:
-    going = send(max_tokens=250, cache_salt="kept")
+    going = send(cache_salt="kept")
     open_requests(server, 1)
     assert post(server, "/pause?mode=keep")["is_paused"]
     assert not going.done()
@@ -147,7 +147,7 @@ def test_aborted_requests_say_why_and_later_ones_wait(server: Server, send: Send
 
 
 def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: Send) -> None:
-    going = send(max_tokens=250, cache_salt="drained")
+    going = send(cache_salt="drained")
     open_requests(server, 1)
     assert post(server, "/pause?mode=wait")["is_paused"]
     assert len(going.result(timeout=5).json()["choices"]) == 1
@@ -160,7 +160,7 @@ def test_requests_under_way_end_before_a_pause_that_waits(server: Server, send: 
 
 def test_who_waits_behind_a_pause_that_is_overtaken_goes_on(server: Server, send: Send) -> None:
     """A resume that comes while requests still drain: those that were held back for the pause run now."""
-    going = send(max_tokens=600, cache_salt="overtaken")
+    going = send(max_tokens=300, cache_salt="overtaken")
     open_requests(server, 1)
     with ThreadPoolExecutor(1) as threads:
         pause = threads.submit(httpx.post, f"{server.url}/pause?mode=wait", headers=HEADERS, timeout=PATIENCE)
@@ -213,7 +213,7 @@ def test_a_server_sleeps_and_wakes(server: Server, send: Send, level: int) -> No
 
 
 def test_what_ran_goes_on_after_a_sleep_and_level_2_would_lose_it(server: Server, send: Send, undisturbed: str) -> None:
-    going = send(max_tokens=250, cache_salt="kept")
+    going = send(cache_salt="kept")
     open_requests(server, 1)
     time.sleep(0.2)
     refused = httpx.post(f"{server.url}/sleep?level=2&mode=keep", headers=HEADERS, timeout=PATIENCE)
@@ -270,28 +270,49 @@ def test_damaged_weights_leave_the_old_ones(server: Server, send: Send, tmp_path
 
 def together(server: Server, send: Send, *paths: str) -> list[httpx.Response]:
     """The answers to orders that are all there, in this order, before the first can be obeyed: they wait for a request
-    that runs."""
-    going = send(max_tokens=300, cache_salt=" ".join(paths))
-    open_requests(server, 1)
+    that came before them."""
     with ThreadPoolExecutor(len(paths)) as threads:
-        answers = []
-        for place, path in enumerate(paths, 1):
-            answers.append(threads.submit(httpx.post, f"{server.url}{path}", headers=HEADERS, timeout=PATIENCE))
-            orders_under_way(server, place)
-        assert not going.done()
+        with stopped(server):
+            going = send(max_tokens=20, cache_salt=" ".join(paths))
+            wait_until(lambda: server.api.client.num_open == 1)
+            answers = orders(server, threads, *paths)
         found = [answer.result() for answer in answers]
     assert text_of(going.result())
     return found
 
 
+@contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """Let the engine find all at once what is sent meanwhile."""
+    (engine,) = server.api.client.engines
+    assert engine.facts is not None
+    os.kill(engine.facts.process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(engine.facts.process_id, signal.SIGCONT)
+
+
+def orders(server: Server, threads: ThreadPoolExecutor, *paths: str) -> list[Future[httpx.Response]]:
+    """The answers to come to orders that are sent one after the other."""
+    answers = []
+    for place, path in enumerate(paths, 1):
+        answers.append(threads.submit(httpx.post, f"{server.url}{path}", headers=HEADERS, timeout=PATIENCE))
+        orders_under_way(server, place)
+    return answers
+
+
 def orders_under_way(server: Server, count: int) -> None:
     """Wait until so many orders were sent to the engine and not answered."""
     (engine,) = server.api.client.engines
-    for _ in range(int(PATIENCE / 0.01)):
-        if len(engine._questions[Standing]) == count:
-            return
+    wait_until(lambda: len(engine._questions[Standing]) == count)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    pytest.fail(f"there never were {count} orders under way")
 
 
 def test_two_reloads_at_once_leave_an_engine_that_runs(server: Server, send: Send) -> None:
@@ -326,7 +347,7 @@ def test_an_order_that_fails_ends_nobody_elses_pause(server: Server, send: Send)
 
 
 def test_no_request_ends_for_an_order_that_is_in_vain(server: Server, send: Send) -> None:
-    going = send(max_tokens=300, cache_salt="in vain")
+    going = send(cache_salt="in vain")
     open_requests(server, 1)
     for path in ("/nowhere", "/%00", EMBEDDED_MODEL.parent / "embedded-draft", EMBEDDED_MODEL / "config.json"):
         answer = httpx.post(f"{server.url}/reload_weights?path={path}", headers=HEADERS, timeout=PATIENCE)
@@ -337,17 +358,9 @@ def test_no_request_ends_for_an_order_that_is_in_vain(server: Server, send: Send
 def test_answers_come_in_the_order_of_the_orders(server: Server) -> None:
     """Those that are refused at once do not overtake others."""
     post(server, "/sleep")
-    (engine,) = server.api.client.engines
-    assert engine.facts is not None
-    os.kill(engine.facts.process_id, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as threads:
-        try:
-            answers = []
-            for place, path in enumerate(("/sleep", "/resume"), 1):
-                answers.append(threads.submit(httpx.post, server.url + path, headers=HEADERS, timeout=PATIENCE))
-                orders_under_way(server, place)
-        finally:
-            os.kill(engine.facts.process_id, signal.SIGCONT)
+        with stopped(server):
+            answers = orders(server, threads, "/sleep", "/resume")
         slept, resumed = (answer.result() for answer in answers)
     post(server, "/wake_up")
     assert slept.json() == {"status": "asleep", "level": 1, "is_sleeping": True}
@@ -378,9 +391,9 @@ def test_a_pause_ends_with_the_api_server_that_waited_for_it(
     server: Server, send: Send, start_server: StartServer
 ) -> None:
     (engine,) = server.api.client.engines
-    going = send(max_tokens=1200, cache_salt="the other one ends")
-    open_requests(server, 1)
     with start_server(engine=Path(engine.path), admin_key=(KEY,)) as other:
+        going = send(max_tokens=500, cache_salt="the other one ends")
+        open_requests(server, 1)
         gone = Thread(target=abandoned, args=(f"{other.url}/sleep?mode=wait",))
         gone.start()
         orders_under_way(other, 1)
