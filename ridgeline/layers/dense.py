@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.core.specs.model import ModelSpec
+from ridgeline.core.specs.model import AttentionSpec, ModelSpec
 from ridgeline.core.specs.state import RecurrentSpec, StateSpec
 from ridgeline.kernels.attention.latent.op import prepared
 from ridgeline.kernels.attention.paged.op import softmax_with_sinks
@@ -50,17 +50,11 @@ class DenseCausal:
         if spec.softcap is not None or spec.alibi or spec.sinks:
             return _scored(q_BHSD, k_BGSD, v_BGSD, heads).transpose(1, 2).flatten(0, 1).flatten(1)
         length = q_BHSD.shape[2]
+        if spec.window is not None and length > spec.window and length % spec.window == 0:
+            return _in_blocks(q_BHSD, k_BGSD, v_BGSD, spec).transpose(1, 2).flatten(0, 1).flatten(1)
         plain = spec.window is None or spec.window >= length
         mask_SS = None if plain else _seen(length, spec.window, q_BHSD.device)
-        out_BHSD = F.scaled_dot_product_attention(
-            q_BHSD,
-            k_BGSD,
-            v_BGSD,
-            attn_mask=mask_SS,
-            is_causal=mask_SS is None,
-            scale=spec.scale,
-            enable_gqa=spec.num_heads != spec.num_kv_heads,
-        )
+        out_BHSD = _attended(q_BHSD, k_BGSD, v_BGSD, spec, mask_SS)
         return out_BHSD.transpose(1, 2).flatten(0, 1).flatten(1)
 
     def attend_to_latents(self, q_THX: Tensor, latent_TW: Tensor, positions_T: Tensor, latents: Latents) -> Tensor:
@@ -87,6 +81,34 @@ class DenseCausal:
     def cached(self, k_TGD: Tensor, v_TGD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values as a cache would give them back: unchanged here."""
         return k_TGD, v_TGD
+
+
+def _attended(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
+    """Return causal attention, or that of a mask."""
+    return F.scaled_dot_product_attention(
+        q_BHSD,
+        k_BGSD,
+        v_BGSD,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=spec.scale,
+        enable_gqa=spec.num_heads != spec.num_kv_heads,
+    )
+
+
+def _in_blocks(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return attention within a window over several windows' tokens. A block as long as the window sees itself and the
+    block before, so work and masks grow with the tokens and not with their square."""
+    window = spec.window
+    assert window is not None
+    first = _attended(*(x[:, :, :window] for x in (q_BHSD, k_BGSD, v_BGSD)), spec, None)
+    blocks = [x.unflatten(2, (-1, window)).transpose(1, 2) for x in (q_BHSD, k_BGSD, v_BGSD)]  # [B, block, head, …]
+    q, own = blocks[0][:, 1:].flatten(0, 1), [x[:, 1:] for x in blocks[1:]]
+    k, v = (torch.cat((x[:, :-1], y), dim=3).flatten(0, 1) for x, y in zip(blocks[1:], own, strict=True))
+    query, key = torch.arange(window, device=q.device)[:, None], torch.arange(2 * window, device=q.device)
+    rest = _attended(q, k, v, spec, (key > query) & (key <= query + window))
+    rest = rest.unflatten(0, (len(q_BHSD), -1)).transpose(1, 2).flatten(2, 3)
+    return torch.cat((first, rest), dim=2)
 
 
 def _scored(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, heads: Heads) -> Tensor:
