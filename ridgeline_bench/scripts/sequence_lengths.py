@@ -3,6 +3,8 @@
     python -m ridgeline_bench.scripts.sequence_lengths [--tokens 16384] [--lengths 512 1024 2048 4096 8192 16384]
         [--width 2048]
         [--only GLA] [--seconds 115] [--output FILE.jsonl]
+    python -m ridgeline_bench.scripts.sequence_lengths --draw benchmarks/results/h100-sequence-lengths.jsonl
+        # the picture of docs/sequence-mixers.md, and its table on standard output
 
 A batch has --tokens tokens whatever their sequences' length, so a mixer whose work grows with the tokens takes the same
 time on every line, and attention does not. Every mixer puts out --width channels: GLA has 4 heads of width / 8 by
@@ -35,14 +37,17 @@ from ridgeline.kernels.base.cost import Cost
 from ridgeline.perf.hardware import Hardware
 from ridgeline.version import __version__
 from ridgeline.worker.machine import hardware_of
-from ridgeline_bench.results import Record, append, host_with
+from ridgeline_bench.results import Record, append, host_with, read
 from ridgeline_bench.scripts.asked import asked
 from ridgeline_bench.scripts.sequence_mixers import Form, Run, Setting, Work, forms
+from ridgeline_bench.svg import Panel, picture
 
 CHECKED = (96, 96)  # rows that are compared with the reference
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of the largest number of each result
 CLOCK = 1.755e9  # Hz, of a Hopper GPU under load
 SAMPLES = 5
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "sequence-lengths.svg"
+SERVED = {("attention", "prefill"), ("GLA", "inference"), ("Mamba", "selective scan"), ("Mamba-2", "SSD")}
 
 
 class Figure(NamedTuple):
@@ -225,13 +230,69 @@ def bench(
     return records
 
 
+def served(records: list[Record]) -> dict[str, dict[int, Record]]:
+    """Return the forms that serve prompts, by length, of the largest batch that is recorded and the latest of these."""
+    tokens = max(record.options["tokens"] for record in records)
+    found: dict[str, dict[int, Record]] = {}
+    for record in records:
+        serves = (record.model, record.options["kernel"]) in SERVED and record.metric.startswith("forward ")
+        if serves and record.options["tokens"] == tokens:
+            found.setdefault(record.model, {})[record.options["length"]] = record
+    return dict(sorted(found.items()))
+
+
+def drawing(records: list[Record]) -> str:
+    """Return the picture of tokens a second, and of peak bytes for each token, over the length."""
+    panels = [
+        Panel(title, "tokens of a sequence", {
+            name: [(length, of(record)) for length, record in sorted(by_length.items())]
+            for name, by_length in served(records).items()
+        }, log_y=True)
+        for title, of in (("tokens/s, forward", _rate), ("peak bytes of a call for each token", _bytes))
+    ]  # fmt: skip
+    return picture(panels, f"Mixers that put out {records[0].options['width']:,} channels, {records[0].machine.gpu}")
+
+
+def _rate(record: Record) -> float:
+    return float(record.options["tokens_per_s"])
+
+
+def _bytes(record: Record) -> float:
+    return float(record.options["peak_bytes"] / record.options["tokens"])
+
+
+def page_table(records: list[Record]) -> str:
+    """Return the table of the page in Markdown: million tokens/s and KiB for each token. The fastest is bold."""
+    found = served(records)
+    lengths = sorted({length for by_length in found.values() for length in by_length})
+    rows = [f"| length | {' | '.join(f'{name}, M tokens/s | KiB a token' for name in found)} |"]
+    rows.append("|--:|" + "--:|" * 2 * len(found))
+    for length in lengths:
+        best = max(_rate(each[length]) for each in found.values() if length in each)
+        cells = []
+        for by_length in found.values():
+            if length not in by_length:
+                cells += ["", ""]
+                continue
+            rate, size = _rate(by_length[length]), _bytes(by_length[length])
+            cells += [f"**{rate / 1e6:.1f}**" if rate == best else f"{rate / 1e6:.1f}", f"{size / 1024:.1f}"]
+        rows.append(f"| {length:,} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     a = asked(
         __doc__, tokens=(16_384, "of a batch"), lengths=[512, 1024, 2048, 4096, 8192, 16_384],
         width=(2048, "channels that a mixer puts out"), device="cuda" if torch.cuda.is_available() else "cpu",
         only=("", "forms whose name contains this"), seconds=(115.0, "begin no measurement after so long"),
         commit=("", "of this code, if there is no checkout to ask"), output=(Path, "file to add result lines to"),
+        draw=(Path, "draw this file's lines"),
     )  # fmt: skip
+    if a.draw:
+        records = read([a.draw])
+        PICTURE.write_text(drawing(records))
+        print(page_table(records))
+        return
     kept = Kept(a.only, a.seconds, a.output, a.commit)
     bench(a.tokens, a.lengths, a.width, torch.device(a.device), Console(width=120), kept)
 

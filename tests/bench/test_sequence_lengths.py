@@ -51,3 +51,19 @@ def test_kernels_move_and_compute_no_less_than_the_least() -> None:
         moved, flops = (sum(part[which] for part in work.parts) for which in (0, 1))
         assert moved >= work.least.bytes
         assert flops >= 0.99 * work.least.flops
+
+
+def test_the_page_shows_the_stored_lines() -> None:
+    records = read([Path("benchmarks/results/h100-sequence-lengths.jsonl")])
+    assert sequence_lengths.PICTURE.read_text() == sequence_lengths.drawing(records)
+    page = (sequence_lengths.PICTURE.parents[1] / "sequence-mixers.md").read_text()
+    assert sequence_lengths.page_table(records) in page, "run sequence_lengths --draw"
+
+
+def test_the_largest_batch_and_the_latest_line_of_a_length_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    for tokens in (32, 64, 64):
+        bench(tokens, [16], 64, CPU, QUIET, Kept(output=file, only="Mamba-2"))
+    [mamba2] = sequence_lengths.served(read([file])).values()
+    assert mamba2[16] == read([file])[-1]
+    assert sequence_lengths.page_table(read([file])).count("\n") == 2

@@ -10,6 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from ridgeline.cli.sizes import read_config, read_hardware, short
+from ridgeline.perf.crossover import Curve, crossings
+from ridgeline.perf.precision import precision
 from ridgeline.perf.scaling_law import ScalingLaw
 from ridgeline.training.linear import MAMBA2_ATTENTION, MAMBA2_CONFIG
 from ridgeline_bench.scripts import mixer_quality, scaling_laws
@@ -74,3 +77,27 @@ def test_both_models_have_as_many_parameters() -> None:
         decoder = mixer_quality.training_decoder(made.spec, torch.float32, torch.device("meta"))
         sizes.append(sum(p.numel() for p in decoder.parameters()))
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+
+
+def test_the_page_states_the_planners_figures() -> None:
+    """The table of docs/sequence-mixers.md is what `ridgeline crossover` computes for the two configs."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "sequence-mixers.md").read_text()
+    curves = [
+        Curve(
+            name=name, model=read_config(str(root / "benchmarks" / "models" / name)).spec,
+            hardware=read_hardware("H100", True), precision=precision("bfloat16"), kv_dtype="bfloat16", batch=8, chunk=8192, utilization=0.9,
+        )
+        for name in ("transformer-2.7b", "mamba2-2.7b")
+    ]  # fmt: skip
+    for context in (1, 4, 16, 64, 256):
+        cells = [f"{context}k"]
+        for curve in curves:
+            point = curve.at(context << 10)
+            cells += [f"{1e3 * point.step:.3g}", short(point.held, "B"), f"{point.requests}"]
+        assert f"| {' | '.join(cells)} |" in page
+    found = {what: at for _, _, what, at in crossings(curves)}
+    assert found == {"held": 2074, "step": 4187}
+    assert all(f"{at:,} tokens" in page.replace("\n", " ") for at in found.values())
+    # 64 layers: 80 heads of 64 by 128 in float32, three inputs of 2 * 2560 + 2 * 128 channels in bfloat16
+    assert curves[1].held(1 << 18) == curves[1].held(1 << 10) == 64 * (4 * 80 * 64 * 128 + 2 * 3 * 5376)
