@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test thorough clients versions gpu check setup format proto clean
+.PHONY: demo test thorough baseline clients versions gpu check setup format proto clean
 
 demo: $(VENV)/.installed-run
 	$(BIN)/ridgeline generate "class LRUCache:" --max-tokens 128
@@ -17,6 +17,10 @@ test: $(VENV)/.installed-test
 # The cases that `make test` leaves out: it takes some of each kind, these are the rest.
 thorough: $(VENV)/.installed-test
 	$(BIN)/pytest -m thorough
+
+# Kernels' machine code and the host's calls of a step beside benchmarks/baseline.jsonl; the tests compare a sample.
+baseline: $(VENV)/.installed-test
+	$(BIN)/python -W ignore -m ridgeline_bench.scripts.baseline --whole
 
 # Clients of others against our server (docs/clients.md). They want an older openai than the tests are pinned to, so they
 # live in an environment of their own; of the pinned versions it has torch's alone.

@@ -367,7 +367,11 @@ def compile_all(
     archs: tuple[str, ...] = ARCHS, match: str = "", processes: int = 2, first: bool = False
 ) -> Iterator[Report]:
     """Compile the kernels that `tasks_of` names."""
-    tasks = tasks_of(archs, match, first)
+    yield from compile_some(tasks_of(archs, match, first), processes)
+
+
+def compile_some(tasks: list[tuple[int, str]], processes: int) -> Iterator[Report]:
+    """Compile these kernels, each for its architecture, and yield their reports in this order."""
     with ProcessPoolExecutor(processes) as pool:
         yield from pool.map(_compile_one, tasks)
 
