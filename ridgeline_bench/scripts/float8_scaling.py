@@ -161,7 +161,7 @@ def train(data: PackedTokens, layers: int, steps: int, history: int | None, jump
     decoder = training_decoder(model_config(config).spec, torch.float32, torch.device(device))
     initialize(decoder, layers, seed=0)
     scales = [] if history is None else in_float8(decoder, history)
-    loss_of = NextTokenLoss(decoder, batch_size=data.batch_size, chunk=32768, bf16=False)
+    loss_of = NextTokenLoss(decoder, batch_size=data.batch_size, chunk=32768, autocast=None)
     optimizer = adamw(decoder, lr=PEAK, weight_decay=0.1, betas=(0.9, 0.95), device=torch.device(device))
     losses = []
     for step in range(steps):
