@@ -23,12 +23,15 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.progress import counted
 
 if TYPE_CHECKING:
+    from ridgeline_bench.results import Machine
     from ridgeline_bench.serving.campaign import Curve
+    from ridgeline_bench.serving.search import Search
     from ridgeline_bench.serving.session import OnProgress, Sending, Session
     from ridgeline_bench.serving.start import Target, Up
     from ridgeline_bench.serving.work import Work
 
 DEFAULT_COUNT = 200
+FIRST_RATE = "1"  # of a search, in requests a second
 
 
 @with_records
@@ -44,29 +47,35 @@ def serve(*, server: ServerFlags, load: LoadFlags, body: BodyFlags, client: Clie
         raise InvalidConfig(f"--plot writes .svg, .png or .pdf, got {str(report.plot)!r}.")
     from ridgeline_bench.serving.campaign import Campaign
     from ridgeline_bench.serving.figures import Slo
+    from ridgeline_bench.serving.search import Search
     from ridgeline_bench.serving.session import Sending, parse_rates
     from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
 
     work = _work(load, server.vocab_size, chat=body.endpoint == "chat")
     ignore_eos = True if body.ignore_eos else None
     fields = {"temperature": body.temperature, "ignore_eos": ignore_eos, **json_object(body.extra, "--extra")}
+    if client.search_slo and client.slo:
+        raise InvalidConfig("--search-slo is itself the objective that goodput counts; leave --slo out.")
+    rates = parse_rates(load.rate or (FIRST_RATE if client.search_slo else ""), work)
+    search = Search.parse(client.search_slo, rates)
     sending = Sending(
-        rates=parse_rates(load.rate, work),
-        slo=Slo.parse(client.slo),
+        rates=rates,
+        slo=search.slo if search is not None else Slo.parse(client.slo),
         fields=fields,
         api_key=server.api_key,
         max_concurrency=client.max_concurrency,
         timeout=client.timeout,
         processes=client.client_processes,
+        search=search,
     )
     options = {
         **{name: value for name, value in asdict(load).items() if name != "rate"},
         "trace": str(load.trace or ""), "burstiness": str(load.burstiness), "endpoint": body.endpoint,
-        "fields": fields, "slo": client.slo, "max_concurrency": client.max_concurrency,
+        "fields": fields, "slo": client.slo or client.search_slo, "max_concurrency": client.max_concurrency,
         "client_processes": client.client_processes,
         **({"dummy": server.dummy} if server.start else {"url": server.url}),
     }  # fmt: skip
-    notes = _Notes(report, options, local=bool(server.start))
+    notes = _Notes(report, options, local=bool(server.start), search=sending.search)
     with ExitStack() as opened:
         targets: Sequence[Target] = [Elsewhere(url=server.url, model=server.model, vocab_size=server.vocab_size)]
         if server.start:
@@ -155,11 +164,13 @@ def _watched(bar: Progress, label: str) -> OnProgress:
 @dataclass
 class _Notes:
     """The notes of a run, written as soon as something is found, because the next rate may be one too many. `local`
-    says that the servers run on this machine."""
+    says that the servers run on this machine. Where a search is under way, requests may fail at rates that miss its
+    objective."""
 
     report: ReportFlags
     options: dict[str, Any]
     local: bool
+    search: Search | None = None
     failed: bool = False
     curves: dict[str, Curve] = field(default_factory=dict)
 
@@ -175,7 +186,7 @@ class _Notes:
         new = curve.label not in self.curves
         self.curves[curve.label] = curve
         found = curve.points[-1]
-        self.failed |= bool(found.errors)
+        self.failed |= bool(found.errors) and self.search is None
         for warning in found.warnings:
             print(f"ridgeline: {curve.label}: {warning}", file=sys.stderr)
         if self.report.out is not None:
@@ -190,21 +201,41 @@ class _Notes:
                 self.report.plot,
             )
 
-    def _append(self, out: Path, curve: Curve, new: bool) -> None:
-        from ridgeline_bench.results import append, gpu, host
-        from ridgeline_bench.serving.show import records, start_record
+    def _machine(self) -> Machine:
+        from ridgeline_bench.results import gpu, host
 
         machine = replace(host(), gpu=gpu()) if self.local else replace(host(), torch="", triton="")
-        if self.report.commit:
-            machine = replace(machine, commit=self.report.commit, dirty=False)
-        options = {**self.options, "server": curve.label}
+        return replace(machine, commit=self.report.commit, dirty=False) if self.report.commit else machine
+
+    def _append(self, out: Path, curve: Curve, new: bool) -> None:
+        from ridgeline_bench.results import append
+        from ridgeline_bench.serving.show import records, start_record
+
+        machine, options = self._machine(), {**self.options, "server": curve.label}
         if new and curve.start:
             append(out, [start_record(curve.start, curve.server, machine, options)])
         append(out, records(curve.points[-1], curve.server, machine, options))
 
+    def conclude(self) -> None:
+        """Say what the search has found, and write it."""
+        if self.search is None:
+            return
+        from ridgeline_bench.results import append
+        from ridgeline_bench.serving.search import Found
+        from ridgeline_bench.serving.show import most_records
+
+        for curve in self.curves.values():
+            found = Found.of(curve.points, self.search)
+            print(f"ridgeline: {curve.label}: {found.sentence(self.options['slo'])}", file=sys.stderr)
+            self.failed |= found.best is None
+            if self.report.out is not None and found.best is not None:
+                options = {**self.options, "server": curve.label, "missing": found.missing}
+                append(self.report.out, most_records(found.best, curve.server, self._machine(), options))
+
     def show(self) -> None:
         from ridgeline_bench.serving import show
 
+        self.conclude()
         if self.report.as_json:
             print(json.dumps([show.as_json(c.label, c.points, c.server) for c in self.curves.values()]))
             return
@@ -212,4 +243,5 @@ class _Notes:
             server = curve.server
             version = f"{server.engine} {server.version}".strip()
             label = "" if curve.label in (version, server.engine) else f" ({curve.label})"
-            Console().print(show.table(curve.points, f"{server.model} on {version}{label}"))
+            points = sorted(curve.points, key=lambda p: p.rate) if self.search else curve.points
+            Console().print(show.table(points, f"{server.model} on {version}{label}"))

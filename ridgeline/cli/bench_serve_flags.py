@@ -70,6 +70,13 @@ class ClientFlags:
     """The clients that send requests, and their limits."""
 
     slo: Annotated[str, typer.Option(help="ttft=200,itl=20,tpot=…,e2e=… in ms: goodput counts what meets all.")] = ""
+    search_slo: Annotated[
+        str,
+        typer.Option(
+            help="Find the highest rate at which 99 % of the requests meet such bounds, by bisection from --rate "
+            "(default: 1) on; rates above one that misses are taken to miss too."
+        ),
+    ] = ""
     max_concurrency: Annotated[int, typer.Option(min=0, help="Requests open at once; 0: as many as there are.")] = 0
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 600.0
     within: Annotated[

@@ -4,10 +4,10 @@
         [--skews 0 1] [--quick] [--output FILE.jsonl]
 
     grouped         the engine's two ops: each expert multiplies the tokens that it got
-    padded, all     plain torch: every expert gets a block of as many rows as the busiest one needs (GShard's dispatch
-                    with a capacity that drops nothing), and one batched product multiplies all blocks
+    padded, all     torch's products: every expert gets a block of as many rows as the busiest one needs (GShard's
+                    dispatch with a capacity that drops nothing), and one batched product multiplies all blocks
     padded, 1.25    the same with a capacity of 1.25 times the mean; tokens beyond it are dropped (Switch Transformer)
-    one by one      plain torch: a loop over experts, each with the rows of its own tokens
+    one by one      torch's products: a loop over experts, each with the rows of its own tokens
 
 Routes are random: with skew 0 all experts are equally likely, with 1 the first are chosen far more often. Capacities
 and counts are known on the host beforehand, so padding waits for nothing; in an engine it would wait for them in every
@@ -34,7 +34,6 @@ from ridgeline.kernels.base.op import Platform
 from ridgeline.kernels.gemm.experts.cases import ExpertsCase
 from ridgeline.kernels.gemm.route.op import Routes
 from ridgeline.kernels.ops import Ops
-from ridgeline.kernels.small.activation.op import gated_activation
 from ridgeline.perf.experts import capacity, dropped, imbalance
 from ridgeline_bench.machine.timing import QUICK, Effort, median_seconds
 from ridgeline_bench.results import gpu
@@ -87,27 +86,31 @@ def places(routes: Routes, rows: int) -> Places:
     return Places(rows, torch.where(fits_P, expert_P * rows + row_P, behind), fits_P)
 
 
-def padded(x_TM: Tensor, layer: Layer, routes: Routes, where: Places) -> Tensor:
-    """Return the sum over each token's experts, of pairs that have a place. [T, M]"""
+def padded(ops: Ops, x_TM: Tensor, layer: Layer, routes: Routes, where: Places) -> Tensor:
+    """Return the sum over each token's experts, of pairs that have a place. [T, M]
+
+    Products are torch's; the activation is the engine's fused op.
+    """
     experts, width = layer.experts, x_TM.shape[1]
     block_NM = x_TM.new_zeros(experts * where.rows + 1, width)
     block_NM[where.slot_P] = x_TM[routes.token_P.long()]
     block_ECM = block_NM[:-1].view(experts, where.rows, width)
-    h_ECF = gated_activation(torch.bmm(block_ECM, layer.gate_up_EGM.transpose(1, 2)), "silu")
-    y_NM = torch.bmm(h_ECF.to(x_TM.dtype), layer.down_EMF.transpose(1, 2)).flatten(0, 1)
+    g_NG = torch.bmm(block_ECM, layer.gate_up_EGM.transpose(1, 2)).flatten(0, 1)
+    h_ECF = ops.gated_activation(g_NG, "silu").view(experts, where.rows, -1)
+    y_NM = torch.bmm(h_ECF, layer.down_EMF.transpose(1, 2)).flatten(0, 1)
     place_TK = routes.place_TK.long()
     slot_TK = where.slot_P[place_TK].clamp(max=experts * where.rows - 1)
     weight_TK = torch.where(where.fits_P[place_TK], routes.weight_TK, 0)
     return (weight_TK[:, :, None] * y_NM[slot_TK].float()).sum(1).to(x_TM.dtype)
 
 
-def one_by_one(x_TM: Tensor, layer: Layer, routes: Routes, spans: list[tuple[int, int]]) -> Tensor:
+def one_by_one(ops: Ops, x_TM: Tensor, layer: Layer, routes: Routes, spans: list[tuple[int, int]]) -> Tensor:
     """Return the same sum, by a loop over experts. spans: the pairs of each."""
     y_PM = x_TM.new_empty(len(routes.token_P), x_TM.shape[1])
     for expert, (first, end) in enumerate(spans):
         if first < end:
             rows_NM = x_TM[routes.token_P[first:end].long()]
-            h_NF = gated_activation(rows_NM @ layer.gate_up_EGM[expert].T, "silu").to(x_TM.dtype)
+            h_NF = ops.gated_activation(rows_NM @ layer.gate_up_EGM[expert].T, "silu")
             y_PM[first:end] = h_NF @ layer.down_EMF[expert].T
     y_TKM = y_PM[routes.place_TK.long()].float()
     return (routes.weight_TK[:, :, None] * y_TKM).sum(1).to(x_TM.dtype)
@@ -141,9 +144,9 @@ def ways(ops: Ops, x_TM: Tensor, layer: Layer, routes: Routes) -> dict[str, Way]
     rows = {"padded, all": max(got), "padded, 1.25": capacity(1.25, tokens, layer.experts, pairs // tokens)}
     for name, most in rows.items():
         where = places(routes, most)
-        run = lambda where=where: padded(x_TM, layer, routes, where)  # noqa: E731
+        run = lambda where=where: padded(ops, x_TM, layer, routes, where)  # noqa: E731
         found[name] = Way(run, most * layer.experts, dropped(got, most) / pairs)
-    found["one by one"] = Way(lambda: one_by_one(x_TM, layer, routes, spans), pairs)
+    found["one by one"] = Way(lambda: one_by_one(ops, x_TM, layer, routes, spans), pairs)
     return found
 
 

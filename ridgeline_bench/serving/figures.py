@@ -45,17 +45,17 @@ class Slo:
     bounds: Mapping[str, float]
 
     @classmethod
-    def parse(cls, text: str) -> Slo:
-        """Return the bounds of a text such as "ttft=200,itl=20"."""
+    def parse(cls, text: str, option: str = "--slo") -> Slo:
+        """Return the bounds of a text such as "ttft=200,itl=20". Raise InvalidConfig, naming the option."""
         bounds = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
             try:
                 bounds[name.strip()] = float(value)
             except ValueError:
-                raise InvalidConfig(f"--slo needs NAME=MILLISECONDS, got {part!r}.") from None
+                raise InvalidConfig(f"{option} needs NAME=MILLISECONDS, got {part!r}.") from None
             if name.strip() not in MEASURES or not bounds[name.strip()] > 0:
-                raise InvalidConfig(f"--slo knows {', '.join(MEASURES)}, each above 0 ms, got {part!r}.")
+                raise InvalidConfig(f"{option} knows {', '.join(MEASURES)}, each above 0 ms, got {part!r}.")
         return cls(bounds)
 
     def met_by(self, outcome: Outcome) -> bool:

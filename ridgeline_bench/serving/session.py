@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.serving.child import Task
 from ridgeline_bench.serving.figures import Point, Slo, point, rate_name
 from ridgeline_bench.serving.run import run
+from ridgeline_bench.serving.search import Search
 from ridgeline_bench.serving.server import Server
 from ridgeline_bench.serving.trace import timed
 from ridgeline_bench.serving.work import Work
@@ -47,7 +49,7 @@ class Sending:
 
     rates: requests a second, one after another. fields: go into every request's body.
     max_concurrency: requests open at once; 0: as many as there are. timeout: seconds that a request may take.
-    processes: that send.
+    processes: that send. search: look for the highest rate that meets an objective, from the first of `rates` on.
     """
 
     rates: Sequence[float]
@@ -57,6 +59,7 @@ class Sending:
     max_concurrency: int = 0
     timeout: float
     processes: int = 1
+    search: Search | None = None
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,27 @@ class Session:
             raise InvalidConfig(f"{self.server.url} answers no request: {done[0].error} ({done[0].message}).")
 
     def measure(self, on_progress: OnProgress = lambda name, total, ended: None) -> Iterator[Point]:
-        """Yield a point per rate, in turn, until the time is up. A rate whose requests could not all leave is not
-        begun."""
-        for number, rate in enumerate(self.sending.rates):
-            name, arrivals = rate_name(rate), self.task.work.arrivals(rate)
-            if not arrivals:
-                raise InvalidConfig(f"at {name} no request leaves within --duration; make it longer.")
-            if time.monotonic() + arrivals[-1] >= self.task.until:
+        """Yield a point per rate, in turn or as a search finds them, until the time is up."""
+        numbers = itertools.count()
+        measure = lambda rate: self._point(rate, f"point {next(numbers)}", on_progress)  # noqa: E731
+        if self.sending.search is not None:
+            yield from self.sending.search.points(self.sending.rates[0], measure)
+            return
+        for rate in self.sending.rates:
+            if (found := measure(rate)) is None:
                 return
-            total = len(arrivals)
-            done = run(self._at(rate, f"point {number}"), self.sending.processes, partial(on_progress, name, total))
-            yield point(rate, done, self.sending.slo)
+            yield found
+
+    def _point(self, rate: float, name: str, on_progress: OnProgress) -> Point | None:
+        """Return the figures of a rate, or None if its requests could not all leave until the time is up: it is not
+        begun then. `name` is that of its prompts."""
+        shown, arrivals = rate_name(rate), self.task.work.arrivals(rate)
+        if not arrivals:
+            raise InvalidConfig(f"at {shown} no request leaves within --duration; make it longer.")
+        if time.monotonic() + arrivals[-1] >= self.task.until:
+            return None
+        done = run(self._at(rate, name), self.sending.processes, partial(on_progress, shown, len(arrivals)))
+        return point(rate, done, self.sending.slo)
 
     def _at(self, rate: float, name: str, **changes: Any) -> Task:
         return msgspec.structs.replace(self.task, rate=rate, point=name, **changes)

@@ -91,6 +91,25 @@ def start_record(seconds: float, server: Server, machine: Machine, options: dict
     )
 
 
+def most_records(p: Point, server: Server, machine: Machine, options: dict[str, Any]) -> Iterator[Record]:
+    """Yield the most load that meets an objective, which a search has found."""
+    work = f"{options['input_len']}>{options['output_len']}"
+    for metric, value, unit in (("requests", p.rate, "requests/s"), ("output", p.output_rate, "tokens/s")):
+        yield Record(
+            engine=server.engine,
+            version=server.version or "unknown",
+            workload=f"serve {options['endpoint']} {work} most within {options['slo']}",
+            metric=metric,
+            value=value,
+            unit=unit,
+            better="higher",
+            samples=(value,),
+            model=server.model,
+            machine=machine,
+            options=options,
+        )
+
+
 def records(p: Point, server: Server, machine: Machine, options: dict[str, Any]) -> Iterator[Record]:
     """Yield the figures for the results' file. The workload's name includes what was asked for, so unlike work is not
     compared."""

@@ -143,8 +143,9 @@ def test_a_token_beyond_the_capacity_loses_that_expert_alone() -> None:
     case = ExpertsCase(6, 16, 16, 4, 2, skew=5.0)  # all tokens choose experts 0 and 1
     layer, routes = padded_experts.Layer.random(case, torch.float32, CPU), case.routes(CPU)
     x_TM = torch.randn(6, 16, generator=torch.Generator().manual_seed(1))
-    found = padded_experts.padded(x_TM, layer, routes, padded_experts.places(routes, 4))
-    whole = padded_experts.padded(x_TM, layer, routes, padded_experts.places(routes, 6))
+    ops = Ops(Platform.of(CPU))
+    found = padded_experts.padded(ops, x_TM, layer, routes, padded_experts.places(routes, 4))
+    whole = padded_experts.padded(ops, x_TM, layer, routes, padded_experts.places(routes, 6))
     torch.testing.assert_close(found[:4], whole[:4])
     assert torch.equal(found[4:], torch.zeros_like(found[4:]))
 
@@ -159,7 +160,7 @@ def test_a_way_that_is_wrong_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> No
         kept = 10 * (1 - line["dropped"])
         assert line["useful"] == pytest.approx(kept / line["rows"])
         assert line["tflops"] == pytest.approx(6 * kept * 16 * 16 / (1e-3 * line["ms"]) / 1e12)
-    monkeypatch.setattr(padded_experts, "one_by_one", lambda x_TM, *rest: x_TM)
+    monkeypatch.setattr(padded_experts, "one_by_one", lambda ops, x_TM, *rest: x_TM)
     with pytest.raises(SystemExit, match="one by one is wrong"):
         padded_experts.bench(case, layer, CPU, effort)
 

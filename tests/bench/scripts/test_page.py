@@ -9,7 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from ridgeline.cli.bench import app
 from ridgeline.perf.hardware import find
 from ridgeline.perf.planner import Deployment, Plan
 from ridgeline.weights.loader import read_model_config
@@ -29,6 +31,10 @@ def test_a_script_takes_the_arguments_of_its_job(job: Job, monkeypatch: pytest.M
     for command in job.command.split("&&"):
         python, flag, module, *arguments = shlex.split(command.replace("$OUT", "/tmp"))
         assert (python, flag) == ("python", "-m")
+        if module == "ridgeline":
+            assert arguments[:2] == ["bench", "serve"]
+            typer.main.get_command(app).commands["serve"].make_context("serve", arguments[2:])  # type: ignore[attr-defined]
+            continue
         monkeypatch.setattr(sys, "argv", [module, *arguments])
         found = import_module(module)
 

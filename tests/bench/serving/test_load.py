@@ -384,6 +384,10 @@ def test_failures_make_the_exit_code_1_and_json_is_alone_on_standard_output(
         (["--trace", "/no/such.jsonl"], "/no/such.jsonl"),
         (["--extra", "[1]"], "[1]"),
         (["--plot", "x.doc"], "x.doc"),
+        (["--search-slo", "ttft=1", "--rate", "inf"], "one finite --rate"),
+        (["--search-slo", "ttft=1", "--rate", "1,2"], "one finite --rate"),
+        (["--search-slo", "ttft=1", "--rate", "1", "--slo", "itl=2"], "leave --slo out"),
+        (["--search-slo", "speed=3", "--rate", "1"], "--search-slo knows"),
     ],
 )
 def test_mistakes_give_one_sentence(arguments: list[str], word: str) -> None:
