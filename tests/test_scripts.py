@@ -65,3 +65,31 @@ def test_what_a_script_calls_takes_these_arguments(script: Path) -> None:
             (taken.bind_partial if partial else taken.bind)(*([] if starred else call.args), **named)
         except TypeError as error:
             pytest.fail(f"line {call.lineno} calls {module}.{name}{taken}: {error}")
+
+
+def options(script: Path) -> Iterator[tuple[set[str], ast.FunctionDef, str]]:
+    """Return, for every function that calls `asked`, the options' names, the function, and its name for them."""
+    for function in ast.walk(ast.parse(script.read_text())):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            called, target = node.value.func, node.targets[0]
+            if isinstance(called, ast.Name) and called.id == "asked" and isinstance(target, ast.Name):
+                if any(each.arg is None for each in node.value.keywords):
+                    continue  # some options come from a table
+                places = [each.value for each in node.value.args[1:] if isinstance(each, ast.Constant)]
+                named = {str(place).removesuffix("...").partition("=")[0] for place in places}
+                yield named | {each.arg for each in node.value.keywords if each.arg}, function, target.id
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_reads_options_that_it_has(script: Path) -> None:
+    for named, function, name in options(script):
+        read = {
+            node.attr
+            for node in ast.walk(function)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+        }
+        assert read - named == set()

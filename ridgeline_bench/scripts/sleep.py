@@ -32,7 +32,7 @@ def main() -> None:
     given = {"enable_sleep_mode": True, "skip_tokenizer_init": True, "max_model_len": 8192}
     if a.dummy:
         given["load_format"] = "dummy"
-    llm = ridgeline.LLM(a.model, **given | json.loads(a.a))
+    llm = ridgeline.LLM(a.model, **given | json.loads(a.options))
     greedy = ridgeline.SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, detokenize=False)
     prompt = {"prompt_token_ids": list(range(5, 105))}
 
