@@ -3,7 +3,7 @@
     python -m ridgeline_bench.scripts.speculation [--model FOLDER] [--dummy] [--threads 2] [--rounds 5]
         [--batches 1 4 16]
         [--tokens 128] [--drafts 4] [--ways lookup eagle3] [--draft FOLDER]
-        [--eagle3 FOLDER] [--medusa FOLDER]
+        [--eagle3 FOLDER] [--medusa FOLDER] [--temperatures 0 1]
         [--output benchmarks/results/speculation-cpu.jsonl]
 
 Each way has a process of its own, and they take turns, so that other work on the machine slows all of them alike: the
@@ -21,7 +21,8 @@ speedup is the median of the rounds' ratios to plain decoding.
     wrong      drafts that are never right
 
 The embedded model goes on with pieces of this project's own code. It runs in float32: in bfloat16 products of several
-rows round otherwise, and known continuations would end where the first token differs.
+rows round otherwise, and known continuations would end where the first token differs. Above temperature 0 every request
+has a seed, and the tokens are those of another draw than without drafts, so nothing is known of the continuation.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ from ridgeline_bench.scripts.told_drafts import tell
 LOOKUP = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LENGTH = 600  # characters of a prompt of text
 Texts = list[list[int]]
-Asked = tuple[Texts, int, Texts]  # prompts, tokens of each, texts that are known
+Asked = tuple[Texts, int, Texts, float]  # prompts, tokens of each, texts that are known, temperature
 Written = tuple[float, Texts, dict[str, int]]  # seconds, tokens, counts of drafts
 
 
@@ -73,10 +75,13 @@ def way(settings: dict[str, Any], threads: int, share: float | None) -> tuple[No
     llm = LLM(**settings)
 
     def answer(question: Asked) -> Written:
-        prompts, tokens, texts = question
+        prompts, tokens, texts, temperature = question
         if share is not None:
             tell(llm.assembly.local.runner, Known(texts, share).propose)
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        params = [
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True)
+            for seed in range(len(prompts))
+        ]
         before = llm.assembly.engine.scheduler.figures().drafts or {}
         started = time.perf_counter()
         outputs = llm.generate(as_prompts(prompts), params, use_tqdm=False)
@@ -100,6 +105,11 @@ def row_length(counts: Mapping[str, float]) -> float:
     return 1 + counts["accepted_tokens"] / counts["drafts"] if counts.get("drafts") else 1.0
 
 
+def acceptance(counts: Mapping[str, float]) -> float | None:
+    """Return the share of drafts that were accepted, or None without any."""
+    return counts["accepted_tokens"] / counts["draft_tokens"] if counts.get("draft_tokens") else None
+
+
 def prompts_of(llm: LLM, count: int) -> Texts:
     """Return pieces of the project's own code, or random tokens for a model of random weights."""
     draw = random.Random(1)
@@ -112,7 +122,8 @@ def main() -> None:
     a = asked(
         __doc__, model="", dummy=False, threads=2, rounds=5, batches=[1, 4, 16], tokens=128, drafts=4,
         ways=([str], "beside plain (default: all that there is a model for)"), draft=(str, "folder of a draft model"),
-        eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"), output=Path,
+        eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"), temperatures=[0.0],
+        output=Path,
     )  # fmt: skip
     settings = settings_of(a.model)
     if a.dummy:
@@ -137,11 +148,11 @@ def main() -> None:
     known |= {name: (drafts, share) for name, share in shares.items()}
     known = {"plain": (settings, None), **{name: known[name] for name in a.ways or known}}
     ways = {name: Apart(way, config, a.threads, share) for name, (config, share) in known.items()}
-    table = Table(*("batch", *ways), title=f"{a.model or 'embedded model'}, tokens/s (speedup)")
-    for batch, prompts in prompts_by.items():
-        plain = ways["plain"].ask((prompts, a.tokens, []))[1]
+    table = Table(*("temperature", "batch", *ways), title=f"{a.model or 'embedded model'}, tokens/s (speedup)")
+    for temperature, (batch, prompts) in product(a.temperatures, prompts_by.items()):
+        plain = ways["plain"].ask((prompts, a.tokens, [], temperature))[1]
         texts = [start + end for start, end in zip(prompts, plain, strict=True)]
-        asks = {name: partial(each.ask, (prompts, a.tokens, texts)) for name, each in ways.items()}
+        asks = {name: partial(each.ask, (prompts, a.tokens, texts, temperature)) for name, each in ways.items()}
         _, *found = in_turn(asks, a.rounds + 1)  # the first round warms up
         times = {name: [each[name][0] for each in found] for name in ways}
         cells = []
@@ -152,12 +163,13 @@ def main() -> None:
             cells.append(f"{rate:,.0f} ({faster:.2f}; {length:.1f})")
             keep(a.output, {
                 "workload": "speculation", "model": Path(a.model).name or "embedded", "way": name, "batch": batch,
+                "temperature": temperature, "acceptance": acceptance(made),
                 "tokens": a.tokens, "drafts": a.drafts, "tokens_per_second": rate, "speedup": faster,
                 "tokens_of_a_row": length,
                 "texts_as_plain": statistics.mean(one == other for one, other in zip(tokens, plain, strict=True)),
                 "counts": made, "rounds": a.rounds, "threads": a.threads,
             })  # fmt: skip
-        table.add_row(str(batch), *cells)
+        table.add_row(f"{temperature:g}", str(batch), *cells)
     Console(width=140).print(table, "in brackets: speedup; tokens of a row that verified drafts")
 
 

@@ -83,12 +83,16 @@ def test_the_page_states_the_planners_figures() -> None:
     """The table of docs/sequence-mixers.md is what `ridgeline crossover` computes for the two configs."""
     root = Path(__file__).parents[2]
     page = (root / "docs" / "sequence-mixers.md").read_text()
+    models = {
+        name: read_config(str(root / "benchmarks" / "models" / name)).spec
+        for name in ("transformer-2.7b", "mamba2-2.7b")
+    }
     curves = [
         Curve(
-            name=name, model=read_config(str(root / "benchmarks" / "models" / name)).spec,
-            hardware=read_hardware("H100", True), precision=precision("bfloat16"), kv_dtype="bfloat16", batch=8, chunk=8192, utilization=0.9,
+            name=name, model=spec, hardware=read_hardware("H100", True), precision=precision("bfloat16"),
+            kv_dtype="bfloat16", batch=8,
         )
-        for name in ("transformer-2.7b", "mamba2-2.7b")
+        for name, spec in models.items()
     ]  # fmt: skip
     for context in (1, 4, 16, 64, 256):
         cells = [f"{context}k"]
