@@ -84,11 +84,14 @@ def medusa(
     *,
     run: HeadFlags,
     heads: Annotated[int, typer.Option(help="Heads, each of which guesses one token.", min=1, max=16)] = 4,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Train the target too (Medusa-2); it is written beside the heads.")
+    ] = False,
     lr: Rate = 2e-3,
     text: TextFlags,
 ) -> None:
     """Train heads of Medusa, each of which guesses one token from the target's last hidden state."""
-    _run("medusa", run, text, lr=lr, passes=heads, heads=heads)
+    _run("medusa", run, text, lr=lr, passes=heads, heads=heads, joint=joint)
 
 
 @with_records
@@ -125,6 +128,7 @@ def _run(kind: str, run: HeadFlags, text: TextFlags, *, lr: float, passes: int, 
         max_train_bytes=most,
         seed=text.seed,
         command=f"ridgeline train {kind}"
+        + (" --joint" if sizes.get("joint") else "")
         + (f" --from {Path(start).name}" if start else "")
         + (f" --steps {steps}" if steps else f" --minutes {minutes:g}")
         + f" --lr {lr:g} --batch-tokens {text.batch_tokens}",

@@ -101,7 +101,7 @@ def _in_blocks(q_BHSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, spec: AttentionSp
     block before, so work and masks grow with the tokens and not with their square."""
     window = spec.window
     assert window is not None
-    first = _attended(*(x[:, :, :window] for x in (q_BHSD, k_BGSD, v_BGSD)), spec, None)
+    first = _attended(q_BHSD[:, :, :window], k_BGSD[:, :, :window], v_BGSD[:, :, :window], spec, None)
     blocks = [x.unflatten(2, (-1, window)).transpose(1, 2) for x in (q_BHSD, k_BGSD, v_BGSD)]  # [B, block, head, …]
     q, own = blocks[0][:, 1:].flatten(0, 1), [x[:, 1:] for x in blocks[1:]]
     k, v = (torch.cat((x[:, :-1], y), dim=3).flatten(0, 1) for x, y in zip(blocks[1:], own, strict=True))

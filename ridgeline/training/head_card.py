@@ -47,6 +47,12 @@ def head_card(report: Report) -> str:
     size = f"{report['parameters']:,} parameters, {report['bytes']:,} bytes in bfloat16."
     if report["start"] and report["kind"] != "draft":
         size += f" It began as `{report['start']}`, and the figures below are of its further training."
+    if changed := report.get("target_nats"):
+        was = ", ".join(f"{before:.4f} and now {after:.4f} on the {name}" for name, (before, after) in changed.items())
+        size += (
+            f" Both learnt together (Medusa-2), so they draft for `{report['name']}-target` beside this folder alone. "
+            f"The model's loss was {was}, in nats per token."
+        )
     head = f"# {report['name']}\n\n{what}\n\n{size}"
     return "\n\n".join((_FRONT_MATTER.format(**report), head, _scores(report), _training(report), _LIMITS))
 

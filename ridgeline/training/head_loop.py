@@ -70,7 +70,7 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
     mean over passes of the divergence from the target, in nats), that of each pass, lr, grad_norm, tokens_per_s."""
     module = learner.module
     device = next(module.parameters()).device
-    optimizer = adamw(module, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device)
+    optimizer = _optimizer(learner, config, device)
     weight_K = config.decay ** torch.arange(config.passes, device=device)
     step, guesses, last = 0, 0, [0.0]
     found: list[Tensor] = []
@@ -83,7 +83,7 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
     with TrainingLog(log, console, log.stem, keep_to=0) as rows:
         while (fraction := share()) < 1:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(fraction, peak=config.lr, warmup=config.warmup)
+                group["lr"] = group["share"] * learning_rate(fraction, peak=config.lr, warmup=config.warmup)
             passes = 1 if fraction < config.alone else config.passes
             scored = min(1.0, config.scored * config.passes / passes)
             trace, starts_C = _stretch(traces.batch(step), passes, scored, step)
@@ -105,6 +105,15 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
                 rows.write(row | each | rate | {"tokens_per_s": guesses / seconds, "mfu": None}, fraction)
                 found = []
     return Trained(step, time.monotonic() - started, guesses, tuple(last))
+
+
+def _optimizer(learner: Learner, config: HeadTraining, device: torch.device) -> torch.optim.AdamW:
+    """Return the optimizer of all parts, whose groups say which share of the learning rate they have."""
+    made = []
+    for part, share in learner.parts:
+        each = adamw(part, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=device)
+        made += [{**group, "share": share} for group in each.param_groups if group["params"]]
+    return torch.optim.AdamW(made, lr=config.lr, betas=config.betas, fused=device.type == "cuda")
 
 
 def _stretch(trace: Trace, passes: int, share: float, step: int) -> tuple[Trace, Tensor]:

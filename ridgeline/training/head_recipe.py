@@ -25,6 +25,7 @@ from ridgeline.training.export import read_model, write_model
 from ridgeline.training.head_card import head_card
 from ridgeline.training.head_loop import HeadTraining, Trained, train_head
 from ridgeline.training.heads import EagleHead, EagleShape, MedusaHeads
+from ridgeline.training.joint import JointMedusa, export_target, nats_of
 from ridgeline.training.learners import DraftModel, Eagle, Learner, Medusa
 from ridgeline.training.prepare import Prepared, prepare
 from ridgeline.training.recipe import Report, device_name
@@ -49,6 +50,7 @@ class HeadConfig:
     taps: the layers of the target that a head of EAGLE-3 reads (default: low, middle and high ones).
     intermediate: the width of that head's feed-forward.
     heads: how many heads of Medusa.
+    joint: the target learns too (Medusa-2), and is written as <name>-target/.
     drafts: the tokens a step for which right drafts are counted.
     prompt, continuation, requests: the sizes of the evaluation, in tokens and in prompts of each held-out set.
     command, commit: go into the card.
@@ -66,6 +68,7 @@ class HeadConfig:
     taps: tuple[int, ...] = ()
     intermediate: int = 768
     heads: int = 4
+    joint: bool = False
     batch_tokens: int = 2048
     max_train_bytes: int | None = None
     drafts: tuple[int, ...] = (4, 5)
@@ -87,6 +90,8 @@ def run(config: HeadConfig, console: Console) -> Report:
     target = read_target(config.target, config.device)
     config = replace(config, taps=_taps(config.taps, len(target.layers)))
     learner = make_learner(config, target)
+    if config.joint:  # the first pass is the target's own
+        config = replace(config, training=replace(config.training, passes=config.heads + 1))
     name = config.name or f"{config.target.name}-{config.kind}"
     for folder in (config.out, config.work):
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,6 +108,11 @@ def run(config: HeadConfig, console: Console) -> Report:
     log = config.out / f"{name}.jsonl"
     trained = train_head(learner, traces, config.training, log, console)
     folder = config.out / name
+    if isinstance(learner, JointMedusa):
+        before, written_to = read_target(config.target, config.device), config.out / f"{name}-target"
+        target = export_target(learner.target, written_to, config.target, prepared.tokenizer, config.device)
+        report["target_nats"] = _change(config, before, target, prepared, say)
+        learner, config = Medusa(learner.heads, target), replace(config, target=written_to)
     learner = _export(config, learner, target, folder, prepared)
     report |= _outcome(trained) | {"held_out": _measure(config, learner, target, prepared, say)}
     report["bytes"] = (folder / "model.safetensors").stat().st_size
@@ -128,7 +138,8 @@ def make_learner(config: HeadConfig, target: Decoder) -> Learner:
         if config.training.passes != config.heads:
             raise InvalidConfig(f"{config.heads} heads of Medusa guess as many tokens, not {config.training.passes}.")
         heads = MedusaHeads(config.heads, spec.hidden_size, spec.vocab_size)
-        return Medusa(_begun(heads, config.start).to(device), target)
+        begun = _begun(heads, config.start).to(device)
+        return JointMedusa(begun, target.requires_grad_(True)) if config.joint else Medusa(begun, target)
     attention = spec.layers[-1].mixer
     assert isinstance(attention, AttentionSpec)  # read_target takes no others
     values = read_json(config.target / "config.json", required=True)
@@ -211,6 +222,18 @@ def _measure(
     return found
 
 
+def _change(
+    config: HeadConfig, before: Decoder, after: Decoder, prepared: Prepared, say: Callable[[str], None]
+) -> dict[str, tuple[float, float]]:
+    """Return the target's loss on each held-out set before and after it learnt with the heads, in nats per token."""
+    found = {}
+    for name, texts in prepared.held_out.items():
+        given = prompts(prepared.tokenizer, texts, count=config.requests, length=config.prompt, seed=config.seed)
+        found[name] = nats_of(before, given.to(config.device)), nats_of(after, given.to(config.device))
+        say(f"{name}: the target's loss was {found[name][0]:.4f} nats per token, and is {found[name][1]:.4f}")
+    return found
+
+
 def _export(config: HeadConfig, learner: Learner, target: Decoder, folder: Path, prepared: Prepared) -> Learner:
     """Write the folder, and return the learner with the rounded weights that lie there."""
     module = learner.module
@@ -237,7 +260,7 @@ def _facts(name: str, config: HeadConfig, learner: Learner, traces: Traces) -> R
         "kind": config.kind,
         "target": config.target.name,
         "start": None if config.start is None else config.start.name,
-        "parameters": sum(p.numel() for p in module.parameters()),
+        "parameters": sum(p.numel() for p in learner.parts[0][0].parameters()),
         "taps": list(config.taps),
         "evaluation": {"prompt": config.prompt, "continuation": config.continuation, "requests": config.requests},
         "training": {

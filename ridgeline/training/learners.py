@@ -17,7 +17,7 @@ Legend:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -44,6 +44,10 @@ class Learner(Protocol):
     def most(self) -> int | None:
         """The number of its passes, if it has only so many."""
 
+    @property
+    def parts(self) -> Sequence[tuple[nn.Module, float]]:
+        """The modules of it, each with its share of the learning rate."""
+
     def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
         """Yield each pass's scores behind the positions `starts_C`: [B, C, V]."""
 
@@ -55,18 +59,19 @@ class Eagle:
 
     def __init__(self, head: EagleHead, target: Decoder) -> None:
         self.module, self.target, self.taps = head, target, head.shape.taps
+        self.parts: Sequence[tuple[nn.Module, float]] = ((head, 1.0),)
 
     def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
         """Yield each pass's scores behind the positions `starts_C`: [B, C, V]."""
         pairs = positions(trace, passes)
-        embedded_BSM = self.target.embedded(trace.tokens_BS.flatten(), _places(trace.tokens_BS))
+        embedded_BSM = self.target.embedded(trace.tokens_BS.flatten(), places(trace.tokens_BS))
         embedded_BSM = embedded_BSM.unflatten(0, trace.tokens_BS.shape)
 
         def embed(offset: int) -> Tensor:
             return embedded_BSM[:, offset : offset + pairs]
 
         for x_BCM in self.module(trace.features_BSX, embed, starts_C, pairs, passes):
-            yield _scored(self.target, self.module.norm(x_BCM))
+            yield scored(self.target, self.module.norm(x_BCM))
 
 
 class Medusa:
@@ -76,6 +81,7 @@ class Medusa:
 
     def __init__(self, heads: MedusaHeads, target: Decoder) -> None:
         self.module, self.target = heads, target
+        self.parts: Sequence[tuple[nn.Module, float]] = ((heads, 1.0),)
         self.most: int | None = len(heads)
 
     def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
@@ -83,7 +89,7 @@ class Medusa:
         x_BCM = trace.normed_BSM[:, starts_C]
         for head in list(self.module)[:passes]:
             assert isinstance(head, nn.ModuleList)
-            yield _scored(self.target, head[0](x_BCM))
+            yield scored(self.target, head[0](x_BCM))
 
 
 class DraftModel:
@@ -94,11 +100,12 @@ class DraftModel:
 
     def __init__(self, decoder: Decoder) -> None:
         self.module = decoder
+        self.parts: Sequence[tuple[nn.Module, float]] = ((decoder, 1.0),)
 
     def scores(self, trace: Trace, starts_C: Tensor, passes: int) -> Iterator[Tensor]:
         """Yield each pass's scores behind the positions `starts_C`: [B, C, V]."""
         tokens_BS = trace.tokens_BS
-        hidden = self.module(tokens_BS.flatten(), _places(tokens_BS), DenseCausal(len(tokens_BS)))
+        hidden = self.module(tokens_BS.flatten(), places(tokens_BS), DenseCausal(len(tokens_BS)))
         first_B = torch.arange(len(tokens_BS), device=starts_C.device) * tokens_BS.shape[1]
         for index in range(passes):
             chosen_BC = first_B[:, None] + starts_C + 1 + index
@@ -136,9 +143,11 @@ def right(learner: Learner, target: Decoder, tokens_BS: Tensor, passes: int) -> 
     )
 
 
-def _scored(target: Decoder, x_BCM: Tensor) -> Tensor:
+def scored(target: Decoder, x_BCM: Tensor) -> Tensor:
+    """Return the scores of all tokens by the target's output matrix: [B, C, V]."""
     return target.scored(x_BCM.flatten(0, 1)).unflatten(0, x_BCM.shape[:2])
 
 
-def _places(tokens_BS: Tensor) -> Tensor:
+def places(tokens_BS: Tensor) -> Tensor:
+    """Return the positions of all tokens, from 0 in each sequence."""
     return torch.arange(tokens_BS.shape[1], device=tokens_BS.device).repeat(len(tokens_BS))

@@ -107,6 +107,29 @@ def test_a_head_of_eagle_is_written_as_published_and_drafts_in_the_engine(
     assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
+def test_heads_and_target_that_learnt_together_draft_for_each_other(run: Callable[..., Path], folder: Path) -> None:
+    training = HeadTraining(lr=2e-3, passes=PASSES, steps=6, bf16=False)
+    made = run("medusa", joint=True, training=training)
+    tuned = made.parent / f"{made.name}-target"
+    before, after = (load_file(each / "model.safetensors") for each in (folder, tuned))
+    moved = {name: float((after[name].float() - before[name].float()).abs().max()) for name in before}
+    assert sum(change > 0 for change in moved.values()) > len(moved) / 2
+    assert max(moved.values()) < 0.02  # six steps of a quarter of the heads' rate
+    report = json.loads((made.parent / "report.json").read_text())["target-medusa"]
+    assert len(report["losses"]) == PASSES + 1
+    assert report["losses"][0] < report["losses"][1]  # the target's own divergence from what it was
+    [(was, now)] = report["target_nats"].values()
+    assert now == pytest.approx(was, rel=0.05)
+    assert "Medusa-2" in (made / "README.md").read_text()
+    drafting = {"method": "medusa", "model": made, "num_speculative_tokens": PASSES}
+    ask = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    plain, drafted = (
+        LLM(tuned, device="cpu", dtype="float32", speculative_config=way).generate("def f(x):", ask)[0]
+        for way in (None, drafting)
+    )
+    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
 def test_heads_of_medusa_are_written_as_published(run: Callable[..., Path]) -> None:
     made = run("medusa")
     config, stored = json.loads((made / "config.json").read_text()), load_file(made / "model.safetensors")
