@@ -235,7 +235,7 @@ class Plan:
         points."""
         d, batches = self.deployment, [point.batch for point in self.points()]
         model = Roofline(d.model, d.hardware, self.precision, self.kv_dtype)
-        return verifying(model, d.input + d.output // 2, sorted({1, -(-drafts // 2), drafts}), batches)
+        return verifying(model, d.decoding_context, sorted({1, -(-drafts // 2), drafts}), batches)
 
     def point(self, batch: int) -> Point:
         """Return the figures of one batch. A request arrives during a decode step, waits for it, and then its prompt

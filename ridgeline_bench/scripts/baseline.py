@@ -46,7 +46,7 @@ Line = Mapping[str, Any]
 
 
 def kernels_now(names: Collection[str] | None, processes: int) -> list[Line]:
-    """Return what the kernels that the tests compile are now: all of them, or those of these names."""
+    """Compile the kernels of these names, of those that the tests compile (None: all), and return a line for each."""
     tasks = [task for task in tasks_of(first=True) if names is None or name_of(*task) in names]
     found = []
     for report in compile_some(tasks, processes):
@@ -133,7 +133,7 @@ def gone(wanted: Collection[str], now: list[Line]) -> list[str]:
 
 
 def read(path: Path) -> tuple[Line, list[Line]]:
-    """Return what the baseline was stored with, and its lines. Raise InvalidConfig."""
+    """Return the versions that a baseline was stored with, and its lines. Raise InvalidConfig."""
     try:
         about, *lines = [json.loads(line) for line in path.read_text().splitlines()]
         return about["versions"], lines
