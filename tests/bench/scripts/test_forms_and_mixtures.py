@@ -109,11 +109,25 @@ def test_q4_k_m_has_the_types_of_llama_cpp_and_numbers_of_the_usual_size(wide: P
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             assert abs(values.mean()) < 0.003
             assert 0.01 < values.std() < 0.05
+    assert reader.fields["llama.rope.freq_base"].contents() == 10000.0
+    assert reader.fields["llama.attention.head_count_kv"].contents() == 2
+    assert reader.fields["general.architecture"].contents() == "llama"
     # of 32 layers: the first and the last four, and every third one of those between
     more = [n for n in range(32) if random_gguf.type_of(f"blk.{n}.ffn_down", "Q4_K_M", 32) == "Q6_K"]
     assert more == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
     assert random_gguf.type_of("blk.0.attn_k", "Q4_K_M", 32) == "Q4_K"
     assert random_gguf.type_of("output", "BF16", 32) == "BF16"
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F32", "Q8_0"])
+def test_a_file_of_plain_or_encoded_numbers_is_read_by_the_gguf_package(wide: Path, tmp_path: Path, kind: str) -> None:
+    reader = gguf.GGUFReader(random_gguf.write(wide, tmp_path / "model.gguf", kind))
+    for tensor in reader.tensors:
+        one = tensor.name.endswith("norm.weight")
+        assert tensor.tensor_type.name == ("F32" if one else kind)
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert (values == 1).all() if one else values.std() == pytest.approx(0.02, rel=0.05)
+    assert len(reader.tensors) == 3 + 2 * 9
 
 
 # ---- padded experts -------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Asked(Exception):
 def test_a_script_takes_the_arguments_of_its_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in job.command.split("&&"):
         python, flag, module, *arguments = shlex.split(command.replace("$OUT", "/tmp"))
-        assert (python, flag) == ("python", "-m")
+        assert (python, flag) == ("python3", "-m")
         if module == "ridgeline":
             assert arguments[:2] == ["bench", "serve"]
             typer.main.get_command(app).commands["serve"].make_context("serve", arguments[2:])  # type: ignore[attr-defined]
