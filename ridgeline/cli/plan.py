@@ -119,11 +119,12 @@ def plan(
     if as_json:
         print_json([_everything(one, drafts, study) for one in plans])
     else:
-        for one in plans:
+        asked = [list(studies(one, study)) for one in plans]  # all mistakes come before the first line
+        for one, further in zip(plans, asked, strict=True):
             _print(one)
             if drafts:
                 Console().print(verifying_table(one.verifying(drafts)))
-            for each in studies(one, study):
+            for each in further:
                 print(each.title)
                 Console().print(each.table)
     if plot is not None:

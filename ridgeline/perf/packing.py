@@ -112,9 +112,13 @@ def _within(needs: Sequence[float], order: Sequence[int], size: float, count: in
 
 
 def items_of(deployments: Sequence[tuple[str, Deployment, int]], requests: int) -> list[Item]:
-    """Return the items of named deployments, each as often as it is wanted."""
+    """Return the items of named deployments, each as often as it is wanted. Raise InvalidConfig for one that does not
+    fit."""
     found = []
     for name, deployment, copies in deployments:
-        need = need_of(replace(deployment, tp=1, pp=1, ep=1, cp=1), requests)
+        try:
+            need = need_of(replace(deployment, tp=1, pp=1, ep=1, cp=1), requests)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{name} cannot be packed: {error}") from error
         found += [Item(name, need)] * copies
     return found

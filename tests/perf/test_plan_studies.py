@@ -12,6 +12,7 @@ from ridgeline.cli import app
 from ridgeline.core.errors import InvalidConfig
 from tests.perf.models import CONFIGS
 
+LARGE = str(CONFIGS / "llama-3-70b.json")
 MIXTRAL, DENSE = str(CONFIGS / "mixtral-8x7b.json"), str(CONFIGS / "llama-2-13b.json")
 
 
@@ -73,15 +74,17 @@ def test_training_has_a_table_by_stage() -> None:
     assert record["flops"] == pytest.approx(6 * 20 * record["parameters"] ** 2)
 
 
-def test_mistakes_are_one_sentence() -> None:
+def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, sentence in (
         (["--chunks", "a,b"], "write whole numbers"),
         (["--chunks", "0"], "chunk must be at least 1"),
         (["--stack", "x:y=1"], "has the key 'y'"),
         (["--gpus", "8", "--static"], "leave out what is computed for one"),
         (["--pack", "x*y"], "write MODEL or MODEL"),
+        (["--pack", LARGE], "llama-3-70b.json cannot be packed: on 1 x H200 0.0 GB"),
         (["--spot-price", "1"], "give both"),
         (["--spot-price", "0", "--price-per-hour", "3"], "spot price must be above 0"),
     ):
         with pytest.raises(InvalidConfig, match=sentence):
             app(["plan", MIXTRAL, "--gpu", "H200", *flags], standalone_mode=False)
+        assert capsys.readouterr().out == "", "a mistake is found before anything is printed"
