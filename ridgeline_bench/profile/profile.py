@@ -46,6 +46,7 @@ class Report:
     kernels: list[Row]
     idle: list[Row]
     memory: Mapping[str, Any]
+    floors: Floors = FLOORS
 
 
 def profile(
@@ -82,6 +83,7 @@ def profile(
         kernels=kernel_rows(events, cuda=cuda),
         idle=idle,
         memory=memory,
+        floors=floors,
     )
 
 
@@ -127,6 +129,7 @@ def summary(report: Report, title: str) -> str:
         + (f": {100 * share:.0f} % of the hardware limit" if share is not None else "; the hardware limit is unknown"),
         *_table("ops (by name in the cost model)", report.ops, 24),
         *_mixture(report.ops),
+        _launches(report.ops, report.floors.launch),
         *_table("kernels", report.kernels, 16),
         *_table(f"device idle {100 * busy / max(report.span, 1e-9):.0f} % of {report.span:.3f} s", report.idle, 8),
         "",
@@ -134,6 +137,15 @@ def summary(report: Report, title: str) -> str:
         *(f"  {t['bytes'] / 1e6:10.1f} MB  {t['count']:4} x {t['dtype']} {t['shape']}" for t in _largest(report)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _launches(rows: list[Row], launch: float) -> str:
+    """Return a line on the calls that a host cannot start as fast as a device ends them."""
+    short = sum(row.calls for row in rows if row.seconds < row.calls * launch)
+    return (
+        f"  launch-bound without CUDA graphs: {short} of {sum(row.calls for row in rows)} calls, which take less than a "
+        f"launch ({1e6 * launch:.1f} µs)"
+    )
 
 
 def _mixture(rows: list[Row]) -> list[str]:

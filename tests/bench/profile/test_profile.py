@@ -9,12 +9,14 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline.kernels.base.op import Platform
+from ridgeline.perf.bottleneck import Floors
 from ridgeline.perf.hardware import FLOORS
 from ridgeline.quantization import SCHEMES
 from ridgeline_bench.profile.flame import Sampler, collapsed, svg
@@ -70,6 +72,13 @@ def test_a_profile_of_a_run(tiny_model: Callable[[str], Path], tmp_path: Path) -
         assert "engine:step" in (tmp_path / "stacks.txt").read_text()
         page = summary(report, "a run")
         assert "attention" in page
+        calls = sum(row.calls for row in report.ops)
+        shorter = sum(row.calls for row in report.ops if row.seconds / row.calls < 1e-3)
+        told = (
+            f"launch-bound without CUDA graphs: {shorter} of {calls} calls, which take less than a launch (1000.0 µs)"
+        )
+        assert told in summary(replace(report, floors=Floors(1e-3, 1e-6)), "a run")
+        assert f" 0 of {calls} calls, which" in summary(replace(report, floors=Floors(1e-9, 1e-9)), "a run")
         assert re.search(r"final_norm \+ unembed .* compute$", page, re.MULTILINE)
 
 
