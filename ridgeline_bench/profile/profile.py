@@ -141,11 +141,9 @@ def summary(report: Report, title: str) -> str:
 
 def _launches(rows: list[Row], launch: float) -> str:
     """Return a line on the calls that a host cannot start as fast as a device ends them."""
-    short = sum(row.calls for row in rows if row.seconds < row.calls * launch)
-    return (
-        f"  launch-bound without CUDA graphs: {short} of {sum(row.calls for row in rows)} calls, which take less than a "
-        f"launch ({1e6 * launch:.1f} µs)"
-    )
+    calls, short = sum(row.calls for row in rows), sum(row.calls for row in rows if row.seconds < row.calls * launch)
+    least = f"a launch ({1e6 * launch:.1f} µs)"
+    return f"  launch-bound without CUDA graphs: {short} of {calls} calls, which take less than {least}"
 
 
 def _mixture(rows: list[Row]) -> list[str]:
