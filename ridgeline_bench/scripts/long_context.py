@@ -229,17 +229,23 @@ def experiment(a: Any, console: Console) -> Experiment:
     return Experiment(model, tuple(lengths), *texts, a.search, a.steps, a.batch, a.megabytes, console)
 
 
-def table_of(lines: list[dict[str, Any]]) -> Table:
-    """Return perplexities: methods down, lengths across; a slash divides those before and after training further."""
-    figures = {(x["method"], x["length"], bool(x["steps"])): x["nats"] for x in lines if "nats" in x}
+def rows_of(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """Return perplexities: lengths across, methods down, and behind them those that were trained further."""
+    figures = {(x["method"], x["length"], x["steps"]): x["nats"] for x in lines if "nats" in x}
     lengths = sorted({length for _, length, _ in figures})
-    table = Table("", *(f"{length:,}" for length in lengths))
-    for trained_further in sorted({each for *_, each in figures}):
-        for method in dict.fromkeys(method for method, _, further in figures if further == trained_further):
-            name = f"{method}, trained further" if trained_further else method
-            nats = [figures[method, length, trained_further] for length in lengths]
-            table.add_row(name, *(f"{math.exp(min(each, 700)):.2f}" for each in nats))
-    return table
+    rows = [["", *(f"{length:,}" for length in lengths)]]
+    for steps in sorted({each for *_, each in figures}):
+        for method in dict.fromkeys(method for method, _, each in figures if each == steps):
+            name = f"{method}, after {steps} steps" if steps else method
+            nats = [figures[method, length, steps] for length in lengths]
+            rows.append([name, *(f"{math.exp(min(each, 700)):.2f}" for each in nats)])
+    return rows
+
+
+def page_table(lines: list[dict[str, Any]]) -> str:
+    """Return the table of docs/long-context.md."""
+    head, *rows = rows_of(lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *rows))
 
 
 def drawing(lines: list[dict[str, Any]]) -> str:
@@ -268,13 +274,19 @@ def main() -> None:
         device="cuda" if torch.cuda.is_available() else "cpu", output=Path, draw=(Path, "draw this file's lines"),
     )  # fmt: skip
     if a.draw:
-        PICTURE.write_text(drawing([json.loads(line) for line in a.draw.read_text().splitlines()]))
+        lines = [json.loads(line) for line in a.draw.read_text().splitlines()]
+        PICTURE.write_text(drawing(lines))
+        print(page_table(lines))
         return
     lines, console = list[dict[str, Any]](), Console(width=120)
     for line in experiment(a, console).lines():
         lines.append(line)
         keep(a.output, {"workload": "long context", **line})
-    console.print(table_of(lines))
+    head, *rows = rows_of(lines)
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 if __name__ == "__main__":

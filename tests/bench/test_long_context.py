@@ -116,6 +116,24 @@ def test_training_further_gives_figures_of_every_method_at_every_length(tmp_path
     figures = [(x["method"], x["length"], x["steps"]) for x in lines if "nats" in x]
     assert len(figures) == len(set(figures)) == 6 * 2 + 5 * 2
     assert all(math.isfinite(x["nats"]) for x in lines if "nats" in x)
-    assert len(long_context.table_of(lines).rows) == 11
+    assert len(long_context.rows_of(lines)) == 1 + 6 + 5
     drawn = long_context.drawing([json.loads(json.dumps(line)) for line in lines])
     assert drawn.count("<polyline") == 2 + 6 + 5
+
+
+def test_the_page_shows_the_stored_lines_and_says_what_they_say() -> None:
+    root = long_context.PICTURE.parents[2]
+    lines = [json.loads(line) for line in (root / "benchmarks/results/long-context.jsonl").read_text().splitlines()]
+    page = (root / "docs" / "long-context.md").read_text()
+    assert long_context.page_table(lines) in page, "run long_context --draw"
+    assert long_context.PICTURE.read_text() == long_context.drawing(lines)
+    figures = {(x["method"], x["length"]): math.exp(x["nats"]) for x in lines if x.get("steps") == 0}
+    for length in (4096, 8192, 16_384):
+        order = [figures[method, length] for method in ("in window", "LongRoPE", "YaRN", "NTK", "PI", "plain")]
+        assert order == sorted(order)
+    window = [figures["in window", length] for length in (2048, 4096, 8192, 16_384)]
+    assert window == sorted(window, reverse=True)
+    assert f"from {window[0]:.2f} to {window[-1]:.2f}" in page
+    [plain] = [x["positions"] for x in lines if x.get("method") == "plain" and "positions" in x]
+    assert max(plain[:4]) < 2
+    assert min(plain[5:]) > 5

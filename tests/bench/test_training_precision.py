@@ -38,6 +38,7 @@ def test_every_type_trains_and_a_factor_too_large_destroys_the_weights(tmp_path:
     probes = {(x["probe"], x["factor"]): x for x in lines if "probe" in x}
     assert probes["bfloat16", 1.0]["overflown"] == probes["float16", 1.0]["overflown"] == 0
     assert probes["float16", 2.0**32]["overflown"] == 1
-    assert probes["float16", 1.0]["error"] < probes["bfloat16", 1.0]["error"]  # three more bits of mantissa
-    assert [len(table.rows) for table in tables_of(lines)] == [5, 10]
+    assert probes["float16", 2.0**-12]["lost"] > 0.1 > probes["float16", 2.0**16]["lost"]
+    assert probes["float16", 2.0**16]["error"] < probes["bfloat16", 1.0]["error"]  # three more bits of mantissa
+    assert [len(table.rows) for table in tables_of(lines)] == [6, 13]
     assert drawing(lines).count("<polyline") >= 6
