@@ -1,8 +1,7 @@
 """The most load under an objective: a search over request rates.
 
 It takes for granted that a rate above one that misses the objective misses it too. A server's latencies grow with the
-load, but a short measurement may break this rule by chance. So a rate that misses by little is measured once more, and
-the second time counts.
+load, but a short measurement may miss by chance. So the answer's upper bound is measured twice.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.serving.figures import Point, Slo
 
 SHARE = 0.99  # of all requests that must meet every bound
-CLOSE = 0.9  # of all requests: if so many meet the bounds, a rate misses by little
 EXACT = 1.05  # the lowest rate that misses over the highest that meets, at which a search ends
-MOST_POINTS = 16
+MOST_POINTS = 24
 FARTHEST = 1 << 10  # the first rate over the lowest one that is tried
 
 
@@ -42,26 +40,32 @@ class Search:
 
     def points(self, first: float, measure: Callable[[float], Point | None]) -> Iterator[Point]:
         """Yield the points that are measured: from `first` on by factors of two until one rate meets and one misses,
-        then between these. Of two points at one rate the second counts. `measure` returns None if there is no time
-        left, which ends the search."""
-        meeting, missing, rate = 0.0, math.inf, first
+        then between these. The lowest rate that misses is measured once more in the end, and the second time counts.
+        `measure` returns None if there is no time left, which ends the search."""
+        found: list[Point] = []
+        rate = first
         for _ in range(MOST_POINTS):
-            found = measure(rate)
-            if found is None:
+            point = measure(rate)
+            if point is None:
                 return
-            yield found
-            if CLOSE <= share(found) < SHARE:
-                again = measure(rate)
-                if again is None:
-                    return
-                yield (found := again)
-            if self.meets(found):
-                meeting = rate
-            else:
-                missing = rate
-            if missing <= EXACT * meeting or missing * FARTHEST <= first:
+            found.append(point)
+            yield point
+            meeting, missing = bounds(found, self)
+            if missing * FARTHEST <= first:
                 return
             rate = next_rate(meeting, missing)
+            if missing <= EXACT * meeting:
+                if [p.rate for p in found].count(missing) > 1:
+                    return
+                rate = missing
+
+
+def bounds(points: Sequence[Point], search: Search) -> tuple[float, float]:
+    """Return the lowest rate that misses (inf: none does), behind the highest one below it that meets (0: none). Of two
+    points at one rate the second counts."""
+    meets = {p.rate: search.meets(p) for p in points}
+    missing = min((rate for rate, good in meets.items() if not good), default=math.inf)
+    return max((rate for rate, good in meets.items() if good and rate < missing), default=0.0), missing
 
 
 def next_rate(meeting: float, missing: float) -> float:
@@ -90,11 +94,8 @@ class Found:
 
     @classmethod
     def of(cls, points: Sequence[Point], search: Search) -> Found:
-        last = {p.rate: p for p in points}.values()
-        meeting = [p for p in last if search.meets(p)]
-        missing = min((p.rate for p in last if not search.meets(p)), default=math.inf)
-        below = [p for p in meeting if p.rate < missing]
-        return cls(max(below, key=lambda p: p.rate, default=None), missing)
+        meeting, missing = bounds(points, search)
+        return cls(next((p for p in reversed(points) if p.rate == meeting), None), missing)
 
     def sentence(self, asked: str) -> str:
         """Return the outcome in words. asked: the objective as it was given."""
