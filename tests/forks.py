@@ -34,10 +34,12 @@ from unittest.mock import patch
 # The modules that may begin as forks, and what they import.
 RANK = ("ridgeline.assembly.rank", "ridgeline.ranks.rank")
 MODULES = {
+    "ridgeline": (),
     "ridgeline.rank_process": RANK,
     "ridgeline.serving.processes.engine_process": ("ridgeline.serving.processes.engine_host",),
     "ridgeline_bench.child": ("ridgeline_bench.child",),
     "ridgeline_bench.communication.rank": ("ridgeline_bench.communication.ways",),
+    "tests.kernels.ranks.ranks": (),
     "tests.ranks.fake_rank": RANK,
     "tests.ranks.slow_rank": RANK,
     "tests.ranks.unequal_rank": RANK,
@@ -170,6 +172,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _take(dict(zip(request["numbers"], descriptors, strict=True)))
+        _open_streams()
         if request["session"]:
             os.setsid()
         os.chdir(request["folder"])
@@ -188,6 +191,13 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def _open_streams() -> None:
+    """Give the process streams of its own: those that were inherited know the files of another process."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _take(given: dict[int, int]) -> None:

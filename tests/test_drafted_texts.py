@@ -52,7 +52,9 @@ def plain() -> list[list[Text]]:
     return written(None)[0]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(  # the passes of a chain are among those of a tree
+    "method", [pytest.param(each, marks=pytest.mark.thorough if each == "chain" else ()) for each in METHODS]
+)
 def test_samples_and_stop_strings_are_those_of_plain_decoding(method: str, plain: list[list[Text]]) -> None:
     assert [len(samples) for samples in plain] == [params.n for params in ASKED for _ in PROMPTS]
     assert {stop for samples in plain for *_, stop in samples} >= {"\n\n", " =", ")", "\n"}

@@ -220,21 +220,20 @@ def test_requests_that_give_way_or_leave_change_nothing_for_others(
                    {k: v for k, v in want.items() if k not in left})  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["draft_model", "layer_skip"])
+@pytest.mark.parametrize(("method", "even"), by_values(("draft_model", "layer_skip"), (False, True)))
 def test_drafts_of_the_host_take_the_place_of_a_models(
-    method: str, folder: Path, want: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
+    method: str, even: bool, folder: Path, want: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {"method": method, "num_speculative_tokens": DRAFTS}
     config |= {"model": str(folder)} if method == "draft_model" else {"skip_layers": [1]}
-    for even in (False, True):
-        with rig(folder, speculative_config=config) as own:
-            if even:
-                evenly(own, monkeypatch)
-            else:
-                own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
-            given = Given(own)
-            check_same(own.run(*requests()), want)
-            assert given.count > 10
+    with rig(folder, speculative_config=config) as own:
+        if even:
+            evenly(own, monkeypatch)
+        else:
+            own.engine.scheduler.running.drafting = Always()  # type: ignore[assignment]
+        given = Given(own)
+        check_same(own.run(*requests()), want)
+        assert given.count > 10
 
 
 def test_states_that_every_token_replaces_are_those_of_plain_decoding(tmp_path: Path) -> None:

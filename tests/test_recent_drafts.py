@@ -51,7 +51,9 @@ def steps(own: Rig, *asked: Request) -> int:
     return sum(int(result.emitted_R.sum()) > 0 for result in own.results[before:] if len(result.emitted_R))
 
 
-@pytest.mark.parametrize("family", ["llama", "mixed", "gpt2", "lfm2"])
+@pytest.mark.parametrize(
+    "family", ["mixed", "lfm2", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("llama", "gpt2"))]
+)
 def test_what_others_wrote_changes_no_token(family: str, tiny_model: TinyModel) -> None:
     folder, right = tiny_model(family), {}
     want = plain(folder)

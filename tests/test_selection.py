@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+ALONE = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take twice as long as the tests
 
 CONFTEST = """
 from tests import selection
@@ -39,7 +40,7 @@ def run(tmp_path: Path):
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-v", "--import-mode=importlib"]
         done = subprocess.run(
             [*command, *options],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+            cwd=tmp_path, env={**os.environ, **ALONE}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 

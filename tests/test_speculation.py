@@ -37,6 +37,15 @@ FAMILIES = (
     *("mixed", "gpt2", "gpt_oss", "gemma4_moe"),
     *(pytest.param(family, marks=pytest.mark.thorough) for family in ("llama", "qwen3_moe")),
 )
+
+
+def mainly(*families: str) -> list[Any]:
+    """Return all families, of which others than these are thorough: each way to draft meets windows and one more
+    mechanism, and prompt lookup all of them."""
+    names = [each if isinstance(each, str) else each.values[0] for each in FAMILIES]
+    return [pytest.param(each, marks=() if each in families else pytest.mark.thorough) for each in names]
+
+
 KINDS = ("mixed", pytest.param("llama", marks=pytest.mark.thorough))
 NUMBERS = ("quantization", "kv_cache_dtype")  # the settings that change them
 VOCABULARY = 300  # tokens that all tiny models have

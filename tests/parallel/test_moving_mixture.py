@@ -27,7 +27,13 @@ def written(llm: LLM) -> list[Any]:
     return [result.outputs[0].token_ids for result in results]
 
 
-@pytest.mark.parametrize("size", [{"tensor_parallel_size": 2}, {"data_parallel_size": 2}], ids=["tp", "dp"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param({"tensor_parallel_size": 2}, id="tp"),
+        pytest.param({"data_parallel_size": 2}, id="dp", marks=pytest.mark.thorough),  # tests/ranks/test_rebalancing.py
+    ],
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO])])  # captured there
 def test_the_load_becomes_even_while_tokens_stay(device: str, size: dict[str, int]) -> None:
     options: dict[str, Any] = {

@@ -27,6 +27,8 @@ from tests.test_draft_heads import glm_with_mtp
 from tests.text.sample_tokenizers import byte_level, write_folder
 from tests.weights.loading import dense_logits, load
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 TinyModel = Callable[[str], Path]
 
 IDS = torch.randint(3, tiny_models.VOCAB, (2, 30), generator=torch.Generator().manual_seed(0))

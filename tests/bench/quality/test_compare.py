@@ -21,6 +21,8 @@ from ridgeline_bench.quality.documents import TextFile, read_file
 from tests import tiny_models
 from tests.bench.quality.conftest import TEXT
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 BOS = 1
 LETTERS = "abcdefghijklmnop"  # fewer than the logprobs a request may ask for: nothing is left to the rest
 SMALL = len(LETTERS)

@@ -26,6 +26,8 @@ from tests import tiny_models
 from tests.api.conftest import write_tokenizer
 from tests.bench.quality.conftest import TEXT
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 BOS = 1
 CODE = Path(__file__).read_text()
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tests import interpreter
+from tests.forks import forking
 
 
 def run_ranks(module: str, count: int, folder: Path, *whats: str) -> None:
@@ -23,7 +24,7 @@ def run_ranks(module: str, count: int, folder: Path, *whats: str) -> None:
     other, and wait until all have ended well."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-P", "-m", "tests.kernels.ranks.ranks", module, str(count), str(folder), *whats]
-    with subprocess.Popen(command, env=environment, start_new_session=True) as first:
+    with forking(), subprocess.Popen(command, env=environment, start_new_session=True) as first:
         try:
             assert first.wait(120) == 0
         finally:

@@ -79,7 +79,7 @@ def test_streams_that_come_soon_after_it_is_ready_are_spread(served: Served) -> 
 
     async def four() -> list[float]:
         client = endurance.load(served.url)
-        bodies = [endurance.body(300, prompt=[number + 3] * 40) for number in range(4)]
+        bodies = [endurance.body(120, prompt=[number + 3] * 40) for number in range(4)]
         running = [asyncio.ensure_future(endurance.ask(client, content)) for content in bodies]
         await served.until_open(4)
         shares = await asyncio.to_thread(each, served, "vllm:num_requests_running")

@@ -300,7 +300,7 @@ def models_over(context: ssl.SSLContext, path: Path) -> Any:
 def test_sigterm_ends_what_runs_and_sends_the_rest_away() -> None:
     with Served("--shutdown-timeout", str(PATIENCE)) as server:
         children = [server.engine, *server.api_servers]
-        asyncio.run(endurance.drain(server, count=16, tokens=200, after=0.0))
+        asyncio.run(endurance.drain(server, count=16, tokens=80, after=0.0))
         assert wait_gone(*children, seconds=0)
 
 
@@ -522,7 +522,7 @@ def test_an_engine_that_is_killed_under_load_is_back_soon(served: Served) -> Non
 
 def test_an_api_server_that_is_killed_takes_only_its_own_requests_with_it(served: Served) -> None:
     api_servers = served.api_servers
-    asyncio.run(endurance.kill(served, "API server", count=16, tokens=300, after=0.0, slack=10))
+    asyncio.run(endurance.kill(served, "API server", count=16, tokens=120, after=0.0, slack=10))
     deadline = time.monotonic() + PATIENCE
     while len(served.api_servers) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
