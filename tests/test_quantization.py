@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.assembly.choices import choose
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.base.op import Platform
+from ridgeline.perf.footprint import weight_bytes
 from ridgeline.quantization import SCHEMES
 
 QUANTIZATIONS = [name for name in SCHEMES if name != "plain"]
@@ -19,14 +22,15 @@ MOVES = {"w4a16": 0.3, "fp8": 0.05, "fp8-block": 0.05}  # how far a perplexity m
 TEXT = inspect.getsource(textwrap)[2000:4000]  # the embedded model writes Python
 
 
-def negative_log_likelihood(**options: object) -> tuple[float, int]:
-    """Nats per token of TEXT, and bytes of the weights."""
+def negative_log_likelihood(**options: object) -> tuple[float, float]:
+    """Nats per token of TEXT, and the bytes of weights that the engine's limits know of, relative to what they take."""
     llm = LLM(device="cpu", max_model_len=1024, **options)
     try:
         [result] = llm.generate(TEXT, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
         tokens, entries = result.prompt_token_ids, result.prompt_logprobs
         nats = [entry[token].logprob for entry, token in zip(entries[1:], tokens[1:], strict=True)]
-        return -sum(nats) / len(nats), llm.assembly.memory.weights
+        known = weight_bytes(llm.assembly.model.spec, llm.assembly.precision)
+        return -sum(nats) / len(nats), known / llm.assembly.memory.weights
     finally:
         llm.shutdown()
 
@@ -38,10 +42,21 @@ def test_rounding_keeps_the_embedded_models_perplexity(quantization: str) -> Non
     in four bits a weight by up to 1/16 of its group's largest."""
     if not SCHEMES[quantization].supports(Platform(device_type="cpu")):
         pytest.skip(f"this machine has not what {quantization} needs")
-    plain, _ = negative_log_likelihood()
-    rounded, _ = negative_log_likelihood(quantization=quantization)
+    plain, all_known = negative_log_likelihood()
+    rounded, known = negative_log_likelihood(quantization=quantization)
     assert rounded != plain
+    assert all_known == pytest.approx(1, abs=0.01)
+    if not quantization.startswith("fp8"):  # of which a CPU keeps plain numbers
+        assert known == pytest.approx(1, abs=0.1)  # scales are not counted, nor the zeros of groups
     assert math.exp(rounded - plain) == pytest.approx(1, abs=MOVES.get(quantization, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rate"), [("fp8", 1.0, "fp8"), ("w4a16", 0.5, "float32"), (None, 4.0, "float32")]
+)
+def test_limits_of_a_step_know_what_products_read(name: str | None, size: float, rate: str) -> None:
+    known = choose(LLMConfig(quantization=name, dtype="float32"), torch.device("cpu")).precision
+    assert (known.weight, known.product_rate, known.item) == (size, rate, 4.0)
 
 
 def test_w8a8_is_refused_where_it_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,9 @@ class Choices:
 
     @property
     def precision(self) -> Precision:
-        return held_precision(precision(self.dtype), self.model.spec, self.forms)
+        plain = held_precision(precision(self.dtype), self.model.spec, self.forms)
+        own, rate = self.scheme.product_bytes, self.scheme.product_rate
+        return replace(plain, weight=own or plain.weight, product_rate=rate or plain.product_rate)
 
     @property
     def kernels(self) -> KernelSet:

@@ -18,7 +18,10 @@ def _rounding_to(fp8: Fp8Format, name: str) -> Scheme:
     def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
         return laid_out(ops, to_fp8(weight_OI.detach(), fp8), weight_OI.dtype)
 
-    return Scheme(name=name, prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1)
+    return Scheme(
+        name=name, prepare=prepare, supports=anywhere, needs="nothing",
+        weight_bytes=1, product_bytes=1.0, product_rate="fp8",
+    )  # fmt: skip
 
 
 FP8 = _rounding_to(BY_TOKEN, "fp8")

@@ -27,4 +27,4 @@ def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
     return weight_of(ops, Levels(level_OJ, round_rows(weight_OI, level_OJ), KEPT))
 
 
-INT8 = Scheme(name="int8", prepare=prepare, supports=on_cpu, needs="a CPU", weight_bytes=1)
+INT8 = Scheme(name="int8", prepare=prepare, supports=on_cpu, needs="a CPU", weight_bytes=1, product_bytes=1.0)

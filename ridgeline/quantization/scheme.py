@@ -24,7 +24,9 @@ class Scheme:
     needs: what such a platform has, in words.
     prepare: takes the ops and a loaded matrix and returns the weight to multiply with. It stores the loaded matrix
         itself if no other form is faster. Any other form has no gradients and keeps no reference to the matrix.
-    weight_bytes: bytes of one weight without its scales; None: as many as its dtype has.
+    weight_bytes: the least bytes of one weight while it is loaded, without its scales; None: as many as its dtype has.
+    product_bytes, product_rate: bytes of one weight as products read it, and the name of the `Hardware.matrix` rate at
+        which these run; None: those of its dtype.
     held: the form of each fused projection in the files, in which it is allocated and kept (None: plain numbers). Such
         weights are not prepared. Empty where weights are loaded as plain numbers.
     """
@@ -34,6 +36,8 @@ class Scheme:
     supports: Callable[[Platform], bool]
     needs: str
     weight_bytes: int | None = None
+    product_bytes: float | None = None
+    product_rate: str | None = None
     held: tuple[Held | None, ...] = ()
 
     def check(self, platform: Platform) -> None:

@@ -55,4 +55,4 @@ def prepare(ops: Ops, weight_OI: Tensor) -> Weight:
     return weight_of(ops, weight_OI) if coded is None else laid_out(ops, coded, weight_OI.dtype)
 
 
-W4A16 = Scheme(name="w4a16", prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1)
+W4A16 = Scheme(name="w4a16", prepare=prepare, supports=anywhere, needs="nothing", weight_bytes=1, product_bytes=0.5)

@@ -41,4 +41,6 @@ W8A8 = Scheme(
     supports=has_products,
     needs="a GPU, or a CPU with VNNI, or with AVX2 and a C++ compiler",
     weight_bytes=1,
+    product_bytes=1.0,
+    product_rate="int8",
 )
