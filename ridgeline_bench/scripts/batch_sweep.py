@@ -19,7 +19,7 @@ TTFT is measured up to 64 requests at once, each with --input tokens: the median
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,9 @@ def limits(driven: Driven, hardware: Hardware | None, batches: Iterable[int], co
         return Limits({}, None)
 
 
-def bench(driven: Driven, batches: Sequence[int], context: int, length: int, tokens: int) -> list[dict[str, Any]]:
-    """Return a line for each batch."""
+def bench(driven: Driven, batches: Sequence[int], context: int, length: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each batch, as soon as it is measured."""
     found = limits(driven, hardware_of(driven.llm.assembly.device), batches, context + tokens // 2)
-    lines = []
     for batch in batches:
         driven.run(driven.alike(batch, context, 3))  # kernels of this batch
         seconds = driven.step_seconds(batch, context, tokens)
@@ -95,8 +94,7 @@ def bench(driven: Driven, batches: Sequence[int], context: int, length: int, tok
         if batch <= LARGEST_TTFT and length:
             firsts = sorted(answer.first for answer in driven.run(driven.alike(batch, length, 1)).answers)
             line |= {"ttft_ms": 1e3 * firsts[len(firsts) // 2], "ttft_last_ms": 1e3 * firsts[-1]}
-        lines.append(line)
-    return lines
+        yield line
 
 
 def crossovers(lines: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -157,10 +155,11 @@ def main() -> None:
     longest = max(a.input + 16, a.context + tokens + 16)
     given = {"load_format": "dummy", "max_model_len": longest, "max_num_seqs": max(a.batches), **json.loads(a.options)}
     driven = Driven(model, **given)
-    lines = bench(driven, a.batches, a.context, a.input, tokens)
     common = {"workload": "batch sweep", "model": Path(model).name, "gpu": gpu(), "options": a.options}
-    for line in lines:
+    lines = []
+    for line in bench(driven, a.batches, a.context, a.input, tokens):
         keep(a.output, {**common, **line})
+        lines.append(line)
     show(lines)
     driven.close()
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,8 @@ def least_step(driven: Driven, decoding: int, chunk: int, length: int) -> float:
         return 0.0
 
 
-def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, length: int) -> list[dict[str, Any]]:
-    """Return a line for each chunk size."""
-    lines = []
+def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, length: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each chunk size, as soon as it is measured."""
     for chunk in chunks:
         if chunk <= decoding:
             raise InvalidConfig(f"a chunk of {chunk} tokens leaves no room beside {decoding} requests that decode.")
@@ -101,14 +100,13 @@ def bench(driven: Driven, chunks: Sequence[int], decoding: int, prompts: int, le
             for gap, at in zip(answer.between, answer.moments[1:], strict=True)
             if begun < at <= ended
         ]
-        lines.append({
+        yield {
             "chunk": chunk, "decoding": decoding, "input": length, "prompts": prompts, "steps_of_a_prompt": steps,
             "itl_p50_ms": percentile(gaps, 50), "itl_p99_ms": percentile(gaps, 99), "itl_max_ms": max(gaps),
             "least_step_ms": 1e3 * least_step(driven, decoding, chunk, length),
             "ttft_ms": 1e3 * statistics.median(answer.first for answer in found),
             "prompt_tokens_per_second": prompts * length / (ended - begun), "gaps": len(gaps),
-        })  # fmt: skip
-    return lines
+        }  # fmt: skip
 
 
 def main() -> None:

@@ -134,7 +134,7 @@ def mixture(lines: list[Line]) -> list[str]:
     found = []
     for group in grouped(lines, "model", "gpu", "form"):
         memory = next(line["memory"] for line in reversed(group) if "memory" in line)
-        busiest = next(line["routes"] for line in reversed(group) if "routes" in line)["imbalance_of_layers"]
+        routes = [line["routes"]["imbalance_of_layers"] for line in group if "routes" in line]
         heads = ["batch", "experts with tokens", "uniform routing", "ms a step", "tokens/s", "of the limit"]
         rows = []
         for line in newest((line for line in group if "batch" in line), "batch"):
@@ -145,9 +145,11 @@ def mixture(lines: list[Line]) -> list[str]:
             ])  # fmt: skip
         sentence = (
             f"Weights ({group[0]['form']}) take {memory['weights_gb']:.1f} GB a GPU, and experts are "
-            f"{100 * memory['expert_share_of_parameters']:.1f} % of the parameters. A layer's busiest expert has "
-            f"{min(busiest):.2f} to {max(busiest):.2f} times the mean."
+            f"{100 * memory['expert_share_of_parameters']:.1f} % of the parameters."
         )
+        if routes:
+            least, most = min(routes[-1]), max(routes[-1])
+            sentence += f" A layer's busiest expert has {least:.2f} to {most:.2f} times the mean."
         found += [where(group[-1]), "", *wrapped(sentence), "", *markdown(heads, rows), ""]
     return found
 

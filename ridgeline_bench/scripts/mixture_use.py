@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def routes_line(load_LE: np.ndarray) -> dict[str, Any]:
     }
 
 
-def bench(driven: Driven, batches: list[int], length: int, tokens: int, devices: int) -> list[dict[str, Any]]:
-    """Return a line for each batch."""
-    spec, lines = spec_of(driven).routing, []
+def bench(driven: Driven, batches: list[int], length: int, tokens: int, devices: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each batch, as soon as it is measured."""
+    spec = spec_of(driven).routing
     limits = predicted(driven, devices, batches, length + tokens // 2)
     for batch in batches:
         looks: list[ExpertLoad] = []
@@ -102,12 +103,11 @@ def bench(driven: Driven, batches: list[int], length: int, tokens: int, devices:
         seconds = driven.step_seconds(batch, length, tokens)
         with driven.llm.assembly.worker.watching_experts(looks.append):
             driven.run(driven.alike(batch, length, tokens))
-        lines.append({
+        yield {
             "batch": batch, "step_ms": 1e3 * seconds, "tokens_per_second": batch / seconds, "experts": spec.experts,
             "used": spec.top_k, "experts_with_tokens": used(looks, batch),
             "uniform": touched(batch, spec.experts, spec.top_k), "limit_tokens_per_second": limits.get(batch, 0.0),
-        })  # fmt: skip
-    return lines
+        }  # fmt: skip
 
 
 def show(lines: list[dict[str, Any]], memory: dict[str, Any], routes: dict[str, Any]) -> None:
@@ -149,11 +149,15 @@ def main() -> None:
     spec_of(driven)
     widen(driven, a.router)
     driven.llm.assembly.worker.forget_expert_load()
-    lines = bench(driven, a.batches, a.input, a.tokens, devices)
-    memory, routes = memory_line(driven, devices), routes_line(driven.llm.expert_load())
     common = {"workload": "mixture use", "model": Path(a.model).name, "form": a.form, "gpu": gpu(), "router": a.router}
-    for line in ({"memory": memory}, {"routes": routes}, *lines):
-        keep(a.output, {**common, "input": a.input, **line})
+    common |= {"input": a.input}
+    memory, lines = memory_line(driven, devices), []
+    keep(a.output, {**common, "memory": memory})
+    for line in bench(driven, a.batches, a.input, a.tokens, devices):
+        keep(a.output, {**common, **line})
+        lines.append(line)
+    routes = routes_line(driven.llm.expert_load())
+    keep(a.output, {**common, "routes": routes})
     show(lines, memory, routes)
     driven.close()
 

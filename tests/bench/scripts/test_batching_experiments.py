@@ -98,7 +98,7 @@ def test_the_planner_s_crossover_is_the_rate_over_the_bandwidth(
     assert 10 <= found.tokens <= 20
     assert found.seconds[1] < found.seconds[32]
     monkeypatch.setattr(batch_sweep, "hardware_of", lambda device: hardware)
-    lines = batch_sweep.bench(driven, [1, 2, 8], context=4, length=8, tokens=4)
+    lines = list(batch_sweep.bench(driven, [1, 2, 8], context=4, length=8, tokens=4))
     assert [line["batch"] for line in lines] == [1, 2, 8]
     assert {line["planner_crossover"] for line in lines} == {batch_sweep.limits(driven, hardware, [1], 6).tokens}
     for line in lines:
@@ -119,7 +119,7 @@ def test_the_picture_has_every_stored_point(tmp_path: Path) -> None:
 
 
 def test_small_chunks_take_the_steps_of_arithmetic_and_shorter_ones(driven: Driven) -> None:
-    lines = chunk_sizes.bench(driven, [12, 64], decoding=4, prompts=2, length=120)
+    lines = list(chunk_sizes.bench(driven, [12, 64], decoding=4, prompts=2, length=120))
     assert [line["steps_of_a_prompt"] for line in lines] == [15, 2]
     # each of the four gets a token in every step of a prompt
     for line in lines:
@@ -129,7 +129,7 @@ def test_small_chunks_take_the_steps_of_arithmetic_and_shorter_ones(driven: Driv
 
 def test_a_chunk_without_room_for_a_prompt_is_refused(driven: Driven) -> None:
     with pytest.raises(InvalidConfig, match="no room beside 4"):
-        chunk_sizes.bench(driven, [4], decoding=4, prompts=1, length=8)
+        next(chunk_sizes.bench(driven, [4], decoding=4, prompts=1, length=8))
 
 
 # ---- quantization, continuous batching and speculation on top of each other -----------------------------------------

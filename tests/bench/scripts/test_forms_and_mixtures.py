@@ -194,8 +194,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
 
 def test_experts_in_use_grow_with_the_batch_as_uniform_routing_says(mixture: Driven) -> None:
     mixture.llm.assembly.worker.forget_expert_load()
-    lines = mixture_use.bench(mixture, [1, 16], length=8, tokens=12, devices=1)
-    one, many = lines
+    one, many = mixture_use.bench(mixture, [1, 16], length=8, tokens=12, devices=1)
     assert one["experts_with_tokens"] == one["uniform"] == 2
     assert many["uniform"] == pytest.approx(8 * (1 - 0.75**16))
     assert 3 <= many["experts_with_tokens"] <= 8
