@@ -89,19 +89,25 @@ class Setup:
         }  # fmt: skip
 
 
-def table_of(lines: list[dict[str, Any]]) -> Table:
-    """Return perplexities by length, and the bytes of a request."""
+def rows_of(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """Return perplexities by length, and the bytes of a request, behind the head."""
     figures = {(x["model"], x["way"], x["length"]): x for x in lines if "nats" in x}
     lengths = sorted({length for *_, length in figures})
-    table = Table("", *(f"{length:,}" for length in lengths))
+    rows = [["", *(f"{length:,}" for length in lengths)]]
     for model, way in dict.fromkeys((model, way) for model, way, _ in figures):
         found = [figures[model, way, length]["nats"] for length in lengths]
         shown = ("not a number" if nats is None else f"{math.exp(min(nats, 700)):.2f}" for nats in found)
-        table.add_row(f"{model}, {way}: perplexity", *shown)
+        rows.append([f"{model}, {way}: perplexity", *shown])
     for model in dict.fromkeys(model for model, *_ in figures):
         kept = [figures[model, "plain", length]["held"] / 1e6 for length in lengths]
-        table.add_row(f"{model}: MB of a request", *(f"{each:.3g}" for each in kept))
-    return table
+        rows.append([f"{model}: MB of a request", *(f"{each:.3g}" for each in kept)])
+    return rows
+
+
+def page_table(lines: list[dict[str, Any]]) -> str:
+    """Return the table of docs/sequence-mixers.md."""
+    head, *rows = rows_of(lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *rows))
 
 
 def drawing(lines: list[dict[str, Any]]) -> str:
@@ -128,7 +134,9 @@ def main() -> None:
         device="cuda" if torch.cuda.is_available() else "cpu", output=Path, draw=(Path, "draw this file's lines"),
     )  # fmt: skip
     if a.draw:
-        PICTURE.write_text(drawing([json.loads(line) for line in a.draw.read_text().splitlines()]))
+        stored = [json.loads(line) for line in a.draw.read_text().splitlines()]
+        PICTURE.write_text(drawing(stored))
+        print(page_table(stored))
         return
     configs, first = (MAMBA2_CONFIG, MAMBA2_ATTENTION), MAMBA2_ATTENTION["max_position_embeddings"]
     longest, steps, batch, megabytes = a.longest, a.steps, a.batch, a.megabytes
@@ -145,7 +153,11 @@ def main() -> None:
     for line in setup.lines(*configs, console):
         lines.append(line)
         keep(a.output, {"workload": "mixer quality", **line})
-    console.print(table_of(lines))
+    head, *rows = rows_of(lines)
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 if __name__ == "__main__":

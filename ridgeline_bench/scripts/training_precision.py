@@ -40,6 +40,7 @@ from ridgeline_bench.scripts.small_models import held_out_tokens, losses, new_de
 from ridgeline_bench.svg import Panel, picture
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "training-precision.svg"
+RESULTS = Path("benchmarks/results/training-precision.jsonl")
 SHAPES: dict[str, Mapping[str, Any]] = {
     "embedded": EMBEDDED.models[0].config,
     "draft": EMBEDDED.models[1].config,
@@ -124,21 +125,36 @@ def compared(found: Tensor, exact: Tensor) -> dict[str, float | None]:
     }
 
 
-def tables_of(lines: list[dict[str, Any]]) -> tuple[Table, Table]:
-    """Return the table of runs and that of gradients."""
-    runs = Table("run", "steps left out", "factor at the end", "loss", "held out")
+Rows = list[list[str]]
+
+
+def rows_of(lines: list[dict[str, Any]]) -> tuple[Rows, Rows]:
+    """Return the rows of runs and those of gradients, behind their heads."""
+    runs = [["run", "steps left out", "factor at the end", "loss", "held out"]]
     for x in lines:
         if "run" in x:
             shown = ("not a number" if v is None else f"{v:.4f}" for v in (x["losses"][-1], x["held_out"]))
-            runs.add_row(x["run"], str(x["skipped"]), f"{x['factor']:g}", *shown)
-    probes = Table("gradients", "factor", "lost", "error", "overflown")
+            runs.append([x["run"], str(x["skipped"]), power(x["factor"]), *shown])
+    probes = [["gradients", "factor", "lost", "error", "overflown"]]
     for x in lines:
         if "probe" in x:
             error = "not a number" if x["error"] is None else f"{x['error']:.2%}"
-            probes.add_row(
-                x["probe"], f"2^{math.log2(x['factor']):.0f}", f"{x['lost']:.2%}", error, f"{x['overflown']:.2%}"
-            )
+            probes.append([x["probe"], power(x["factor"]), f"{x['lost']:.2%}", error, f"{x['overflown']:.2%}"])
     return runs, probes
+
+
+def power(factor: float) -> str:
+    """Return a power of two as "2^n"."""
+    return f"2^{math.log2(factor):.0f}"
+
+
+def page_tables(lines: list[dict[str, Any]]) -> list[str]:
+    """Return the tables of docs/training.md."""
+    found = []
+    for head, *rows in rows_of(lines):
+        ruled = (head, ["---", *["--:"] * (len(head) - 1)], *rows)
+        found.append("\n".join(f"| {' | '.join(row)} |" for row in ruled))
+    return found
 
 
 def drawing(lines: list[dict[str, Any]]) -> str:
@@ -177,7 +193,9 @@ def main() -> None:
         draw=(Path, "draw this file's lines"),
     )  # fmt: skip
     if a.draw:
-        PICTURE.write_text(drawing([json.loads(line) for line in a.draw.read_text().splitlines()]))
+        stored = [json.loads(line) for line in a.draw.read_text().splitlines()]
+        PICTURE.write_text(drawing(stored))
+        print("\n\n".join(page_tables(stored)))
         return
     console, lines = Console(width=120), list[dict[str, Any]]()
     text = training_text(Path(tempfile.gettempdir()) / f"ridgeline-text-{a.megabytes:g}", a.megabytes)
@@ -186,7 +204,10 @@ def main() -> None:
     for line in measure(setup, console):
         lines.append(line)
         keep(a.output, {"workload": "training precision", "shape": a.shape, "batch": a.batch * a.length, **line})
-    for table in tables_of(lines):
+    for head, *rows in rows_of(lines):
+        table = Table(*head)
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
 
 

@@ -66,7 +66,8 @@ def test_mamba2_and_a_transformer_of_as_many_parameters_are_read_at_every_length
     assert held["transformer", "plain"] == [2 * 2 * 2 * 64 * length for length in (32, 64, 128)]
     assert held["transformer", "in window"][2] <= held["transformer", "plain"][1]
     assert all(4 < x["nats"] < 4.5 for x in lines if "nats" in x)  # ln 64 = 4.16
-    assert len(mixer_quality.table_of(lines).rows) == 6
+    assert len(mixer_quality.rows_of(lines)) == 1 + 4 + 2
+    assert mixer_quality.page_table(lines).count("\n") == 7
     assert mixer_quality.drawing(lines).count("<polyline") == 4 + 3
 
 
@@ -105,3 +106,20 @@ def test_the_page_states_the_planners_figures() -> None:
     assert all(f"{at:,} tokens" in page.replace("\n", " ") for at in found.values())
     # 64 layers: 80 heads of 64 by 128 in float32, three inputs of 2 * 2560 + 2 * 128 channels in bfloat16
     assert curves[1].held(1 << 18) == curves[1].held(1 << 10) == 64 * (4 * 80 * 64 * 128 + 2 * 3 * 5376)
+
+
+def test_the_page_states_the_measured_steps() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "sequence-mixers.md").read_text()
+    stored = [json.loads(x) for x in (root / "benchmarks/results/h100-crossover.jsonl").read_text().splitlines()]
+    steps = {
+        (x["model"], x["batch"], x["context"]): f"{1e3 * x['measured']['step']:.3g}"
+        for x in stored if x["model"].endswith("-2.7b") and "measured" in x
+    }  # fmt: skip
+    for kilo in (1, 4, 16, 64):
+        cells = [
+            float(steps[model, batch, kilo << 10])
+            for batch in (1, 8) for model in ("transformer-2.7b", "mamba2-2.7b")
+        ]  # fmt: skip
+        [row] = [line for line in page.splitlines() if line.startswith(f"| {kilo}k |") and line.count("|") == 6]
+        assert [float(cell) for cell in row.split("|")[2:6]] == cells

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -29,3 +32,17 @@ def test_a_head_drafts_at_any_temperature_and_draws_repeat(temperature: float) -
     assert 0 <= (acceptance(counts) or 0) <= 1
     assert (texts == plain(asked)[1]) or temperature > 0
     assert (texts[0] == texts[1]) == (temperature == 0)
+
+
+def test_the_page_shows_the_stored_acceptance() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "speculation.md").read_text()
+    stored = (root / "benchmarks" / "results" / "heads-temperature-cpu.jsonl").read_text().splitlines()
+    lines = {(x["way"], x["temperature"]): x for x in map(json.loads, stored)}
+    for way_, name in (("lookup", "prompt lookup"), ("draft", "`embedded-draft`"), ("eagle3", "`embedded-eagle`")):
+        pair = [lines[way_, temperature] for temperature in (0.0, 1.0)]
+        cells = [f"{acceptance(x['counts']):.0%}" for x in pair] + [f"{row_length(x['counts']):.2f}" for x in pair]
+        cells += [str(x["counts"]["drafts"]) for x in pair] + [f"{x['speedup']:.2f}" for x in pair]
+        assert f"| {name} | {' | '.join(cells)} |" in page
+        assert pair[1]["acceptance"] < pair[0]["acceptance"]
+        assert pair[0]["texts_as_plain"] == 1

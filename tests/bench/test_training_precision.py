@@ -11,7 +11,17 @@ import torch
 from rich.console import Console
 
 from ridgeline_bench.scripts.small_models import sequences
-from ridgeline_bench.scripts.training_precision import SHAPES, Setup, compared, drawing, measure, tables_of
+from ridgeline_bench.scripts.training_precision import (
+    PICTURE,
+    RESULTS,
+    SHAPES,
+    Setup,
+    compared,
+    drawing,
+    measure,
+    page_tables,
+    rows_of,
+)
 
 
 def test_a_gradient_is_lost_where_float32_has_one() -> None:
@@ -40,5 +50,18 @@ def test_every_type_trains_and_a_factor_too_large_destroys_the_weights(tmp_path:
     assert probes["float16", 2.0**32]["overflown"] == 1
     assert probes["float16", 2.0**-12]["lost"] > 0.1 > probes["float16", 2.0**16]["lost"]
     assert probes["float16", 2.0**16]["error"] < probes["bfloat16", 1.0]["error"]  # three more bits of mantissa
-    assert [len(table.rows) for table in tables_of(lines)] == [6, 13]
+    assert [len(rows) for rows in rows_of(lines)] == [7, 14]
     assert drawing(lines).count("<polyline") >= 6
+
+
+def test_the_page_shows_the_stored_lines() -> None:
+    lines = [json.loads(line) for line in (PICTURE.parents[2] / RESULTS).read_text().splitlines()]
+    page = (PICTURE.parents[1] / "training.md").read_text()
+    assert all(table in page for table in page_tables(lines)), "run training_precision --draw"
+    assert PICTURE.read_text() == drawing(lines)
+    runs, probes = ({x[key]: x for x in lines if key in x} for key in ("run", "probe"))
+    assert runs["float16, fixed at 2^28"]["held_out"] is None
+    best = runs["float32"]["held_out"]
+    assert abs(runs["bfloat16"]["held_out"] - best) < 0.001 > abs(runs["float16, adapting"]["held_out"] - best)
+    assert runs["float16, fixed at 2^-9"]["held_out"] > best
+    assert set(probes) == {"bfloat16", "float16"}
