@@ -16,7 +16,7 @@ from ridgeline.core.errors import InvalidRequest
 from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.anthropic import messages
 from ridgeline.serving.apis.kserve import http as kserve
-from ridgeline.serving.apis.openai import batches, chat, completions, models, pooling, responses, tokenize
+from ridgeline.serving.apis.openai import batches, chat, completions, invocations, models, pooling, responses, tokenize
 from ridgeline.serving.errors import BadRequest, RequestFailed
 from ridgeline.serving.http import render
 from ridgeline.serving.http.absent import absence
@@ -40,7 +40,19 @@ def create_app(api: ApiServer) -> FastAPI:
         redoc_url=None,
     )
     app.state.unknown_fields = api.config.unknown_fields
-    for module in (chat, completions, responses, messages, models, pooling, render, tokenize, batches, kserve):
+    for module in (
+        chat,
+        completions,
+        invocations,
+        responses,
+        messages,
+        models,
+        pooling,
+        render,
+        tokenize,
+        batches,
+        kserve,
+    ):
         app.include_router(module.router(api))
     for name in OPTIONAL:
         if find_spec(name) is not None:

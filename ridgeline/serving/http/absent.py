@@ -23,7 +23,6 @@ ABSENT: dict[str, str] = {
     "/get_world_size": "/server_info tells how the model is divided",
     "/inference/v1": _TOKENS,
     "/init_weight_transfer_engine": _TRAINING,
-    "/invocations": "use /v1/chat/completions, /v1/completions or /v1/embeddings",
     "/is_scaling_elastic_ep": _FIXED,
     "/kv_event_sources": _CACHES,
     "/release_kv_cache_memory": "use POST /sleep, which gives back weights too",

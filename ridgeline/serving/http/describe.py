@@ -51,24 +51,34 @@ ERROR = {"content": {"application/json": {"schema": {"$ref": _REF.format(name=Er
 Struct = type[msgspec.Struct]
 
 
-def answers(answer: Struct, *statuses: int, error: Struct = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route that answers with this struct, or with an error of one of these statuses."""
+def answers(
+    answer: Struct | tuple[Struct, ...], *statuses: int, error: Struct = ErrorAnswer
+) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route that answers with this struct, or one of these, or with an error of one of
+    these statuses."""
     failures: dict[int | str, dict[str, Any]] = {status: _shown(status, error.__name__) for status in statuses}
-    return {200: {"description": "The answer"} | _json({"$ref": _REF.format(name=answer.__name__)}), **failures}
+    shapes = [
+        {"$ref": _REF.format(name=each.__name__)} for each in (answer if isinstance(answer, tuple) else (answer,))
+    ]
+    return {
+        200: {"description": "The answer"} | _json(shapes[0] if len(shapes) == 1 else {"anyOf": shapes}),
+        **failures,
+    }
 
 
 def described(
     body: Any,
     summary: str,
-    answer: Struct,
+    answer: Struct | tuple[Struct, ...],
     *,
     chunk: Struct | None = None,
     named: bool = False,
     listed: bool = False,
     error: Struct = ErrorAnswer,
 ) -> dict[str, Any]:
-    """Return the keywords of a route whose body is this model. `chunk` is an event of its stream, if the route has one,
-    and `named` says that its events have names. `listed`: it answers with a list. `error` is a failure of it."""
+    """Return the keywords of a route whose body is this model, and whose answer one of these structs. `chunk` is an
+    event of its stream, if the route has one, and `named` says that its events have names. `listed`: it answers with a
+    list. `error` is a failure of it."""
     schema = TypeAdapter(body).json_schema(ref_template=_REF.format(name="{model}"))
     parts = schema.pop("$defs", {})
     if isinstance(body, type):

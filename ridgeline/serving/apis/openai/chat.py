@@ -35,14 +35,18 @@ def router(api: ApiServer) -> APIRouter:
         "/v1/chat/completions", **described(ChatBody, "A chat's next message", answers.Chat, chunk=answers.ChatChunk)
     )
     async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, ChatBody)
-        asked = await chat_request(api, body, request_id(request, body.request_id))
-        chat = Chat(api, body, asked)
-        if body.stream:
-            return EventStream(chat.stream)
-        return await while_connected(request.receive, chat.whole())
+        return await answer_chat(api, request, await read_body(request, ChatBody))
 
     return routes
+
+
+async def answer_chat(api: ApiServer, request: Request, body: ChatBody) -> Response:
+    """Return the answer to a chat, whole or as a stream. Raise RequestFailed."""
+    asked = await chat_request(api, body, request_id(request, body.request_id))
+    chat = Chat(api, body, asked)
+    if body.stream:
+        return EventStream(chat.stream)
+    return await while_connected(request.receive, chat.whole())
 
 
 class Chat:

@@ -34,14 +34,18 @@ def router(api: ApiServer) -> APIRouter:
         **described(CompletionBody, "What follows a prompt", answers.Completion, chunk=answers.CompletionChunk),
     )
     async def completions(request: Request) -> Response:
-        body = await read_body(request, CompletionBody)
-        name = request_id(request, body.request_id)
-        answer = Completions(api, body, name, await completion_requests(api, body, name))
-        if body.stream:
-            return EventStream(answer.stream)
-        return await while_connected(request.receive, answer.whole())
+        return await answer_completion(api, request, await read_body(request, CompletionBody))
 
     return routes
+
+
+async def answer_completion(api: ApiServer, request: Request, body: CompletionBody) -> Response:
+    """Return the answer to a body with prompts, whole or as a stream. Raise RequestFailed."""
+    name = request_id(request, body.request_id)
+    answer = Completions(api, body, name, await completion_requests(api, body, name))
+    if body.stream:
+        return EventStream(answer.stream)
+    return await while_connected(request.receive, answer.whole())
 
 
 @dataclass
