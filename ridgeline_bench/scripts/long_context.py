@@ -153,8 +153,8 @@ def search(model: Model, length: int, tokens_BS1: Tensor, rounds: int, seed: int
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured. lengths: ascending, the first is that of training. searched: the text of the search, one
-    sequence of the longest length; measured: that of all figures, in as long sequences."""
+    """The experiment: its model and texts. lengths: ascending, the first is that of training. searched: the text of the
+    search, one sequence of the longest length; measured: that of all figures, in as long sequences."""
 
     model: Model
     lengths: tuple[int, ...]

@@ -42,7 +42,8 @@ WAYS = ("plain", "in window", "YaRN")  # of reading the transformer at lengths b
 
 @dataclass(frozen=True)
 class Setup:
-    """What both models share. lengths: ascending contexts, the first is that of training. stream: held-out tokens."""
+    """The settings of both models. lengths: contexts, ascending; the first is that of training. stream: held-out
+    tokens."""
 
     device: torch.device
     text: Path

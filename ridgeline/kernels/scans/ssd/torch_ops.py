@@ -112,12 +112,13 @@ def _chunks(given: _Given, states_NHPS: Tensor, pieces: list[_Piece], state_LHPS
     causal_QQ = i[:, None] >= i
     left_CHQQ = (log_CHQ[..., :, None] - log_CHQ[..., None, :]).masked_fill_(~causal_QQ, -torch.inf).exp_()
     products_CG1QQ = (c_CGQS @ b_CGQS.mT)[:, :, None]
-    left_CGhQQ = left_CHQQ.unflatten(1, (-1, share))
     if left_CHQQ.requires_grad:  # the exponentials are needed again
-        left_CGhQQ = left_CGhQQ * products_CG1QQ
+        left_CHQQ = left_CHQQ * step_CHQ[:, :, None]
+        left_CHQQ = (left_CHQQ.unflatten(1, (-1, share)) * products_CG1QQ).flatten(1, 2)
     else:
-        left_CGhQQ.mul_(products_CG1QQ)
-    y_CHQP = left_CGhQQ.flatten(1, 2) @ (step_CHQ[..., None] * x_CHQP)
+        left_CHQQ *= step_CHQ[:, :, None]
+        left_CHQQ.unflatten(1, (-1, share)).mul_(products_CG1QQ)
+    y_CHQP = left_CHQQ @ x_CHQP
     weight_CHQ = step_CHQ * (log_CHQ[..., -1:] - log_CHQ).exp()
     x_CGhPQ = (x_CHQP * weight_CHQ[..., None]).mT.unflatten(1, (-1, share))
     added_CHPS = (x_CGhPQ.flatten(2, 3) @ b_CGQS).unflatten(2, (share, -1)).flatten(1, 2)
@@ -127,7 +128,8 @@ def _chunks(given: _Given, states_NHPS: Tensor, pieces: list[_Piece], state_LHPS
         rows = slice(pieces[begin].row, pieces[end - 1].row + 1)
         before.append(state_LHPS[rows])
         after_lHPS = torch.addcmul(added_CHPS[begin:end], kept_CH11[begin:end], before[-1])
-        state_LHPS = torch.cat((state_LHPS[: rows.start], after_lHPS, state_LHPS[rows.stop :]))
+        every = len(after_lHPS) == len(state_LHPS)
+        state_LHPS = after_lHPS if every else torch.cat((state_LHPS[: rows.start], after_lHPS, state_LHPS[rows.stop :]))
         for piece, after_HPS in zip(pieces[begin:end], after_lHPS.detach(), strict=True):
             for block in piece.leaves:
                 states_NHPS[block] = after_HPS.to(states_NHPS.dtype)
