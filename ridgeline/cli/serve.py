@@ -252,7 +252,7 @@ def from_repository(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
     kept, lines = of_keywords(found.engine, frozenset(ENGINE_FIELDS))
     for line in (*lines, *(f"config.pbtxt: {told} has no effect" for told in found.ignored)):
         print(f"ridgeline: {folder}: {line}", file=sys.stderr)
-    return {**kept, **settings}, found.names
+    return {**found.queue.settings(), **kept, **settings}, found.names
 
 
 def of_engine_and_server(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

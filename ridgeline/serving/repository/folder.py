@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving.repository.models import TYPES, ServedModel, TensorSpec, plain
 from ridgeline.serving.repository.pbtxt import Fields, Name, read_pbtxt
+from ridgeline.serving.repository.queue import Queue, read_queue
 
 BACKENDS = ("ridgeline", "vllm")
 ROLES = {(False, True): "tokenize", (True, True): "generate", (True, False): "detokenize", (False, False): "text"}
@@ -27,22 +28,25 @@ CHAINS = (["tokenize", "generate", "detokenize"], ["text"])
 # Fields of a model's configuration that change no answer here, and why.
 HARMLESS = {
     "instance_group": "one engine runs all requests",
-    "dynamic_batching": "requests are batched as they come",
     "model_transaction_policy": "answers are streamed to clients that ask for it",
     "response_cache": "the prefix cache needs no switch",
     "default_model_filename": "there is one form of a model's folder",
 }
-READ = ("name", "backend", "platform", "max_batch_size", "input", "output", "parameters", "version_policy")
+READ = (
+    *("name", "backend", "platform", "max_batch_size", "input", "output", "parameters", "version_policy"),
+    "dynamic_batching",
+)
 MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A folder of models. `engine` holds the settings of the engine, `models` what KServe's clients see, by name, and
-    `ignored` the fields that change nothing."""
+    """A folder of models. `engine` holds the settings of the engine, `models` what KServe's clients see, by name,
+    `queue` is the queue of the engine's model, and `ignored` are the fields that change nothing."""
 
     models: Mapping[str, ServedModel]
     engine: Mapping[str, Any]
+    queue: Queue = field(default_factory=Queue)
     ignored: Sequence[str] = ()
 
     @property
@@ -96,8 +100,9 @@ def read_repository(folder: Path) -> Repository:
             _check_chain(each, each.steps, {name: other.model for name, other in found.items()})
         elif each not in engines and each.parameters:
             raise _wrong(each.folder, f"parameters has {min(each.parameters)!r}; the engine's model brings its own")
-    models = {name: each.model for name, each in found.items()}
-    return Repository(models, _engine_of(engines[0]), sorted(set(ignored)))
+    queue = engines[0].model.queue  # all others that generate run by the same engine
+    models = {name: replace(each.model, queue=queue) for name, each in found.items()}
+    return Repository(models, _engine_of(engines[0]), queue, sorted(set(ignored)))
 
 
 # ---- one model ------------------------------------------------------------------------------------------------------
@@ -138,6 +143,7 @@ def _described(folder: Path, ignored: list[str]) -> _Described:
         version=_version(folder, given),
         batched=batched,
         steps=tuple(step.json() for step in steps or ()),
+        queue=_queue(folder, given, ignored, alone=not ensemble and role in ("text", "generate")),
     )
     return _Described(folder, model, _parameters(folder, given), steps)
 
@@ -177,6 +183,16 @@ def _parameters(folder: Path, given: Fields) -> dict[str, str]:
             raise _wrong(folder, "parameters must have a key and a value with a string_value")
         found[keys["key"]] = text
     return found
+
+
+def _queue(folder: Path, given: Fields, ignored: list[str], *, alone: bool) -> Queue:
+    """Return the queue of a model that runs `alone` on the engine; others have none."""
+    found = _values(given, "dynamic_batching")
+    if any(not isinstance(each, list) for each in found):
+        raise _wrong(folder, "dynamic_batching must be a message")
+    queue, told = read_queue([field for each in found for field in each], lambda sentence: _wrong(folder, sentence))
+    ignored += told if alone else ["dynamic_batching (only the engine's model has a queue)"] if found else []
+    return queue if alone else Queue()
 
 
 def _version(folder: Path, given: Fields) -> str:

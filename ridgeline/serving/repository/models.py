@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from ridgeline.serving.repository.queue import Queue
 
 Role = Literal["text", "tokenize", "generate", "detokenize"]
 INPUT, OUTPUT, VERSION = "text_input", "text_output", "1"
@@ -37,6 +39,7 @@ class ServedModel:
     version: str = VERSION
     batched: bool = False
     steps: tuple[Mapping[str, Any], ...] = ()
+    queue: Queue = field(default_factory=Queue)
 
     @property
     def generates(self) -> bool:

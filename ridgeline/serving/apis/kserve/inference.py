@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from ridgeline.serving.generation.pieces import Piece
 from ridgeline.serving.generation.service import GenerationRequest, Run
 from ridgeline.serving.observed.inferences import Inference
 from ridgeline.serving.repository.models import ServedModel, TensorSpec
+from ridgeline.serving.repository.queue import Queue
 from ridgeline.serving.requests.bodies import MOST_TOKENS, CompletionBody
 from ridgeline.serving.requests.bounded_json import decode
 from ridgeline.serving.requests.validation import completion_requests, detokenized, encode, parse
@@ -199,7 +200,16 @@ async def prepared(api: ApiServer, asked: InferenceAsked) -> GenerationRequest |
         )
     fields |= {"model": model.name if model.name in api.names else api.names[0], "prompt": asked.value}
     [request] = await completion_requests(api, parse(CompletionBody, fields), asked.request_id)
-    return request.within(timeout)
+    return _queued(model.queue, request).within(timeout)
+
+
+def _queued(queue: Queue, request: GenerationRequest) -> GenerationRequest:
+    """Return the request with its priority and its wait by its level, if the model's queue has levels."""
+    if not queue.levels:
+        return request
+    level = queue.level(request.priority)
+    wait = queue.timeouts.get(level, request.queue_timeout)
+    return replace(request, priority=queue.priority(level), queue_timeout=wait)
 
 
 async def answered(

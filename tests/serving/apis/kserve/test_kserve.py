@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from ridgeline.cli.serve import from_repository
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving.repository.folder import read_repository
 from ridgeline.serving.repository.pbtxt import read_pbtxt
+from ridgeline.serving.repository.queue import Queue, read_queue
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.version import __version__
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from tests.serving.clients.asked import needing
-from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer
+from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 
 GREEDY = {"max_tokens": 12, "temperature": 0}
 PROMPT = "The sum of 2 and 3 is"
@@ -381,6 +384,134 @@ def test_what_a_repository_has_beyond_that_is_refused_by_name(
     with pytest.raises(InvalidConfig) as refused:
         read_repository(repository(tmp_path, **changed))
     assert said in str(refused.value)
+
+
+# ---- the queue ------------------------------------------------------------------------------------------------------
+
+QUEUED = """
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 100
+  priority_levels: 4
+  default_priority_level: 3
+  default_queue_policy { default_timeout_microseconds: 90000000 allow_timeout_override: true max_queue_size: 64 }
+  priority_queue_policy [
+    { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 5 allow_timeout_override: true } },
+    { key: 4 value { timeout_action: REJECT default_timeout_microseconds: 1 max_queue_size: 2 } }
+  ]
+}
+"""
+
+
+def test_a_queue_becomes_settings_and_what_has_no_effect_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(repository(tmp_path, llm=GENERATE + QUEUED, tokenize=TOKENIZE + "dynamic_batching { }"))
+    settings, _ = from_repository({"model_repository": folder})
+    want = {"scheduling_policy": "priority", "queue_timeout": 90.0, "max_queue_requests": 64}
+    assert {name: settings[name] for name in want} == want
+    said = capsys.readouterr().err.splitlines()
+    for name, count in (
+        ("dynamic_batching.preferred_batch_size", 1),
+        ("dynamic_batching.max_queue_delay_microseconds", 1),
+        ("dynamic_batching.timeout_action: DELAY", 1),
+        ("dynamic_batching.allow_timeout_override", 1),
+        ("dynamic_batching.priority_queue_policy.max_queue_size", 1),
+        ("dynamic_batching.preserve_ordering", 0),
+        ("dynamic_batching (only the engine's model", 1),
+    ):
+        assert sum(f"config.pbtxt: {name}" in line and line.endswith("has no effect") for line in said) == count, name
+    queue = read_repository(Path(folder)).models["chat"].queue
+    assert queue == Queue(4, 3, 90.0, 64, {1: 0.0, 4: 1e-6})
+    assert [queue.level(asked) for asked in (0, 1, 4, 5)] == [3, 1, 4, 3]
+    given, _ = from_repository({"model_repository": folder, "queue_timeout": 2.0})
+    assert given["queue_timeout"] == 2.0, "a flag wins"
+
+
+@needing("tritonclient")
+def test_tritons_own_reader_reads_the_same_queue() -> None:
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    theirs = text_format.Parse(GENERATE + QUEUED, model_config_pb2.ModelConfig()).dynamic_batching
+    given = dict(read_pbtxt(GENERATE + QUEUED, "x"))["dynamic_batching"]
+    ours, _ = read_queue(given, InvalidConfig)
+    assert (ours.levels, ours.default_level) == (theirs.priority_levels, theirs.default_priority_level)
+    default, by_level = theirs.default_queue_policy, theirs.priority_queue_policy
+    assert (ours.timeout, ours.size) == (default.default_timeout_microseconds / 1e6, default.max_queue_size)
+    rejects = model_config_pb2.ModelQueuePolicy.REJECT
+    waits = {
+        key: each.default_timeout_microseconds / 1e6 * (each.timeout_action == rejects)
+        for key, each in by_level.items()
+    }
+    assert ours.timeouts == waits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("preserve_order: true", "dynamic_batching has preserve_order"),
+        ("priority_levels: -1", "priority_levels must be a whole number from 0, got -1"),
+        ("priority_levels: 2", "default_priority_level is 0; it must be from 1"),
+        ("default_priority_level: 1", "which is 0"),
+        ("priority_queue_policy { key: 1 value { } }", "has the key 1, and priority_levels is 0"),
+        ("default_queue_policy { timeout_action: WAIT }", "timeout_action is WAIT"),
+        ("default_queue_policy { max_size: 2 }", "a queue policy has max_size"),
+        ("default_queue_policy: 3", "a queue policy must be a message"),
+        ("preserve_ordering: 1", "must be true or false, got 1"),
+    ],
+)
+def test_a_wrong_queue_is_refused_by_its_field(tmp_path: Path, wrong: str, said: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        read_repository(repository(tmp_path, llm=GENERATE + f"dynamic_batching {{ {wrong} }}"))
+    assert said in str(refused.value)
+
+
+def test_requests_of_a_higher_level_start_first_and_a_levels_timeout_ends_those_that_wait(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    """One request runs at a time. Level 3 is the default, also for OpenAI's clients."""
+    folder = repository(tmp_path / "repository", llm=GENERATE + QUEUED)
+    settings, _ = from_repository({"model_repository": str(folder)})
+    policy = settings["scheduling_policy"]
+    ended: list[str] = []
+
+    with (
+        engine_in_a_thread(tmp_path / "socket", scheduling_policy=policy, max_num_seqs=1, max_model_len=512),
+        start_server(engine=tmp_path / "socket", model_repository=str(folder)) as server,
+        ThreadPoolExecutor(4) as threads,
+    ):
+
+        def ask(name: str, tokens: int, **parameters: Any) -> httpx.Response:
+            parameters |= {"max_tokens": tokens, "ignore_eos": True}
+            if name == "openai":
+                answer = httpx.post(
+                    f"{server.url}/v1/completions", json={"prompt": "x", **parameters}, timeout=PATIENCE
+                )
+            else:
+                answer = post(server, "/models/chat/generate", {"question": "x", "parameters": parameters})
+            ended.append(name)
+            return answer
+
+        def after(count: int, *given: Any, **parameters: Any) -> Future[httpx.Response]:
+            """Ask once so many requests are open."""
+            until = time.monotonic() + PATIENCE
+            while server.api.service.admission.open_requests < count:
+                assert time.monotonic() < until
+                time.sleep(0.005)
+            return threads.submit(ask, *given, **parameters)
+
+        asked = [
+            after(0, "urgent", 250, priority=1),
+            after(1, "openai", 4),
+            after(2, "soon", 4, priority=2),
+            after(3, "late", 4, priority=4),
+        ]
+        statuses = [each.result().status_code for each in asked]
+        late = asked[-1].result().json()["error"]
+    assert statuses == [200, 200, 200, 504]
+    assert "no token came within 1e-06 s" in late
+    assert ended == ["late", "urgent", "soon", "openai"]
 
 
 def test_the_text_format_is_read_as_protobufs_own_reader_reads_it() -> None:
