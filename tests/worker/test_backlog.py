@@ -15,10 +15,13 @@ from ridgeline.worker.speculation.backlog import Backlog
 SLOTS, WIDTH = 5, 3
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["exact", "padded"])
-def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool) -> None:
+@pytest.mark.parametrize(
+    ("padded", "features"), [(False, True), (True, True), (False, False)], ids=["exact", "padded", "without features"]
+)
+def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool, features: bool) -> None:
+    """Without features a CPU has a way of its own for steps of one token a row."""
     draw, slots = random.Random(0), Slots(SLOTS, 1, 16, 10, torch.device("cpu"))
-    waiting = Backlog(slots, 16, torch.zeros(SLOTS + 1, WIDTH))
+    waiting = Backlog(slots, 16, torch.zeros(SLOTS + 1, WIDTH) if features else None)
     waiting.padded = padded
     known: dict[int, list[tuple[int, float]]] = {slot: [] for slot in range(SLOTS)}
     taken = 0
@@ -28,13 +31,13 @@ def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool) -> None:
         more_R = np.full(len(rows), columns)
         if waiting.due(rows, more_R if draw.random() < 0.8 else None):
             found = waiting.take(rows)
-            assert found.before_TM is not None
+            assert (found.before_TM is not None) == features
             taken += int(found.count_R.sum())
             assert len(found.token_T) in (waiting.sizes if padded else [sum(len(known[slot]) for slot in rows)])
             for row, slot in enumerate(rows.tolist()):
                 begin, end = found.start_R1[row : row + 2].tolist()
-                features = found.before_TM[begin:end, WIDTH - 1].tolist()
-                assert list(zip(found.token_T[begin:end].tolist(), features, strict=True)) == known[slot]
+                befores = [0.0] * (end - begin) if found.before_TM is None else found.before_TM[begin:end, -1].tolist()
+                assert list(zip(found.token_T[begin:end].tolist(), befores, strict=True)) == known[slot]
                 assert found.count_R[row] == end - begin
                 known[slot].clear()
             assert not waiting.due(rows, None)
@@ -43,8 +46,8 @@ def test_tokens_wait_in_their_order_until_they_are_taken(padded: bool) -> None:
         there_RK = torch.arange(columns) < torch.randint(0, columns + 1, (len(rows), 1))
         if draw.random() < 0.3:
             there_RK[:, 0] = False  # a pair whose feature is not known
-        before_RKM = torch.randn(len(rows), columns, WIDTH)
-        waiting.add(torch.from_numpy(rows), token_RK, there_RK, before_RKM)
+        before_RKM = torch.randn(len(rows), columns, WIDTH) * features
+        waiting.add(torch.from_numpy(rows), token_RK, there_RK, before_RKM if features else None)
         for row, slot in enumerate(rows.tolist()):
             pairs = zip(token_RK[row].tolist(), before_RKM[row, :, WIDTH - 1].tolist(), strict=True)
             known[slot] += [pair for pair, there in zip(pairs, there_RK[row].tolist(), strict=True) if there]
