@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +16,12 @@ from rich.console import Console
 from ridgeline.cli.bench_serve import serve
 from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks, with_records
+from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.tracking import Tracker
 
 if TYPE_CHECKING:
+    from ridgeline_bench.results import Record
     from ridgeline_bench.setup import Setup
 
 app = typer.Typer(help="Measure speed, beside the hardware's limit and beside peers.", no_args_is_help=True)
@@ -127,12 +132,14 @@ def throughput(
     *,
     load: LoadFlags,
     keep: KeepFlags,
+    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure the tokens per second of many requests of one length."""
     setup = _setup(model, load, keep, _for(engine, ranks))
     shape = {"count": requests, "input_len": input_len, "output_len": output_len}
-    _finish(setup.throughput(engine, shape), keep.out)
+    with _tracked(track, "throughput", setup, {"engine": engine, "requests": requests, **shape}) as tracker:
+        _finish(setup.throughput(engine, shape), keep.out, tracker)
 
 
 @app.command()
@@ -147,12 +154,14 @@ def latency(
     *,
     load: LoadFlags,
     keep: KeepFlags,
+    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure batch 1: time to first token and between tokens, as percentiles."""
     setup = _setup(model, load, keep, _for(engine, ranks))
     shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
-    _finish(setup.latency(engine, shape), keep.out)
+    with _tracked(track, "latency", setup, {"engine": engine, **shape}) as tracker:
+        _finish(setup.latency(engine, shape), keep.out, tracker)
 
 
 @app.command()
@@ -165,11 +174,13 @@ def startup(
     *,
     load: LoadFlags,
     keep: StartupKeepFlags,
+    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure the time from process start to a ready engine and to the first tokens."""
     setup = _setup(model, load, keep, _for(engine, ranks))
-    _finish(setup.startup(engine, repeats), keep.out)
+    with _tracked(track, "startup", setup, {"engine": engine, "repeats": repeats}) as tracker:
+        _finish(setup.startup(engine, repeats), keep.out, tracker)
 
 
 @app.command()
@@ -184,6 +195,7 @@ def compare(
     load: LoadFlags,
     max_model_len: MaxLen = 0,
     keep: KeepFlags,
+    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
@@ -198,17 +210,19 @@ def compare(
     names = tuple(name for name in only.split(",") if name)
     other = Peer(name=peer.peer, path=peer.peer_path, python=peer.peer_python, model=peer.peer_model, extra=own)
     sides, failed = [], False
-    for outcome in setup.compare(names, other):  # written as soon as one side is done, because the other may still fail
-        _save(outcome, keep.out)
-        sides.append(outcome.records)
-        failed |= outcome.failed
-    if len(sides) == 1:
-        sides.append([])
-    Console().print(side_by_side(*sides))
-    raise typer.Exit(int(failed))
+    with _tracked(track, "compare", setup, {"peer": peer.peer, "only": only}) as tracker:
+        for outcome in setup.compare(names, other):  # written when one side is done, because the other may still fail
+            _save(outcome, keep.out, tracker)
+            sides.append(outcome.records)
+            failed |= outcome.failed
+        if len(sides) == 1:
+            sides.append([])
+        Console().print(side_by_side(*sides))
+        raise typer.Exit(int(failed))
 
 
 @app.command()
+@with_records
 def kernels(
     op: Annotated[str, typer.Option(help="Only ops whose name contains this.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16; default: bfloat16 on a GPU.")] = "",
@@ -216,18 +230,22 @@ def kernels(
     real: Annotated[bool | None, typer.Option(help="Also time shapes of real models (default: on a GPU).")] = None,
     out: Out = RESULTS,
     commit: Commit = "",
+    *,
+    track: TrackFlags,
 ) -> None:
     """Check and time every op's implementations on the cases that its tests use."""
     from ridgeline_bench.results import append
     from ridgeline_bench.setup import kernels as measure
     from ridgeline_bench.tables import kernels as table
 
-    timings, records = measure(op=op, dtype=dtype, device=device, real=real, commit=commit)
-    append(out, [r for r in records if r.value])
-    Console().print(table(timings, records))
-    if wrong := sum(bool(t.error) for t in timings):
-        Console(stderr=True).print(f"{wrong} of {len(timings)} failed; they have no speed.")
-        raise typer.Exit(1)
+    with tracked(track, "kernels", {"op": op, "dtype": dtype, "device": device, "real": real}) as tracker:
+        timings, records = measure(op=op, dtype=dtype, device=device, real=real, commit=commit)
+        append(out, [r for r in records if r.value])
+        _note(tracker, [r for r in records if r.value])
+        Console().print(table(timings, records))
+        if wrong := sum(bool(t.error) for t in timings):
+            Console(stderr=True).print(f"{wrong} of {len(timings)} failed; they have no speed.")
+            raise typer.Exit(1)
 
 
 @app.command(cls=ListCommand)
@@ -300,17 +318,31 @@ def report(
     Console().print(f"wrote {out}", soft_wrap=True)
 
 
-def _finish(outcome: Any, out: Path) -> None:
+def _tracked(
+    flags: TrackFlags, verb: str, setup: Setup, shape: Mapping[str, object]
+) -> AbstractContextManager[Tracker]:
+    from ridgeline_bench.results import host
+
+    return tracked(flags, f"bench {verb}", asdict(setup), shape, asdict(host()))
+
+
+def _note(tracker: Tracker, records: Sequence[Record]) -> None:
+    """Keep each figure as a metric of its engine, workload and name."""
+    tracker.metrics(0, {f"{r.engine}/{r.workload}/{r.metric}": r.value for r in records})
+
+
+def _finish(outcome: Any, out: Path, tracker: Tracker) -> None:
     from ridgeline_bench.tables import figures
 
-    _save(outcome, out)
+    _save(outcome, out, tracker)
     Console().print(figures(outcome.records))
     raise typer.Exit(int(outcome.failed))
 
 
-def _save(outcome: Any, out: Path) -> None:
+def _save(outcome: Any, out: Path, tracker: Tracker) -> None:
     from ridgeline_bench.results import append
 
     append(out, outcome.records)
+    _note(tracker, outcome.records)
     for note in outcome.notes:
         print(f"ridgeline: {note}", file=sys.stderr)

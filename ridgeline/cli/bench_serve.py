@@ -19,8 +19,10 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from ridgeline.cli.bench_serve_flags import BodyFlags, ClientFlags, LoadFlags, ReportFlags, ServerFlags
 from ridgeline.cli.options import json_object, with_records
+from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.progress import counted
+from ridgeline.tracking import UNTRACKED, Tracker
 
 if TYPE_CHECKING:
     from ridgeline_bench.results import Machine
@@ -35,7 +37,15 @@ FIRST_RATE = "1"  # of a search, in requests a second
 
 
 @with_records
-def serve(*, server: ServerFlags, load: LoadFlags, body: BodyFlags, client: ClientFlags, report: ReportFlags) -> None:
+def serve(
+    *,
+    server: ServerFlags,
+    load: LoadFlags,
+    body: BodyFlags,
+    client: ClientFlags,
+    report: ReportFlags,
+    track: TrackFlags,
+) -> None:
     """Measure servers under open-loop load: requests leave at their time, whatever the server does. Exit code 1 if any
     request failed."""
     for package in ("httptools", "msgspec"):
@@ -76,21 +86,22 @@ def serve(*, server: ServerFlags, load: LoadFlags, body: BodyFlags, client: Clie
         **({"dummy": server.dummy} if server.start else {"url": server.url}),
     }  # fmt: skip
     notes = _Notes(report, options, local=bool(server.start), search=sending.search)
-    with ExitStack() as opened:
-        targets: Sequence[Target] = [Elsewhere(url=server.url, model=server.model, vocab_size=server.vocab_size)]
-        if server.start:
-            spare = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-")))
-            targets = _starts(server.start, server, spare)
-        begin = partial(_begin, work=work, sending=sending)
-        campaign = Campaign(
-            targets=targets, begin=begin, complain=notes.complain, within=client.within, warmup=client.warmup
-        )
-        opened.enter_context(ended_by_sigterm())
-        progress = opened.enter_context(counted("{task.description}", TimeElapsedColumn()))
-        for curve in campaign.run(partial(_watched, progress)):
-            notes.take(curve)
-    notes.show()
-    raise typer.Exit(int(notes.failed))
+    with tracked(track, "bench serve", options, {"model": server.model}) as notes.tracker:
+        with ExitStack() as opened:
+            targets: Sequence[Target] = [Elsewhere(url=server.url, model=server.model, vocab_size=server.vocab_size)]
+            if server.start:
+                spare = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ridgeline-")))
+                targets = _starts(server.start, server, spare)
+            begin = partial(_begin, work=work, sending=sending)
+            campaign = Campaign(
+                targets=targets, begin=begin, complain=notes.complain, within=client.within, warmup=client.warmup
+            )
+            opened.enter_context(ended_by_sigterm())
+            progress = opened.enter_context(counted("{task.description}", TimeElapsedColumn()))
+            for curve in campaign.run(partial(_watched, progress)):
+                notes.take(curve)
+        notes.show()
+        raise typer.Exit(int(notes.failed))
 
 
 def _work(load: LoadFlags, vocab_size: int, *, chat: bool) -> Work:
@@ -171,6 +182,7 @@ class _Notes:
     options: dict[str, Any]
     local: bool
     search: Search | None = None
+    tracker: Tracker = UNTRACKED
     failed: bool = False
     curves: dict[str, Curve] = field(default_factory=dict)
 
@@ -189,8 +201,7 @@ class _Notes:
         self.failed |= bool(found.errors) and self.search is None
         for warning in found.warnings:
             print(f"ridgeline: {curve.label}: {warning}", file=sys.stderr)
-        if self.report.out is not None:
-            self._append(self.report.out, curve, new)
+        self._keep(curve, new)
         if self.report.plot is not None:
             from ridgeline_bench.serving.plot import draw
 
@@ -207,14 +218,19 @@ class _Notes:
         machine = replace(host(), gpu=gpu()) if self.local else replace(host(), torch="", triton="")
         return replace(machine, commit=self.report.commit, dirty=False) if self.report.commit else machine
 
-    def _append(self, out: Path, curve: Curve, new: bool) -> None:
+    def _keep(self, curve: Curve, new: bool) -> None:
+        """Keep the figures of the newest rate. For the tracker, rates are steps."""
         from ridgeline_bench.results import append
         from ridgeline_bench.serving.show import records, start_record
 
         machine, options = self._machine(), {**self.options, "server": curve.label}
-        if new and curve.start:
-            append(out, [start_record(curve.start, curve.server, machine, options)])
-        append(out, records(curve.points[-1], curve.server, machine, options))
+        found, step = list(records(curve.points[-1], curve.server, machine, options)), len(curve.points)
+        figures = {record.metric: record.value for record in found} | {"rate": curve.points[-1].rate}
+        place = curve.label or curve.server.engine
+        self.tracker.metrics(step, {f"{place}/{name}": value for name, value in figures.items()})
+        if self.report.out is not None:
+            start = [start_record(curve.start, curve.server, machine, options)] if new and curve.start else []
+            append(self.report.out, [*start, *found])
 
     def conclude(self) -> None:
         """Say what the search has found, and write it."""
@@ -236,6 +252,8 @@ class _Notes:
         from ridgeline_bench.serving import show
 
         self.conclude()
+        if self.report.plot is not None and self.report.plot.is_file():
+            self.tracker.artifact(self.report.plot)
         if self.report.as_json:
             print(json.dumps([show.as_json(c.label, c.points, c.server) for c in self.curves.values()]))
             return

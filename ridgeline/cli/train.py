@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ridgeline.cli import train_heads, train_sizes
 from ridgeline.cli.options import with_records
+from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.training_options import bytes_of, device_of, imported
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.folder import resolve_model
@@ -88,6 +89,7 @@ def pretrain(
     run: RunFlags,
     text: TextFlags,
     further: FurtherFlags,
+    track: TrackFlags,
     commit: Annotated[str | None, typer.Option(help="Recorded in the card; default: what git says.")] = None,
 ) -> None:
     """Train the models that ship with Ridgeline from the Python source on this machine."""
@@ -132,4 +134,6 @@ def pretrain(
         + (f" --steps {steps}" if steps else f" --time-budget {time_budget:g}"),
         commit=commit,
     )
-    modules["mixture" if recipe == "mixture" else "recipe"].run(config, Console())
+    parameters = asdict(run), asdict(text), asdict(further), {"commit": commit or modules["recipe"].git_commit()}
+    with tracked(track, f"train pretrain {recipe}", *parameters) as tracker:
+        modules["mixture" if recipe == "mixture" else "recipe"].run(replace(config, tracker=tracker), Console())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ridgeline.cli.options import with_records
+from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.cli.training_options import bytes_of, device_of, imported
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.weights.folder import resolve_model
@@ -74,9 +75,10 @@ def eagle(
     passes: Annotated[int, typer.Option(help="Tokens behind each position that are learnt.", min=1, max=16)] = 5,
     lr: Rate = 6e-3,
     text: TextFlags,
+    track: TrackFlags,
 ) -> None:
     """Train a head of EAGLE-3, which goes on from the target's hidden states."""
-    _run("eagle", run, text, lr=lr, passes=passes, taps=taps, intermediate=intermediate)
+    _run("eagle", run, text, track, lr=lr, passes=passes, taps=taps, intermediate=intermediate)
 
 
 @with_records
@@ -89,18 +91,29 @@ def medusa(
     ] = False,
     lr: Rate = 2e-3,
     text: TextFlags,
+    track: TrackFlags,
 ) -> None:
     """Train heads of Medusa, each of which guesses one token from the target's last hidden state."""
-    _run("medusa", run, text, lr=lr, passes=heads, heads=heads, joint=joint)
+    _run("medusa", run, text, track, lr=lr, passes=heads, heads=heads, joint=joint)
 
 
 @with_records
-def draft(*, run: DraftFlags, lr: Rate = 1e-3, text: TextFlags) -> None:
+def draft(*, run: DraftFlags, lr: Rate = 1e-3, text: TextFlags, track: TrackFlags) -> None:
     """Train a smaller model further, on the target's distributions."""
-    _run("draft", run, text, lr=lr, passes=1)
+    _run("draft", run, text, track, lr=lr, passes=1)
 
 
-def _run(kind: str, run: HeadFlags, text: TextFlags, *, lr: float, passes: int, taps: str = "", **sizes: Any) -> None:
+def _run(
+    kind: str,
+    run: HeadFlags,
+    text: TextFlags,
+    track: TrackFlags,
+    *,
+    lr: float,
+    passes: int,
+    taps: str = "",
+    **sizes: Any,
+) -> None:
     minutes, steps, start = run.minutes, run.steps, run.start
     if (minutes is None) == (steps is None):
         raise InvalidConfig("give either --minutes or --steps.")
@@ -137,7 +150,9 @@ def _run(kind: str, run: HeadFlags, text: TextFlags, *, lr: float, passes: int, 
         commit=text.commit or modules["recipe"].git_commit(),
         **sizes,
     )
-    modules["head_recipe"].run(config, Console())
+    parameters = asdict(run), asdict(text), {"lr": lr, "passes": passes, "taps": taps}, sizes
+    with tracked(track, f"train {kind}", *parameters) as tracker:
+        modules["head_recipe"].run(replace(config, tracker=tracker), Console())
 
 
 def _layers(taps: str) -> tuple[int, ...]:

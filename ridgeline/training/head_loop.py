@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.learners import Learner, losses, positions
 from ridgeline.training.optimizer import adamw, learning_rate
 from ridgeline.training.progress import TrainingLog
@@ -65,7 +66,14 @@ class Trained:
     losses: tuple[float, ...]
 
 
-def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path, console: Console) -> Trained:
+def train_head(
+    learner: Learner,
+    traces: Traces,
+    config: HeadTraining,
+    log: Path,
+    console: Console,
+    tracker: Tracker = UNTRACKED,
+) -> Trained:
     """Train in place, and write a row of the log every few steps: step, tokens (that were guessed), seconds, loss (the
     mean over passes of the divergence from the target, in nats), that of each pass, lr, grad_norm, tokens_per_s."""
     module = learner.module
@@ -80,7 +88,7 @@ def train_head(learner: Learner, traces: Traces, config: HeadTraining, log: Path
     def share() -> float:
         return step / config.steps if config.steps else (time.monotonic() - started) / (config.seconds or 1)
 
-    with TrainingLog(log, console, log.stem, keep_to=0) as rows:
+    with TrainingLog(log, console, log.stem, keep_to=0, tracker=tracker) as rows:
         while (fraction := share()) < 1:
             for group in optimizer.param_groups:
                 group["lr"] = group["share"] * learning_rate(fraction, peak=config.lr, warmup=config.warmup)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.specs.model import AttentionSpec
 from ridgeline.layers.decoder import Decoder
+from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.card import PLOT, plot_loss
 from ridgeline.training.drafted import acceptances, prompts, written
 from ridgeline.training.embedded import EMBEDDED
@@ -78,6 +79,7 @@ class HeadConfig:
     seed: int = 0
     command: str = ""
     commit: str = ""
+    tracker: Tracker = UNTRACKED
 
 
 def run(config: HeadConfig, console: Console) -> Report:
@@ -106,7 +108,7 @@ def run(config: HeadConfig, console: Console) -> Report:
     if config.kind == "draft":
         report["before"] = _measure(config, learner, target, prepared, say)
     log = config.out / f"{name}.jsonl"
-    trained = train_head(learner, traces, config.training, log, console)
+    trained = train_head(learner, traces, config.training, log, console, config.tracker)
     folder = config.out / name
     if isinstance(learner, JointMedusa):
         before, written_to = read_target(config.target, config.device), config.out / f"{name}-target"
@@ -119,6 +121,8 @@ def run(config: HeadConfig, console: Console) -> Report:
     plot_loss(log, folder / PLOT, name, "loss_1")
     (folder / "README.md").write_text(head_card(report) + "\n")
     _write_report(config.out / "report.json", name, report)
+    for file in (log, folder / PLOT, folder / "README.md", config.out / "report.json"):
+        config.tracker.artifact(file)
     return {name: report}
 
 
@@ -254,7 +258,7 @@ def _export(config: HeadConfig, learner: Learner, target: Decoder, folder: Path,
 
 def _facts(name: str, config: HeadConfig, learner: Learner, traces: Traces) -> Report:
     """Return the facts about the run that are known before it begins."""
-    module, training = learner.module, config.training
+    training = config.training
     return {
         "name": name,
         "kind": config.kind,

@@ -96,6 +96,7 @@ def run(config: RecipeConfig, console: Console) -> Report:
     """Make the mixtures, and draw them side by side: `out`/mixture.png."""
     reports = recipe.run(config, console)
     plot_loads(_logs(config.out, reports), reports, config.out / PLOT)
+    config.tracker.artifact(config.out / PLOT)
     return reports
 
 

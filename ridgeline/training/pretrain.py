@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
+from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, Balancer, load_figures
 from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
@@ -94,11 +95,17 @@ class Trainer:
     """
 
     def __init__(
-        self, decoder: Decoder, data: PackedTokens, config: TrainConfig, folder: Path, console: Console
+        self,
+        decoder: Decoder,
+        data: PackedTokens,
+        config: TrainConfig,
+        folder: Path,
+        console: Console,
+        tracker: Tracker = UNTRACKED,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.decoder, self.data, self.config, self.folder, self.console = decoder, data, config, folder, console
-        self.device = next(decoder.parameters()).device
+        self.device, self.tracker = next(decoder.parameters()).device, tracker
         if config.scheme is not None:
             make_aware(decoder, config.scheme, config.group)
         self.balancer = Balancer(decoder, config.balance)
@@ -114,7 +121,8 @@ class Trainer:
         """Train until the steps or seconds are used up."""
         loss_of = self._prepare()
         losses: list[Tensor] = []
-        with TrainingLog(self.folder / "log.jsonl", self.console, self.folder.name, keep_to=self.step) as log:
+        path, title = self.folder / "log.jsonl", self.folder.name
+        with TrainingLog(path, self.console, title, keep_to=self.step, tracker=self.tracker) as log:
             started = since = time.monotonic()
             resumed_at = self.elapsed
             while (fraction := self._fraction()) < 1.0:

@@ -11,6 +11,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ridgeline.tracking import UNTRACKED, Tracker
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 Row = dict[str, float | int | None]
@@ -18,16 +20,17 @@ Row = dict[str, float | int | None]
 
 class TrainingLog:
     """A log that appends rows to `path` and shows them: as a bar on a terminal, elsewhere as a line every ten seconds.
+    A tracker gets them too, by names that begin with the title.
 
     Rows after the step `keep_to` are dropped first, because a resumed run writes them again.
     """
 
-    def __init__(self, path: Path, console: Console, title: str, keep_to: int) -> None:
+    def __init__(self, path: Path, console: Console, title: str, keep_to: int, tracker: Tracker = UNTRACKED) -> None:
         kept = [line for line in _lines(path) if json.loads(line)["step"] <= keep_to]
         path.write_text("".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._console = console
-        self._title = title
+        self._title, self._tracker = title, tracker
         self._last_line = 0.0
         columns = (
             TextColumn("{task.description}"),
@@ -42,6 +45,7 @@ class TrainingLog:
         """Write one report. `fraction` is the share of the run that is done, 0..1."""
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
+        self._tracker.metrics(int(row["step"] or 0), {f"{self._title}/{k}": v for k, v in row.items() if k != "step"})
         mfu = "" if row["mfu"] is None else f"  MFU {row['mfu']:.1%}"
         text = f"step {row['step']}  loss {row['loss']:.4f}  {row['tokens_per_s']:,.0f} tokens/s{mfu}"
         self._progress.update(self._task, completed=min(fraction, 1.0), text=text)

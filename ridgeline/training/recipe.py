@@ -17,6 +17,7 @@ from rich.console import Console
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.dense import recurs
 from ridgeline.models import model_config
+from ridgeline.tracking import UNTRACKED, Tracker
 from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, experts_of, load_figures
 from ridgeline.training.card import FAMILIES, PLOT, model_card, plot_loss
@@ -84,6 +85,7 @@ class RecipeConfig:
     batch_tokens: tokens per step.
     dtype, loss_scale: see TrainConfig (default: bfloat16 on a GPU, float32 on a CPU).
     command, commit: go into the card.
+    tracker: gets every row of the logs, the scores, and the files of `out`.
     """
 
     recipe: Recipe
@@ -101,6 +103,7 @@ class RecipeConfig:
     max_held_out_bytes: int | None = None
     command: str = "ridgeline train pretrain"
     commit: str | None = None
+    tracker: Tracker = UNTRACKED
 
     def __post_init__(self) -> None:
         if self.batch_tokens < self.recipe.context:
@@ -167,6 +170,7 @@ def run(config: RecipeConfig, console: Console) -> Report:
             seconds = recipe.share * left
         reports[recipe.name] = _make(recipe, config, prepared, seconds, clock)
         (config.out / "report.json").write_text(json.dumps(reports, indent=2) + "\n")
+    config.tracker.artifact(config.out / "report.json")
     return reports
 
 
@@ -205,8 +209,11 @@ def _make(
     (folder / "README.md").write_text(model_card(report, prepared.sources) + "\n")
     with tarfile.open(config.out / f"{recipe.name}.tar", "w") as tar:
         tar.add(folder, arcname=recipe.name)
+    config.tracker.artifact(log)  # the card and the curve of each model have one name, and are in its archive
+    config.tracker.artifact(config.out / f"{recipe.name}.tar")
     for name, score in report["held_out"].items():
         ours, xz = score["bits_per_byte"], score["xz_bits_per_byte"]
+        config.tracker.metrics(trainer.step, {f"{recipe.name}/bits per byte of the {name}": ours})
         clock.say(f"{recipe.name}: {ours:.4f} bits per byte of the {name} (xz -9e {xz:.4f})")
     return report
 
@@ -235,7 +242,7 @@ def _train(
         log_every=min(10, config.steps or 10),
         checkpoint_every=1000 if config.steps else 0,
     )
-    trainer = Trainer(decoder, data, train, config.work / recipe.name, console)
+    trainer = Trainer(decoder, data, train, config.work / recipe.name, console, config.tracker)
     trainer.run()
     return trainer
 

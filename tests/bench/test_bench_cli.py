@@ -71,11 +71,16 @@ def test_throughput_and_startup_append(tiny_model: Callable[[str], Path], tmp_pa
         ("throughput", "--requests", "3", "--input-len", "5", "--output-len", "4"),
         ("startup", "--repeats", "2"),
     ):
-        done = bench(command, *arguments, *common, "--out", out)
+        done = bench(command, *arguments, *common, "--out", out, "--track", "jsonl", "--track-to", tmp_path / "runs")
         assert done.returncode == 0, done.stderr
     records = {(r.workload, r.metric): r for r in read([out])}
     assert records["throughput", "total"].value == pytest.approx(9 / 4 * records["throughput", "output"].value)
     assert len(records["startup", "ready"].samples) == 2
+    events = [json.loads(line) for file in tmp_path.glob("runs/*/run.jsonl") for line in file.read_text().splitlines()]
+    kept = {figure for event in events for figure in event.get("values", {}).items()}
+    assert kept == {(f"ridgeline/{r.workload}/{r.metric}", r.value) for r in read([out])}
+    assert {e["parameters"]["requests"] for e in events if e.get("name") == "bench throughput"} == {3}
+    assert [e["failed"] for e in events if e["event"] == "end"] == [False, False]
 
 
 def test_a_workload_that_does_not_fit_is_left_out_and_said_so(
@@ -105,6 +110,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_said_so(tiny_model: Callable[[
         (["throughput", "--engine", "llama_cpp"], "llama"),
         (["kernels", "--op", "frobnicate", "--device", "cpu"], "frobnicate"),
         (["kernels", "--dtype", "int3", "--device", "cpu"], "int3"),
+        (["throughput", "--track", "wandb"], "takes jsonl, tensorboard, mlflow"),
         (["diff", "one.jsonl"], "two result files"),
         (["diff", "/no/a.jsonl", "/no/b.jsonl"], "/no/a.jsonl"),
         (["diff", "--run", "exit 3", "true"], "exit code 3"),

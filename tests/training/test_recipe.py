@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
 from ridgeline.models import ARCHITECTURES, model_config
@@ -80,8 +81,15 @@ def test_one_run_makes_a_model_folder_a_log_and_a_report(tmp_path: Path, few_fil
         steps=2,
         batch_tokens=2048,
     )
-    recipe.run(config, Console(quiet=True))
+    with tracked(TrackFlags("jsonl", tmp_path / "runs"), "train") as tracker:
+        recipe.run(replace(config, tracker=tracker), Console(quiet=True))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"tiny.tar", "tiny.jsonl", "report.json"}
+    [kept] = (tmp_path / "runs").iterdir()
+    events = [json.loads(line) for line in (kept / "run.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "out" / "tiny.jsonl").read_text().splitlines()]
+    losses = [(e["step"], e["values"]["tiny/loss"]) for e in events if "tiny/loss" in e.get("values", {})]
+    assert losses == [(row["step"], row["loss"]) for row in rows]
+    assert {path.name for path in (kept / "artifacts").iterdir()} == {"tiny.tar", "tiny.jsonl", "report.json"}
     with tarfile.open(tmp_path / "out" / "tiny.tar") as tar:
         assert set(tar.getnames()) == {"tiny", *(f"tiny/{name}" for name in MODEL_FILES)}
         card = tar.extractfile("tiny/README.md").read().decode()  # type: ignore[union-attr]

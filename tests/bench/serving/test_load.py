@@ -338,7 +338,7 @@ def test_a_curve_is_printed_drawn_and_recorded(server: ScriptedServer, tmp_path:
     out, svg = tmp_path / "r.jsonl", tmp_path / "curve.svg"
     done = bench(
         "--url", server.url + "/v1", "--rate", "20,80", "--num-requests", 12, "--input-len", "2:6", "--output-len", 4,
-        "--slo", "ttft=500", "--out", out, "--plot", svg,
+        "--slo", "ttft=500", "--out", out, "--plot", svg, "--track", "jsonl", "--track-to", tmp_path / "runs",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "scripted on test 7" in done.stdout
@@ -354,6 +354,12 @@ def test_a_curve_is_printed_drawn_and_recorded(server: ScriptedServer, tmp_path:
     assert figures["goodput"].value == figures["requests"].value > 0
     assert figures["failed"].value == 0
     assert ET.fromstring(svg.read_text()).tag.endswith("svg")
+    [kept] = (tmp_path / "runs").iterdir()
+    events = [json.loads(line) for line in (kept / "run.jsonl").read_text().splitlines()]
+    rates = [event["values"]["test 7/rate"] for event in events if event["event"] == "metrics"]
+    assert rates == [20, 80]
+    assert events[2]["values"]["test 7/ttft p50"] == figures["ttft p50"].value
+    assert (kept / "artifacts" / "curve.svg").read_text() == svg.read_text()
 
 
 def test_failures_make_the_exit_code_1_and_json_is_alone_on_standard_output(
