@@ -134,7 +134,7 @@ class System:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run asks of LoadGen. rate: of Server's queries, or for Offline the most samples a second that may come."""
+    """The settings that a run gives LoadGen. rate: of Server's queries, or for Offline the most samples a second that may come."""
 
     scenario: str
     rate: float
