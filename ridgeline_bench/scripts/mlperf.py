@@ -134,7 +134,7 @@ class System:
 
 @dataclass(frozen=True)
 class Asked:
-    """The settings that a run gives LoadGen. rate: of Server's queries, or for Offline the most samples a second that may come."""
+    """The settings that a run gives LoadGen. rate: of Server's queries, or the most samples a second of Offline."""
 
     scenario: str
     rate: float

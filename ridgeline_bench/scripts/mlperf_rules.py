@@ -18,7 +18,7 @@ CONFIDENCE = 0.99  # of early stopping
 
 @dataclass(frozen=True)
 class Rules:
-    """The bounds that a run must keep to. ttft, tpot: bounds in milliseconds. accuracy: the share of the reference's score."""
+    """The bounds of a run that counts. ttft, tpot: in milliseconds. accuracy: the share of the reference's score."""
 
     seconds: float = 600.0
     offline_samples: int = 13_368
