@@ -19,7 +19,7 @@ from ridgeline.core.settings.speculation import MOST_DRAFTS
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.division import Divided, Division
-from ridgeline.perf.explain import ExplainRow, explain_table, reached_experts, step_shape, with_reached
+from ridgeline.perf.explain import ExplainRow, Ran, explain_table, reached_experts, step_shape, with_reached
 from ridgeline.perf.hardware import Hardware
 from ridgeline.perf.roofline import Roofline
 from ridgeline.perf.speculation import SHARES, Verifying, verifying
@@ -91,12 +91,11 @@ def explain(
         divided.part,
         shape,
         hardware,
-        measured,
+        Ran(measured, step.eager),
         dtype=resolved,
         kv_dtype=kv_dtype,
         collectives=sent,
         groups=division.groups,
-        eager=step.eager,
     )
     if as_json:
         told = {"hardware": hardware.name, "rates": hardware.source, "links": links.source, "dtype": resolved.name}

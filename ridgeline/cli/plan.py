@@ -18,7 +18,6 @@ from ridgeline.cli.plan_studies import StudyFlags, studies
 from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.speculation import MOST_DRAFTS
 from ridgeline.perf.footprint import active_parameters, parameters
 from ridgeline.perf.planner import Deployment, Plan, Point
 
@@ -71,12 +70,6 @@ def plan(
     over: DivisionFlags,
     rates: RateFlags,
     demand: DemandFlags,
-    drafts: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MOST_DRAFTS, help="Show as well when it pays to verify so many drafts a row, at these batches."
-        ),
-    ] = 0,
     study: StudyFlags,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput over latency into this file.")] = None,
     as_json: Json = False,
@@ -85,7 +78,7 @@ def plan(
     config, gpus = read_config(model), over.gpus
     if gpus and not over.one:
         raise InvalidConfig("--gpus compares all divisions; leave --tp, --pp, --ep and --cp out, or --gpus.")
-    if drafts and (gpus or not over.one):
+    if study.drafts and (gpus or not over.one):
         raise InvalidConfig("--drafts compares steps of one device by their limits; leave the divisions out.")
     deployments = [
         Deployment(
@@ -117,13 +110,13 @@ def plan(
         return
     plans = [Plan(deployment) for deployment in deployments]
     if as_json:
-        print_json([_everything(one, drafts, study) for one in plans])
+        print_json([_everything(one, study) for one in plans])
     else:
         asked = [list(studies(one, study)) for one in plans]  # all mistakes come before the first line
         for one, further in zip(plans, asked, strict=True):
             _print(one)
-            if drafts:
-                Console().print(verifying_table(one.verifying(drafts)))
+            if study.drafts:
+                Console().print(verifying_table(one.verifying(study.drafts)))
             for each in further:
                 print(each.title)
                 Console().print(each.table)
@@ -131,8 +124,8 @@ def plan(
         draw(plans, plot)
 
 
-def _everything(one: Plan, drafts: int, study: StudyFlags) -> dict[str, Any]:
-    more = {"verifying": [each._asdict() for each in one.verifying(drafts)]} if drafts else {}
+def _everything(one: Plan, study: StudyFlags) -> dict[str, Any]:
+    more = {"verifying": [each._asdict() for each in one.verifying(study.drafts)]} if study.drafts else {}
     return record(one) | more | {each.name: each.records for each in studies(one, study)}
 
 

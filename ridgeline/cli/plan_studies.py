@@ -12,6 +12,7 @@ from rich.table import Table
 from ridgeline.cli.rates import columns
 from ridgeline.cli.sizes import read_config, short
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.speculation import MOST_DRAFTS
 from ridgeline.perf.batching import batched, longest_answer, static_room
 from ridgeline.perf.beside import beside, with_model
 from ridgeline.perf.packing import items_of, packed, shares
@@ -26,6 +27,12 @@ BATCHES = (1, 8, 64, 512)
 class StudyFlags:
     """Further questions about a deployment."""
 
+    drafts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_DRAFTS, help="Show as well when it pays to verify so many drafts a row, at these batches."
+        ),
+    ] = 0
     chunks: Annotated[
         str, typer.Option(help="Show a prompt's latency by chunk, beside the best batch: 256,512,2048.")
     ] = ""

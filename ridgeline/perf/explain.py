@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,27 +51,33 @@ class ExplainRow:
         return self.limit / self.measured if self.measured else None
 
 
+class Ran(NamedTuple):
+    """The way a step ran. measured: op name → seconds of one call. eager: the host launches each op, and no graph replays
+    them."""
+
+    measured: Mapping[str, float] | None = None
+    eager: bool = False
+
+
 def explain_table(
     model: ModelSpec,
     shape: StepShape,
     hardware: Hardware,
-    measured: Mapping[str, float] | None = None,
+    ran: Ran = Ran(),
     *,
     dtype: str | Precision = "bfloat16",
     kv_dtype: str | None = None,
     collectives: Sequence[Collective] = (),
     groups: int = 1,
-    eager: bool = False,
 ) -> list[ExplainRow]:
-    """Return one row per op name, in order, then their "total". measured: op name → seconds of one call. eager: the
-    host launches each op, and no graph replays them.
+    """Return one row per op name, in order, then their "total".
 
     collectives: what devices that divide the model send each other. groups: `Division.groups`.
 
     Ops that run fused (and are measured under their joined names) make one row, whose limit is what the parts need. The
     total has a measured time only if every op has one.
     """
-    eager = eager or hardware.eager
+    measured, eager = ran.measured, ran.eager or hardware.eager
     p, merged = precision(dtype), dict[str, list[tuple[Cost, float, int]]]()
     fused = {part: joint for joint in measured or () for part in joint.split(JOINT)}
     for op in step_ops(model, shape, dtype=dtype, kv_dtype=kv_dtype, expert_devices=groups):

@@ -52,13 +52,14 @@ BETWEEN: dict[str, tuple[list[str], str, Any]] = {
     "generate": (["--max-tokens", "5"], "max_tokens", 5),
     "chat": (["--no-enforce-eager"], "enforce_eager", False),
     "quantize": (["--device", "cpu"], "device", "cpu"),
+    "plan": (["--utilization", "0.5"], "utilization", 0.5),
     "bench serve": (["--rate", "4"], "rate", "4"),
     "bench sweep": (["--seconds", "9"], "seconds", 9.0),
     "eval capacity": (["--device", "cpu"], "device", "cpu"),
     "serve": (["--port=80"], "port", 80),
     "run-batch": (["--seed", "-3"], "seed", -3),
 }
-NEEDED = {"quantize": ["--out", "o"], "run-batch": ["-i", "i", "-o", "o"]}
+NEEDED = {"quantize": ["--out", "o"], "plan": ["--gpu", "H200"], "run-batch": ["-i", "i", "-o", "o"]}
 
 
 def test_every_verb_with_a_list_reads_it_so() -> None:

@@ -13,7 +13,7 @@ from ridgeline.cli import app
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.perf.bottleneck import UNEXPLAINED, Floors, bottleneck
 from ridgeline.perf.calibration import Calibration
-from ridgeline.perf.explain import ExplainRow, explain_table, step_shape
+from ridgeline.perf.explain import ExplainRow, Ran, explain_table, step_shape
 from ridgeline.perf.hardware import find
 from tests.perf.models import CONFIGS, spec
 
@@ -22,7 +22,7 @@ FLOORS = Floors(launch=5e-6, latency=1e-6)
 
 
 def rows(model: str, shape: StepShape, *, eager: bool = False) -> dict[str, ExplainRow]:
-    return {row.name: row for row in explain_table(spec(model), shape, H200, eager=eager)}
+    return {row.name: row for row in explain_table(spec(model), shape, H200, Ran(eager=eager))}
 
 
 def test_one_request_of_a_small_model_by_hand() -> None:
@@ -61,7 +61,7 @@ def test_a_class_is_that_of_the_largest_time(limit: float, measured: float, roof
 def test_measured_times_are_explained_or_not() -> None:
     shape = step_shape(1, 128)
     measured = {"mixer_norm": 1.9e-6, "qkv": 2.5e-6, "down": 9e-6}
-    found = {row.name: row.bound for row in explain_table(spec("qwen3-0.6b"), shape, H200, measured)}
+    found = {row.name: row.bound for row in explain_table(spec("qwen3-0.6b"), shape, H200, Ran(measured))}
     assert (found["mixer_norm"], found["qkv"], found["down"]) == ("latency", "memory", UNEXPLAINED)
 
 

@@ -20,7 +20,7 @@ from ridgeline.core.specs.model import LayerSpec, ModelSpec
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.kernels.gemm.experts.cost import touched
 from ridgeline.perf.calibration import Calibration, GemmRate, save
-from ridgeline.perf.explain import explain_table, step_shape
+from ridgeline.perf.explain import Ran, explain_table, step_shape
 from ridgeline.perf.footprint import active_parameters, kv_bytes, parameters
 from ridgeline.perf.hardware import find
 from ridgeline.perf.links import Line, Links, assumed
@@ -223,10 +223,10 @@ def test_the_table_adds_up() -> None:
 def test_measured_times_stand_beside_the_limit() -> None:
     shape = step_shape(64, 1024)
     names = [row.name for row in explain_table(BASE.model, shape, H200)][:-1]
-    *rows, total = explain_table(BASE.model, shape, H200, dict.fromkeys(names, 1e-4))
+    *rows, total = explain_table(BASE.model, shape, H200, Ran(dict.fromkeys(names, 1e-4)))
     assert total.measured == pytest.approx(1e-4 * sum(row.count for row in rows))
     assert total.attained == pytest.approx(total.limit / total.measured)
-    *_, partial = explain_table(BASE.model, shape, H200, {"qkv": 1e-4})
+    *_, partial = explain_table(BASE.model, shape, H200, Ran({"qkv": 1e-4}))
     assert partial.measured is None
 
 
