@@ -55,7 +55,7 @@ class LoadFlags:
 
 
 @dataclass(frozen=True)
-class KeepFlags:
+class KeepFlags(TrackFlags):
     """The time of a measurement, and where it is kept."""
 
     timeout: Timeout = 3600
@@ -132,13 +132,12 @@ def throughput(
     *,
     load: LoadFlags,
     keep: KeepFlags,
-    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure the tokens per second of many requests of one length."""
     setup = _setup(model, load, keep, _for(engine, ranks))
     shape = {"count": requests, "input_len": input_len, "output_len": output_len}
-    with _tracked(track, "throughput", setup, {"engine": engine, "requests": requests, **shape}) as tracker:
+    with _tracked(keep, "throughput", setup, {"engine": engine, "requests": requests, **shape}) as tracker:
         _finish(setup.throughput(engine, shape), keep.out, tracker)
 
 
@@ -154,13 +153,12 @@ def latency(
     *,
     load: LoadFlags,
     keep: KeepFlags,
-    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure batch 1: time to first token and between tokens, as percentiles."""
     setup = _setup(model, load, keep, _for(engine, ranks))
     shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
-    with _tracked(track, "latency", setup, {"engine": engine, **shape}) as tracker:
+    with _tracked(keep, "latency", setup, {"engine": engine, **shape}) as tracker:
         _finish(setup.latency(engine, shape), keep.out, tracker)
 
 
@@ -174,12 +172,11 @@ def startup(
     *,
     load: LoadFlags,
     keep: StartupKeepFlags,
-    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Measure the time from process start to a ready engine and to the first tokens."""
     setup = _setup(model, load, keep, _for(engine, ranks))
-    with _tracked(track, "startup", setup, {"engine": engine, "repeats": repeats}) as tracker:
+    with _tracked(keep, "startup", setup, {"engine": engine, "repeats": repeats}) as tracker:
         _finish(setup.startup(engine, repeats), keep.out, tracker)
 
 
@@ -195,7 +192,6 @@ def compare(
     load: LoadFlags,
     max_model_len: MaxLen = 0,
     keep: KeepFlags,
-    track: TrackFlags,
     ranks: dict[str, Any],
 ) -> None:
     """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
@@ -210,7 +206,7 @@ def compare(
     names = tuple(name for name in only.split(",") if name)
     other = Peer(name=peer.peer, path=peer.peer_path, python=peer.peer_python, model=peer.peer_model, extra=own)
     sides, failed = [], False
-    with _tracked(track, "compare", setup, {"peer": peer.peer, "only": only}) as tracker:
+    with _tracked(keep, "compare", setup, {"peer": peer.peer, "only": only}) as tracker:
         for outcome in setup.compare(names, other):  # written when one side is done, because the other may still fail
             _save(outcome, keep.out, tracker)
             sides.append(outcome.records)
