@@ -31,6 +31,7 @@ ENDINGS = ("py", "sh", "md", "svg", "cpp", "h", "txt", "jsonl", "toml", "yaml") 
 SERVICE = "ridgeline.v1"  # a package of protobuf, not of Python
 VLLM_FLAGS = {f"--{name}" for name in FLAGS}
 FOREIGN_FLAGS = {  # of other programs
+    "--secret",  # sky
     *("--build-arg", "--from-literal"),  # docker, kubectl
     *("--context-parallel-size", "--cp-comm-type"),  # Megatron-Core
     *("--speculative-eagle-topk", "--speculative-num-draft-tokens"),  # SGLang

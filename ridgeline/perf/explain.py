@@ -52,8 +52,8 @@ class ExplainRow:
 
 
 class Ran(NamedTuple):
-    """The way a step ran. measured: op name → seconds of one call. eager: the host launches each op, and no graph replays
-    them."""
+    """The way a step ran. measured: op name → seconds of one call. eager: the host launches each op, and no graph
+    replays them."""
 
     measured: Mapping[str, float] | None = None
     eager: bool = False
