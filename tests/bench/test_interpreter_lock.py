@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +44,13 @@ def test_every_kind_of_work_is_measured(capsys: pytest.CaptureFixture[str]) -> N
     main(["--seconds", "0.02"])
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row[:24].strip() for row in rows] == list(kinds())
+
+
+def test_the_page_s_table_is_what_was_measured() -> None:
+    root = Path(__file__).parents[2]
+    lines = map(json.loads, (root / "benchmarks/results/interpreter-lock-cpu.jsonl").read_text().splitlines())
+    page = (root / "docs/host.md").read_text()
+    for line in lines:
+        held = Held(line["kind"], line["rate"], line["gain"], line["late"])
+        share = f"{held.share:.0%}".replace("%", " %")
+        assert f"| {held.kind} | {held.rate:,.0f} | {held.gain:.2f}\N{MULTIPLICATION SIGN} | {share} | {1e3 * held.late:.1f} |" in page
