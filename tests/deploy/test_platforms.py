@@ -31,7 +31,7 @@ CLUSTER = RAY["spec"]["rayClusterConfig"]
 [APPLICATION] = yaml.safe_load(RAY["spec"]["serveConfigV2"])["applications"]
 [WORKERS] = CLUSTER["workerGroupSpecs"]
 PREDICTOR = {name: value for name, value in KSERVE["spec"]["predictor"].items() if not name.endswith("Replicas")}
-# No schema of KubeRay's is among Python's packages; these are the names that its API reference has for what is used.
+# No schema of KubeRay's is among Python's packages; this is our own list of the names that are used here.
 GROUP = {"rayStartParams", "template"}
 KUBERAY = [
     (RAY, {"apiVersion", "kind", "metadata", "spec"}),
