@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
 import os
 import re
@@ -22,6 +23,9 @@ from urllib.parse import quote
 from ridgeline.core.errors import InvalidConfig
 
 EXPERIMENT = "ridgeline"  # in MLflow, which groups runs
+MOST, MOST_PARAMETERS = 1000, 100  # that MLflow takes at once
+
+logger = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -137,12 +141,14 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT, self._files)
         self._id: str = self._client.create_run(experiment, run_name=name).info.run_id
         params = [self._entities.Param(_named(key), str(value)) for key, value in parameters.items()]
-        self._client.log_batch(self._id, params=params)
+        for start in range(0, len(params), MOST_PARAMETERS):
+            self._client.log_batch(self._id, params=params[start : start + MOST_PARAMETERS])
 
     def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
         now = int(1000 * time.time())
         made = [self._entities.Metric(_named(name), value, now, step) for name, value in _known(values).items()]
-        self._client.log_batch(self._id, metrics=made)
+        for start in range(0, len(made), MOST):
+            self._client.log_batch(self._id, metrics=made[start : start + MOST])
 
     def artifact(self, path: Path) -> None:
         self._client.log_artifact(self._id, str(path))
@@ -154,6 +160,38 @@ class MLflow:
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"jsonl": JsonLines, "tensorboard": TensorBoard, "mlflow": MLflow}
 
 
+class Steady:
+    """A tracker whose failures do not end what it tracks: the first one is a warning, and the run goes on without."""
+
+    def __init__(self, inner: Tracker) -> None:
+        self._inner, self._works = inner, True
+
+    def run(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Begin the run. Raise InvalidConfig if the tracker cannot."""
+        try:
+            self._inner.run(name, parameters)
+        except Exception as error:  # of a library of others', before anything was measured
+            raise InvalidConfig(f"--track cannot begin a run ({error}); look at --track-to and the server.") from error
+
+    def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        self._try(lambda: self._inner.metrics(step, values))
+
+    def artifact(self, path: Path) -> None:
+        self._try(lambda: self._inner.artifact(path))
+
+    def close(self, *, failed: bool = False) -> None:
+        self._try(lambda: self._inner.close(failed=failed))
+
+    def _try(self, work: Callable[[], None]) -> None:
+        if not self._works:
+            return
+        try:
+            work()
+        except Exception as error:  # a disk that is full, or a server that is gone
+            self._works = False
+            logger.warning("the tracker of this run failed and keeps no more of it: %s", error)
+
+
 def tracker(kind: str, folder: Path) -> Tracker:
     """Return a tracker of this kind whose runs are kept in `folder`; "" tracks nothing.
 
@@ -163,7 +201,7 @@ def tracker(kind: str, folder: Path) -> Tracker:
         return UNTRACKED
     if kind not in TRACKERS:
         raise InvalidConfig(f"--track takes {', '.join(TRACKERS)}, got {kind!r}.")
-    return TRACKERS[kind](folder)
+    return Steady(TRACKERS[kind](folder))
 
 
 def _imported(module: str, extra: str) -> ModuleType:

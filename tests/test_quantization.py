@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import textwrap
 
@@ -14,8 +15,14 @@ from ridgeline.assembly.choices import choose
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.kernels.base.op import Platform
-from ridgeline.perf.footprint import weight_bytes
+from ridgeline.models import model_config
+from ridgeline.perf.footprint import product_name, weight_bytes
+from ridgeline.perf.hardware import find
+from ridgeline.perf.held import held_alike
+from ridgeline.perf.precision import precision
+from ridgeline.perf.roofline import op_rate
 from ridgeline.quantization import SCHEMES
+from ridgeline.weights.folder import EMBEDDED_MODEL
 
 QUANTIZATIONS = [name for name in SCHEMES if name != "plain"]
 MOVES = {"w4a16": 0.3, "fp8": 0.05, "fp8-block": 0.05}  # how far a perplexity may go
@@ -51,12 +58,23 @@ def test_rounding_keeps_the_embedded_models_perplexity(quantization: str) -> Non
     assert math.exp(rounded - plain) == pytest.approx(1, abs=MOVES.get(quantization, 0.02))
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "rate"), [("fp8", 1.0, "fp8"), ("w4a16", 0.5, "float32"), (None, 4.0, "float32")]
-)
-def test_limits_of_a_step_know_what_products_read(name: str | None, size: float, rate: str) -> None:
-    known = choose(LLMConfig(quantization=name, dtype="float32"), torch.device("cpu")).precision
-    assert (known.weight, known.product_rate, known.item) == (size, rate, 4.0)
+@pytest.mark.parametrize(("name", "size"), [("fp8", 4.0), ("w4a16", 0.5), ("int8", 1.0), (None, 4.0)])
+def test_limits_of_a_step_know_what_products_read(name: str | None, size: float) -> None:
+    """A CPU keeps plain numbers of FP8."""
+    choices = choose(LLMConfig(quantization=name, dtype="float32"), torch.device("cpu"))
+    known, spec = choices.precision, choices.model.spec
+    products = spec.layers[0].products(spec.hidden_size).items()
+    assert {known.weight_of(product_name(*each)) for each in products} == {size}
+    assert (known.item, known.rate_of("qkv", known.product_rate)) == (4.0, "float32")
+
+
+def test_weights_are_widened_where_a_device_has_no_units_for_them() -> None:
+    model = model_config(json.loads((EMBEDDED_MODEL / "config.json").read_text())).spec
+    rounded = held_alike(precision("bfloat16"), model, 1.0, "fp8")
+    for device, rate in (("A100-80GB", "bfloat16"), ("H200", "fp8")):
+        hardware = find(device)
+        assert op_rate("qkv", hardware, rounded) == hardware.rate(rate)
+        assert op_rate("unembed", hardware, rounded) == hardware.rate("bfloat16")
 
 
 def test_w8a8_is_refused_where_it_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

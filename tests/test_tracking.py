@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import typer
 
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.tracking import UNTRACKED, tracker
+from ridgeline.tracking import UNTRACKED, Steady, Untracked, tracker
 
 
 @dataclass
@@ -137,3 +137,30 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(
         tracker("mlflow", tmp_path)
     with pytest.raises(InvalidConfig, match="takes jsonl, tensorboard, mlflow, got 'wandb'"):
         tracker("wandb", tmp_path)
+
+
+class Failing(Untracked):
+    """A tracker whose server is gone after its run began."""
+
+    def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        raise ConnectionError("the server is gone")
+
+    close = metrics  # type: ignore[assignment]
+
+
+def test_a_tracker_that_fails_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Steady(Failing())
+    kept.run("train", {})
+    for step in range(3):
+        kept.metrics(step, {"loss": 1.0})
+    kept.close(failed=False)
+    assert [record.message for record in caplog.records] == [
+        "the tracker of this run failed and keeps no more of it: the server is gone"
+    ]
+
+
+def test_a_run_that_cannot_begin_is_one_sentence() -> None:
+    refusing = Untracked()
+    refusing.run = refusing.metrics = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(InvalidConfig, match="--track cannot begin a run"):
+        Steady(refusing).run("train", {})

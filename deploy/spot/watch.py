@@ -66,12 +66,30 @@ def azure(base: str) -> bool:
 CLOUDS: dict[str, Callable[[str], bool]] = {"aws": aws, "gcp": gcp, "azure": azure}
 
 
-def watch(process: subprocess.Popen[bytes], announced: Callable[[], bool], ended: threading.Event) -> None:
-    """Send SIGTERM once, when the end is announced. Return then, or after `ended` is set."""
+class Drain:
+    """A server's drain. A second SIGTERM would end its requests at once, so the notice and the first SIGTERM from
+    outside are one."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._announced = process, False
+
+    def begin(self) -> None:
+        self._announced = True
+        self._process.send_signal(signal.SIGTERM)
+
+    def pass_on(self, number: int, _: object) -> None:
+        if number == signal.SIGTERM and self._announced:
+            self._announced = False  # the next one is meant
+            return
+        self._process.send_signal(number)
+
+
+def watch(drain: Drain, announced: Callable[[], bool], ended: threading.Event) -> None:
+    """Begin the drain once, when the end is announced. Return then, or after `ended` is set."""
     while not ended.is_set():
         if announced():
             print("watch: the cloud takes this machine back; the server drains.", file=sys.stderr, flush=True)
-            process.send_signal(signal.SIGTERM)
+            drain.begin()
             return
         ended.wait(PERIOD)
 
@@ -82,11 +100,16 @@ def main() -> int:
     parser.add_argument("--metadata", help="address of the cloud's metadata service")
     parser.add_argument("command", nargs="+", help="the server's command, after --")
     given = parser.parse_args()
-    process = subprocess.Popen(given.command)
+    try:
+        process = subprocess.Popen(given.command)
+    except OSError as error:
+        print(f"watch: {given.command[0]} cannot be started ({error}); name a command behind --.", file=sys.stderr)
+        return 2
+    drain = Drain(process)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda which, _: process.send_signal(which))
+        signal.signal(number, drain.pass_on)
     ended, base = threading.Event(), given.metadata or METADATA[given.cloud]
-    threading.Thread(target=watch, args=(process, lambda: CLOUDS[given.cloud](base), ended), daemon=True).start()
+    threading.Thread(target=watch, args=(drain, lambda: CLOUDS[given.cloud](base), ended), daemon=True).start()
     code = process.wait()
     ended.set()
     return code if code >= 0 else 128 - code

@@ -30,7 +30,7 @@ from ridgeline.kernels.base.op import Platform, on_gpu
 from ridgeline.kernels.ops import Ops
 from ridgeline.models.config import ModelConfig
 from ridgeline.parallel.mesh import Mesh
-from ridgeline.perf.held import held_precision
+from ridgeline.perf.held import held_alike, held_precision
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.quantization.scheme import Scheme, scheme
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -108,9 +108,10 @@ class Choices:
 
     @property
     def precision(self) -> Precision:
-        plain = held_precision(precision(self.dtype), self.model.spec, self.forms)
-        own, rate = self.scheme.product_bytes, self.scheme.product_rate
-        return replace(plain, weight=own or plain.weight, product_rate=rate or plain.product_rate)
+        plain, own, rate = precision(self.dtype), self.scheme.product_bytes, self.scheme.product_rate
+        if own is None or (self.device.type == "cpu" and rate == "fp8"):  # of which a CPU keeps plain numbers
+            return held_precision(plain, self.model.spec, self.forms)
+        return held_alike(plain, self.model.spec, own, rate)
 
     @property
     def kernels(self) -> KernelSet:

@@ -21,7 +21,7 @@ from ridgeline.perf.links import Links, bus_factor
 class NetworkFlags:
     """The network, or several to compare."""
 
-    devices: Annotated[int, typer.Option(min=1, help="Devices in all.")] = 1024
+    devices: Annotated[int, typer.Option(min=2, help="Devices in all.")] = 1024
     per_host: Annotated[int, typer.Option(min=1, help="Devices of a host; each has a port into the network.")] = 8
     topology: Annotated[str, typer.Option(help="fat-tree, dragonfly, or both.")] = ",".join(TOPOLOGIES)
     rate: Annotated[str, typer.Option(help="Generations of InfiniBand: hdr, ndr, xdr.")] = "ndr,xdr"

@@ -36,6 +36,14 @@ def held_precision(plain: Precision, model: ModelSpec, forms: Mapping[str, HeldM
     return replace(plain, held=tuple(held))
 
 
+def held_alike(plain: Precision, model: ModelSpec, size: float, rate: str | None) -> Precision:
+    """Return the precision in which all products of the layers read `size` bytes a weight, and run at a rate of this
+    name where a device has it. None: at the usual one."""
+    products = (each for layer in model.layers for each in layer.products(model.hidden_size).items())
+    names = sorted({product_name(*each) for each in products})
+    return replace(plain, held=tuple((name, size, rate or plain.product_rate) for name in names))
+
+
 def _product(module: str, form: HeldMatrix) -> str:
     """Return the name of a module's product: "layers.3.feed_forward.shared.down" is "shared.down"."""
     name = module.split(".", 3)[-1] if module.startswith("layers.") else module

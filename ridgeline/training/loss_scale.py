@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from ridgeline.core.errors import InvalidConfig
+
 FIRST = 65_536.0
 STEPS_TO_GROW = 2000
+LEAST = 2.0**-24  # below it no gradient of a sound model overflows, so the numbers themselves are not finite
 
 
 class LossScale:
@@ -45,6 +48,10 @@ class LossScale:
                 self.factor, self._since = 2 * self.factor, 0
         else:
             self.factor, self._since, self.skipped = self.factor / 2, 0, self.skipped + 1
+            if self.factor < LEAST:
+                raise InvalidConfig(
+                    f"gradients were not finite in {self.skipped} steps; use --dtype bfloat16 or a smaller --lr."
+                )
         return norm
 
     def state(self) -> dict[str, float]:

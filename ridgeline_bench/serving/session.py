@@ -118,6 +118,8 @@ class Session:
         """Return the figures of a rate, or None if its requests could not all leave until the time is up: it is not
         begun then. `name` is that of its prompts."""
         shown, arrivals = rate_name(rate), self.task.work.arrivals(rate)
+        if not arrivals and self.sending.search is not None:
+            return None  # a search that has come so low has found that no rate meets the objective
         if not arrivals:
             raise InvalidConfig(f"at {shown} no request leaves within --duration; make it longer.")
         if time.monotonic() + arrivals[-1] >= self.task.until:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -27,9 +28,15 @@ HOST = "127.0.0.1"
 LOOK = 0.1  # seconds between looks at whether the server answers
 END = 20.0  # seconds that the server has to end by itself
 TAIL = 20  # lines of a log that are shown
+KEYS = re.compile(r"(--(?:admin|api)-key[= ]+)\S+")
 
 # A server takes more than one process; the rest is as when vLLM is measured offline.
 VLLM_ENVIRONMENT = {k: v for k, v in ENVIRONMENT.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+
+
+def without_keys(text: str) -> str:
+    """Return flags with dots in the place of keys: labels are shown, and kept with results."""
+    return KEYS.sub(r"\1…", text)
 
 
 class StartFailed(RidgelineError):
@@ -113,7 +120,7 @@ class Start:
                 engine, flags = "", []
             if engine not in COMMANDS:
                 raise InvalidConfig(f"--start must be {' or '.join(COMMANDS)}, flags may follow; got {text!r}.")
-            label = engine if [shlex.split(t)[:1] for t in texts].count([engine]) == 1 else text
+            label = engine if [shlex.split(t)[:1] for t in texts].count([engine]) == 1 else without_keys(text)
             found.append(cls(label=label, engine=engine, flags=flags, site=site))
         return found
 

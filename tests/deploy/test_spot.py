@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.spot.watch import CLOUDS, METADATA, NOTICE
+from deploy.spot.watch import CLOUDS, METADATA, NOTICE, Drain
 from ridgeline.serving.processes.supervisor import MARGIN
 
 WATCH = Path(__file__).parents[2] / "deploy" / "spot" / "watch.py"
@@ -139,3 +140,15 @@ def test_pods_on_spot_nodes_end_within_the_notice() -> None:
     assert {each["key"] for each in pod["tolerations"]} >= {"nvidia.com/gpu", "cloud.google.com/gke-spot"}
     (spread,) = pod["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"] == found["Deployment"]["spec"]["selector"]["matchLabels"]
+
+
+def test_a_notice_and_the_signal_behind_it_are_one() -> None:
+    """A server that gets a second SIGTERM ends its requests at once."""
+    sent: list[int] = []
+    drain = Drain(SimpleNamespace(send_signal=sent.append))  # type: ignore[arg-type]
+    drain.begin()
+    drain.pass_on(signal.SIGTERM, None)
+    assert sent == [signal.SIGTERM]
+    drain.pass_on(signal.SIGTERM, None)
+    drain.pass_on(signal.SIGINT, None)
+    assert sent == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]

@@ -88,3 +88,14 @@ def test_training_learns_in_every_type_and_says_what_float16_left_out(
 def test_impossible_settings_are_refused(dtype: str, factor: float | None) -> None:
     with pytest.raises(InvalidConfig, match=r"loss scale|products run in"):
         TrainConfig(lr=1e-3, steps=1, dtype=dtype, loss_scale=factor)
+
+
+def test_gradients_that_are_never_finite_end_the_run() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    scale, optimizer = LossScale(None), torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.full((2,), torch.nan)
+    for _ in range(40):  # from 2^16 to 2^-24
+        scale.step(optimizer, [parameter], 1.0)
+    with pytest.raises(InvalidConfig, match="not finite in 41 steps"):
+        scale.step(optimizer, [parameter], 1.0)
+    assert parameter.tolist() == [1.0, 1.0]

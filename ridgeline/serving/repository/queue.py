@@ -81,7 +81,10 @@ def read_queue(given: Fields, wrong: Wrong) -> tuple[Queue, list[str]]:
     timeout, size = _policy(policies[-1], idle, wrong) if policies else (0.0, 0)
     timeouts = {}
     for entry in _all(given, "priority_queue_policy"):
-        level, (value,) = _number(entry, "key", wrong), _all(entry, "value") or [[]]
+        if not isinstance(entry, list):
+            raise wrong(f"priority_queue_policy must be {{ key: … value {{ … }} }}, got {entry}")
+        _check_names(entry, ("key", "value"), "priority_queue_policy", wrong)
+        level, value = _number(entry, "key", wrong), (_all(entry, "value") or [[]])[-1]
         if not 1 <= level <= levels:
             raise wrong(f"priority_queue_policy has the key {level}, and priority_levels is {levels}")
         timeouts[level], own_size = _policy(value, idle, wrong)

@@ -19,7 +19,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline_bench.results import read
 from ridgeline_bench.serving import vocabulary
-from ridgeline_bench.serving.start import Site, Start
+from ridgeline_bench.serving.start import Site, Start, without_keys
 from tests.bench.serving.scripted_server import ScriptedServer
 
 FAKE = """
@@ -167,3 +167,8 @@ def test_a_made_tokenizer_is_a_real_one_of_the_size_asked_for(folder: Path, tmp_
     assert ours.encode(text) == oracle.encode(text, add_special_tokens=False)
     assert ours.decode(ours.encode(text)) == text
     assert len({ours.decode([n]) for n in range(256, 3000)}) == 3000 - 256, "each token is a word of its own"
+
+
+def test_keys_are_no_part_of_a_label() -> None:
+    text = "ridgeline --api-key sk-SECRET --admin-key=other --max-num-seqs 8"
+    assert without_keys(text) == "ridgeline --api-key … --admin-key=… --max-num-seqs 8"

@@ -455,6 +455,8 @@ def test_tritons_own_reader_reads_the_same_queue() -> None:
         ("priority_levels: 2", "default_priority_level is 0; it must be from 1"),
         ("default_priority_level: 1", "which is 0"),
         ("priority_queue_policy { key: 1 value { } }", "has the key 1, and priority_levels is 0"),
+        ("priority_levels: 2 default_priority_level: 1 priority_queue_policy: 1", "priority_queue_policy must be"),
+        ("priority_queue_policy { key: 1 junk: 2 value { } }", "priority_queue_policy has junk"),
         ("default_queue_policy { timeout_action: WAIT }", "timeout_action is WAIT"),
         ("default_queue_policy { max_size: 2 }", "a queue policy has max_size"),
         ("default_queue_policy: 3", "a queue policy must be a message"),
