@@ -43,7 +43,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of some requests. seconds: until the last token. steps: those that the engine took."""
+    """The outcome of some requests. seconds: until the last token. steps: those that the engine took."""
 
     answers: list[Answered]
     seconds: float

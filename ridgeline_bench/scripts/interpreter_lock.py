@@ -1,4 +1,4 @@
-"""What Python's interpreter lock (GIL) costs the work of an API server.
+"""The cost of Python's interpreter lock (GIL) for the work of an API server.
 
     python -m ridgeline_bench.scripts.interpreter_lock [--seconds 1] [--output results.jsonl] [--quick]
 

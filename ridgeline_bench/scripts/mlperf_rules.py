@@ -38,7 +38,7 @@ def details(folder: Path) -> dict[str, Any]:
 
 
 def answers(folder: Path) -> list[tuple[int, list[int]]]:
-    """Return what mlperf_log_accuracy.json keeps: the number of each sample, and the tokens of its answer."""
+    """Return the entries of mlperf_log_accuracy.json: the number of each sample, and the tokens of its answer."""
     text = (folder / "mlperf_log_accuracy.json").read_text(encoding="utf-8")
     return [(each["qsl_idx"], tokens(each["data"])) for each in json.loads(text or "[]")]
 

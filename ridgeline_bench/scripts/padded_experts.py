@@ -71,7 +71,7 @@ class Places:
 
 
 def counts(routes: Routes) -> list[int]:
-    """Return how many tokens each expert got."""
+    """Return the number of tokens of each expert."""
     return [end - first for first, end in pairwise(routes.start_E1.tolist())]
 
 
