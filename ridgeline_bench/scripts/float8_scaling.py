@@ -48,7 +48,7 @@ from ridgeline.training.objective import NextTokenLoss, training_decoder
 from ridgeline.training.optimizer import adamw, initialize, learning_rate
 from ridgeline.training.tokenizer import SEPARATOR_ID
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.results import append_lines
+from ridgeline_bench.scripts.asked import keep
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 EPSILON = 1e-6  # a largest number that was divided and multiplied again may be this much off
@@ -199,16 +199,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     steps, layers, shape = (12, 1, (64, 2)) if given.quick else (given.steps, given.layers, (256, 16))
     with tempfile.TemporaryDirectory() as folder:
-        data, lines = corpus(Path(folder), *shape, most=8 if given.quick else None), []
+        data = corpus(Path(folder), *shape, most=8 if given.quick else None)
         print(f"{'scales':20}{'jump':>6}{'loss':>9}{'worst':>9}{'saturated: forward':>20}{'gradients':>12}")
         for jump in given.jump:
             for way, history in WAYS.items():
                 made = train(data, layers, steps, history, jump, given.device)
                 shares = "".join(f"{share:{width}.4%}" for share, width in zip(made.saturated, (20, 12), strict=True))
                 print(f"{way:20}{jump:6g}{made.loss:9.4f}{made.worst:9.4f}{shares}", flush=True)
-                lines.append({"workload": "FP8 scales", "scales": way, "jump": jump, "steps": steps, **made._asdict()})
-    if given.output is not None:
-        append_lines(given.output, lines)
+                about = {"workload": "FP8 scales", "scales": way, "jump": jump, "steps": steps}
+                keep(given.output, about | made._asdict())
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ from torch import Tensor
 
 from ridgeline.core import numa
 from ridgeline.worker.machine import pci_address
-from ridgeline_bench.results import append_lines, host_with
+from ridgeline_bench.results import host_with
+from ridgeline_bench.scripts.asked import keep
 
 ROUNDS = 7
 PASSES = 24  # of the kernel over its piece: about as long as a copy on a Hopper GPU
@@ -186,18 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.on_node is not None:
         print(json.dumps(on_node(given.on_node, nbytes)))
         return
-    lines: list[dict[str, object]] = []
+    here = {"machine": asdict(host_with(torch.device("cuda"), given.commit)), "megabytes": given.megabytes}
     for timed in (timed for pinned in (True, False) for timed in study(nbytes, given.pieces, pinned=pinned)):
         print(f"{timed.memory:12}{timed.pieces:3} pieces {1e3 * timed.seconds:8.2f} ms, "
               f"predicted {1e3 * timed.predicted:8.2f}", flush=True)  # fmt: skip
-        lines.append({"workload": "copies that overlap kernels", "megabytes": given.megabytes, **timed._asdict()})
+        keep(given.output, {"workload": "copies that overlap kernels", **here, **timed._asdict()})
     for near in near_and_far(given.megabytes) if given.numa else ():
         print(f"node {near.node}{' (the device is here)' if near.own else ''}: {near.to_rate / 1e9:.1f} GB/s to it, "
               f"{near.back_rate / 1e9:.1f} back, {1e6 * near.launch_seconds:.2f} µs a launch", flush=True)  # fmt: skip
-        lines.append({"workload": "copies from a NUMA node", **near._asdict()})
-    if given.output is not None:
-        machine = asdict(host_with(torch.device("cuda"), given.commit))
-        append_lines(given.output, [{**line, "machine": machine} for line in lines])
+        keep(given.output, {"workload": "copies from a NUMA node", **here, **near._asdict()})
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import numpy as np
 from ridgeline.core.cores import available
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.results import append_lines
+from ridgeline_bench.scripts.asked import keep
 
 TEXT = "def f(x):\n    return [x, 'naïve', 0x1f]  # a line of code\n" * 40
 CHUNK = {
@@ -142,13 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("two threads show nothing on one core; run this where the process may use two.")
     print(python())
     print(f"{'':24}{'calls/s':>10}{'two threads':>13}{'holds':>8}{'loop late':>12}")
-    lines = []
     for kind, work in kinds().items():
         held = measure(kind, work, 0.1 if given.quick else given.seconds)
         print(f"{kind:24}{held.rate:10,.0f}{held.gain:12.2f}x{held.share:8.0%}{1e3 * held.late:9.1f} ms", flush=True)
-        lines.append({"workload": "the interpreter's lock", "python": python(), **held._asdict(), "share": held.share})
-    if given.output is not None:
-        append_lines(given.output, lines)
+        line = {"workload": "the interpreter's lock", "python": python(), **held._asdict(), "share": held.share}
+        keep(given.output, line)
 
 
 if __name__ == "__main__":
