@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -125,6 +126,10 @@ def test_work_that_fails_keeps_nothing_that_it_read() -> None:
     gc.disable()
     try:
         left = asyncio.run(main())
+        # The thread lets go of the work just after it has said how the work ended.
+        end = time.monotonic() + 10
+        while left() is not None and time.monotonic() < end:
+            time.sleep(0.001)
         assert left() is None
     finally:
         gc.enable()
