@@ -7,6 +7,7 @@ so a peer may run in an environment of its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ridgeline.core.errors import RidgelineError
@@ -62,6 +64,8 @@ def run(job: dict[str, Any], say: Say) -> None:
         measure(engine, workload, say)
     if latency := job.get("latency"):
         _latency(engine, size, latency, say)
+    if trace := job.get("trace"):
+        _trace(engine, size, trace, say)
     engine.close()
 
 
@@ -117,6 +121,27 @@ def _latency(engine: Engine, size: Size, asked: dict[str, int], say: Say) -> Non
             samples = values if percent == 50 else []
             value = percentile(values, percent)
             say("metric", workload="latency", name=f"{name} p{percent}", value=value, unit="ms", samples=samples)
+
+
+def _trace(engine: Engine, size: Size, asked: dict[str, Any], say: Say) -> None:
+    """Time requests of one length to their first tokens and to their last, then trace both twice.
+
+    No prompt comes twice, so that no cache of prefixes finds one.
+    """
+    rng, outputs, folder = random.Random(0), {"prompts": 1, "whole": asked["output_len"]}, Path(asked["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def anew(name: str) -> float:
+        prompts = [size.tokens(asked["input_len"], rng) for _ in range(asked["count"])]
+        return timed(engine, Phase(name, prompts, [outputs[name]] * len(prompts)))
+
+    say("workload", workload="trace")
+    for name in outputs:
+        anew(name)
+        samples = sorted(1e3 * anew(name) for _ in range(3))
+        say("metric", workload="trace", name=name, value=samples[1], unit="ms", samples=samples)
+    for name, number in itertools.product(outputs, range(2)):
+        engine.trace(functools.partial(anew, name), folder / f"{name}-{number}.json")
 
 
 def percentile(values: list[float], percent: float) -> float:

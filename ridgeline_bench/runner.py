@@ -41,8 +41,8 @@ class BenchmarkFailed(RidgelineError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The job of one process. `workloads` are names (empty: all, None: none); `throughput` and `latency` hold their
-    parameters. With `only_check` the engine is imported and nothing more."""
+    """The job of one process. `workloads` are names (empty: all, None: none); `throughput`, `latency` and `trace` hold
+    their parameters. With `only_check` the engine is imported and nothing more."""
 
     engine: str
     model: str
@@ -51,6 +51,7 @@ class Job:
     workloads: tuple[str, ...] | None = None
     throughput: Mapping[str, int] | None = None
     latency: Mapping[str, int] | None = None
+    trace: Mapping[str, Any] | None = None
     only_check: bool = False
 
 

@@ -28,7 +28,7 @@ from ridgeline_bench.machine.probes import Bench
 from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.results import Record, host_with
 from ridgeline_bench.runner import Job, Outcome, Where, check, run
-from ridgeline_bench.workloads import Size, uniform, workloads
+from ridgeline_bench.workloads import Size, Workload, uniform, workloads
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest that a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}
@@ -94,6 +94,18 @@ class Setup:
         """Run us, then the peer, on the same workloads. Raise InvalidConfig, before anything runs, if a name is unknown
         or the peer cannot be imported."""
         list(workloads(names, Size(scale=self.scale)))
+        made: list[Workload] = []
+        for outcome in self._beside(peer, {"workloads": names}, {"workloads": names}):
+            made = made or list(workloads(names, self.size))
+            yield self._limited(outcome, made)
+
+    def traces(self, peer: Peer, shape: Mapping[str, int], folder: Path) -> Iterator[Outcome]:
+        """Run us, then the peer, on requests of one length, and write traces (`profile.beside`) into the folders `own`
+        and `peer` of `folder`. Raise InvalidConfig, before anything runs, if the peer cannot be imported."""
+        own, other = ({"trace": {**shape, "folder": str(folder.resolve() / side)}} for side in ("own", "peer"))
+        yield from self._beside(peer, own, other)
+
+    def _beside(self, peer: Peer, own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Outcome]:
         if not is_hub_id(self.model):  # what must be downloaded first can wait
             self.folder.exists()
         where = Where(timeout=self.timeout, path=(peer.path.resolve(),) if peer.path else ())
@@ -101,14 +113,13 @@ class Setup:
         if peer.name != "none":
             model = peer.model or self.model or str(EMBEDDED_MODEL)
             check(Job(engine=peer.name, model=model, options=LoadOptions(), size=Size()), where)
-        made = list(workloads(names, self.size))
-        yield self._limited(self._run(self._job("ridgeline", workloads=names)), made)
+        yield self._run(self._job("ridgeline", **own))
         if peer.name == "none":
             return
-        job = self._job(peer.name, workloads=names)
+        job = self._job(peer.name, **other)
         # Our settings (--extra) are not the peer's.
         job = replace(job, model=peer.model or job.model, options=replace(job.options, extra=dict(peer.extra)))
-        yield self._limited(self._run(job, where), made)
+        yield self._run(job, where)
 
     def _job(self, engine: str, **task: Any) -> Job:
         longest = min(self.max_model_len or LONGEST, self.config.spec.max_position_embeddings)

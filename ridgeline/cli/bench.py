@@ -16,6 +16,7 @@ from rich.console import Console
 from ridgeline.cli.bench_serve import serve
 from ridgeline.cli.lists import ListCommand
 from ridgeline.cli.options import json_object, with_ranks, with_records
+from ridgeline.cli.peers import ENGINE_NAMES, PeerFlags, renamed
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.tracking import Tracker
@@ -28,7 +29,7 @@ app = typer.Typer(help="Measure speed, beside the hardware's limit and beside pe
 app.command(cls=ListCommand)(serve)
 
 Model = Annotated[str, typer.Option(help="Model folder or hub id; the embedded model when none is given.")]
-Engine = Annotated[str, typer.Option(help="ridgeline, vllm, sglang, transformers or llama_cpp.")]
+Engine = Annotated[str, typer.Option(help=f"ridgeline, {ENGINE_NAMES}.")]
 DType = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights: only config.json is needed.")]
@@ -69,17 +70,6 @@ class StartupKeepFlags(KeepFlags):
 
 
 @dataclass(frozen=True)
-class PeerFlags:
-    """The peer beside us."""
-
-    peer: Annotated[str, typer.Option(help="vllm, sglang, transformers, llama_cpp, or none to run us alone.")] = "vllm"
-    peer_path: Annotated[Path | None, typer.Option(help="Folder put first on the peer's module path.")] = None
-    peer_python: Annotated[str, typer.Option(help="The peer's Python, if it lives in its own environment.")] = ""
-    peer_model: Annotated[str, typer.Option(help="The peer's model, if not the same (a GGUF file).")] = ""
-    peer_extra: Annotated[str, typer.Option(help="JSON object of further arguments for the peer.")] = ""
-
-
-@dataclass(frozen=True)
 class JobFlags:
     """The jobs of a sweep, and how long it may take."""
 
@@ -107,19 +97,6 @@ def _setup(model: str, load: LoadFlags, keep: KeepFlags, ranks: dict[str, Any], 
     return Setup(model=model, timeout=keep.timeout, commit=keep.commit, **loading, **given)
 
 
-def _for(engine: str, ranks: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of several devices as an engine has them: vLLM's names are ours. Raise InvalidConfig for
-    another engine, or an unknown one."""
-    from ridgeline_bench.engines import ENGINES
-
-    if engine not in ENGINES:
-        raise InvalidConfig(f"unknown benchmark engine {engine!r}; known: {', '.join(sorted(ENGINES))}.")
-    if ranks and engine not in ("ridgeline", "vllm"):
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in ranks)
-        raise InvalidConfig(f"{engine} has other names for {options}; give them as --extra, or --peer-extra of a peer.")
-    return ranks
-
-
 @app.command()
 @with_ranks
 @with_records
@@ -135,7 +112,7 @@ def throughput(
     ranks: dict[str, Any],
 ) -> None:
     """Measure the tokens per second of many requests of one length."""
-    setup = _setup(model, load, keep, _for(engine, ranks))
+    setup = _setup(model, load, keep, renamed(engine, ranks))
     shape = {"count": requests, "input_len": input_len, "output_len": output_len}
     with _tracked(keep, "throughput", setup, {"engine": engine, "requests": requests, **shape}) as tracker:
         _finish(setup.throughput(engine, shape), keep.out, tracker)
@@ -156,7 +133,7 @@ def latency(
     ranks: dict[str, Any],
 ) -> None:
     """Measure batch 1: time to first token and between tokens, as percentiles."""
-    setup = _setup(model, load, keep, _for(engine, ranks))
+    setup = _setup(model, load, keep, renamed(engine, ranks))
     shape = {"requests": requests, "input_len": input_len, "output_len": output_len}
     with _tracked(keep, "latency", setup, {"engine": engine, **shape}) as tracker:
         _finish(setup.latency(engine, shape), keep.out, tracker)
@@ -175,7 +152,7 @@ def startup(
     ranks: dict[str, Any],
 ) -> None:
     """Measure the time from process start to a ready engine and to the first tokens."""
-    setup = _setup(model, load, keep, _for(engine, ranks))
+    setup = _setup(model, load, keep, renamed(engine, ranks))
     with _tracked(keep, "startup", setup, {"engine": engine, "repeats": repeats}) as tracker:
         _finish(setup.startup(engine, repeats), keep.out, tracker)
 
@@ -195,16 +172,16 @@ def compare(
     ranks: dict[str, Any],
 ) -> None:
     """Run W1 … W5 on us and a peer in turn, each in its own process, beside the limit."""
-    own = json_object(peer.peer_extra)
+    other_side = peer.of_process()
     if peer.peer != "none":
-        named = _for(peer.peer, {} if own else ranks)
-        own = own or named
+        named = renamed(peer.peer, {} if other_side["extra"] else ranks)
+        other_side["extra"] = other_side["extra"] or named
     from ridgeline_bench.setup import Peer
     from ridgeline_bench.tables import side_by_side
 
     setup = _setup(model, load, keep, ranks, scale=scale, max_model_len=max_model_len)
     names = tuple(name for name in only.split(",") if name)
-    other = Peer(name=peer.peer, path=peer.peer_path, python=peer.peer_python, model=peer.peer_model, extra=own)
+    other = Peer(**other_side)
     sides, failed = [], False
     with _tracked(keep, "compare", setup, {"peer": peer.peer, "only": only}) as tracker:
         for outcome in setup.compare(names, other):  # written when one side is done, because the other may still fail

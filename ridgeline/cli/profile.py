@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.options import with_ranks, with_records
+from ridgeline.cli.peers import PEER, PeerFlags
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.rank_waits import RankWaits
 from ridgeline.core.plan.request import SamplingParams
@@ -41,6 +42,13 @@ class LoadFlags:
     load_format: Annotated[str, typer.Option(help="auto, safetensors, or dummy (random weights).")] = "auto"
 
 
+@dataclass(frozen=True)
+class BesideFlags(PeerFlags):
+    """The peer whose decode steps are shown beside ours."""
+
+    peer: Annotated[str, typer.Option(help=f"{PEER} Its kernels and pauses are shown beside ours.")] = "none"
+
+
 @with_ranks
 @with_records
 def profile(
@@ -52,6 +60,7 @@ def profile(
     work: WorkFlags,
     out: Annotated[Path, typer.Option(help="Folder for trace.json, flame.svg, memory.json, summary.txt.")],
     load: LoadFlags,
+    beside: BesideFlags,
     ncu: Annotated[bool, typer.Option("--ncu", help="Also run Nsight Compute on one decode step's kernels.")] = False,
     ncu_kernels: Annotated[int, typer.Option(help="Kernels Nsight Compute looks at.")] = 20,
     ranks: dict[str, Any],
@@ -63,6 +72,11 @@ def profile(
             raise InvalidConfig(f"--{name} is {value}; it must be at least 1.")
     if out.exists() and not out.is_dir():
         raise InvalidConfig(f"--out {out} is a file; name a folder.")
+    if beside.peer != "none":
+        if ncu or prompts or LLMConfig(**ranks).divided_by:
+            raise InvalidConfig("--peer compares requests of random tokens on one device; leave out all else.")
+        _beside(model, work, out, load, beside)
+        return
     from ridgeline.llm import LLM  # torch takes seconds to import; --help and usage errors need not wait
     from ridgeline.worker.machine import hardware_of
     from ridgeline_bench.profile.ncu import run_ncu
@@ -96,6 +110,37 @@ def profile(
     (out / "summary.txt").write_text(text)
     print(text, end="")
     print(f"written to {out}: summary.txt, trace.json, flame.svg, stacks.txt, memory.json", file=sys.stderr)
+
+
+def _beside(model: str, work: WorkFlags, out: Path, load: LoadFlags, beside: BesideFlags) -> None:
+    """Profile the decode steps of two engines, each in a process of its own."""
+    if work.output_tokens < 2:
+        raise InvalidConfig(f"--output is {work.output_tokens}; a decode step needs a second token.")
+    from ridgeline_bench.profile.beside import DecodeSteps, decode_steps, line, table
+    from ridgeline_bench.results import append_lines
+    from ridgeline_bench.setup import Peer, Setup
+
+    setup = Setup(model, dtype=load.dtype, device=load.device, dummy=load.load_format == "dummy")
+    shape = {"count": work.batch, "input_len": work.input_tokens, "output_len": work.output_tokens}
+    sides: list[DecodeSteps] = []
+    for folder, outcome in zip(("own", "peer"), setup.traces(Peer(**beside.of_process()), shape, out), strict=False):
+        for note in outcome.notes:
+            print(f"ridgeline: {note}", file=sys.stderr)
+        if outcome.failed:
+            raise typer.Exit(1)
+        known, seconds = outcome.records[0], {r.metric: r.value / 1e3 for r in outcome.records if r.workload == "trace"}
+        sides.append(
+            decode_steps(
+                out / folder, engine=known.engine, version=known.version, steps=work.output_tokens - 1, seconds=seconds
+            )
+        )
+        asked = {"model": known.model, "dtype": known.dtype, "options": {**known.options, **shape}}
+        append_lines(out / "profile.jsonl", [{**line(sides[-1]), **asked, "machine": asdict(known.machine)}])
+    title = f"{known.model}, {known.dtype}: batch {work.batch}, {work.input_tokens} tokens in, {work.output_tokens} out"
+    text = table(sides, title)
+    (out / "summary.txt").write_text(text)
+    print(text, end="")
+    print(f"written to {out}: summary.txt, profile.jsonl, traces in own and peer", file=sys.stderr)
 
 
 def waits_of(ranks: Sequence[RankWaits]) -> str:

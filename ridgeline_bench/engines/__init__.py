@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -43,6 +44,9 @@ class Engine(Protocol):
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
         """Run one prompt greedily. Yield the number of tokens so far, whenever there are more."""
 
+    def trace(self, run: Callable[[], object], out: Path) -> None:
+        """Call `run`, which generates, under torch's profiler, and write its trace to `out` in Chrome's format."""
+
     def close(self) -> None: ...
 
 
@@ -60,6 +64,21 @@ def imported(module: str, install: str, environment: Mapping[str, str] = Mapping
             f"{install} cannot be imported ({error}); pip install {install}, in an environment of its own whose Python "
             "--peer-python names, or name the folder that it is unpacked in with --peer-path."
         ) from error
+
+
+def profiler(*, cuda: bool) -> Any:
+    """Return torch's profiler of all threads, because the one that works may not be the caller's."""
+    torch = importlib.import_module("torch.profiler")
+    config = importlib.import_module("torch._C._profiler")._ExperimentalConfig(profile_all_threads=True)
+    activities = [torch.ProfilerActivity.CPU] + [torch.ProfilerActivity.CUDA] * cuda
+    return torch.profile(activities=activities, experimental_config=config)
+
+
+def trace_here(run: Callable[[], object], out: Path) -> None:
+    """Trace an engine that runs in this process (`Engine.trace`)."""
+    with profiler(cuda=importlib.import_module("torch").cuda.is_available()) as traced:
+        run()
+    traced.export_chrome_trace(str(out))
 
 
 # Each target takes (model folder or id, LoadOptions). If it is not installed, it raises InvalidConfig that says how.

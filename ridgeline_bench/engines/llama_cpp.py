@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ridgeline.core.errors import InvalidConfig, RidgelineError
-from ridgeline_bench.engines import LoadOptions, imported
+from ridgeline_bench.engines import LoadOptions, imported, trace_here
 
 CONTEXT = 4096  # tokens of a request, unless the options say otherwise
 
@@ -81,6 +81,8 @@ class LlamaCpp:
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
         for count, _ in enumerate(self._run([prompt], [max_tokens], 0.0), start=1):
             yield count
+
+    trace = staticmethod(trace_here)
 
     def close(self) -> None:
         self._c.llama_batch_free(self._batch)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ridgeline.core.plan.request import SamplingParams
 from ridgeline.llm import LLM
 from ridgeline.version import __version__
-from ridgeline_bench.engines import LoadOptions
+from ridgeline_bench.engines import LoadOptions, trace_here
 
 
 class Ridgeline:
@@ -38,6 +38,8 @@ class Ridgeline:
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
         for piece in self.llm.stream({"prompt_token_ids": prompt}, _params(max_tokens, 0.0)):
             yield len(piece.completion.token_ids)
+
+    trace = staticmethod(trace_here)
 
     def close(self) -> None:
         self.llm.shutdown()

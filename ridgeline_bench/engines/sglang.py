@@ -5,9 +5,13 @@ SGLang runs its scheduler in a process of its own and hands requests over a sock
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from ridgeline.core.errors import RidgelineError
 from ridgeline_bench.engines import LoadOptions, imported
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "SGLANG_DISABLE_TELEMETRY": "1"}
@@ -45,6 +49,19 @@ class SGLang:
             input_ids=list(prompt), sampling_params=_params(max_tokens, 0.0), stream=True
         ):
             yield _tokens(output)
+
+    def trace(self, run: Callable[[], object], out: Path) -> None:
+        """Trace the scheduler's process, where the model runs, by SGLang's own use of torch's profiler."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.engine.start_profile(
+                output_dir=folder, activities=["CPU", "GPU"], with_stack=False, record_shapes=False
+            )
+            run()
+            self.engine.stop_profile()
+            written = sorted(Path(folder).glob("*.trace.json.gz"))
+            if not written:
+                raise RidgelineError("SGLang wrote no trace; it does so for torch's profiler only.")
+            shutil.move(written[0], out)
 
     def close(self) -> None:
         self.engine.shutdown()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ridgeline_bench.engines import LoadOptions, imported
+from ridgeline_bench.engines import LoadOptions, imported, trace_here
 
 PADDED_TOKENS = 64 * 2048  # in one generate call; more would not fit beside an 8B model
 
@@ -54,6 +54,8 @@ class Transformers:
         while (count := arrived.get()) >= 0:
             yield count
         thread.join()
+
+    trace = staticmethod(trace_here)
 
     def close(self) -> None:
         del self.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ridgeline_bench.engines import LoadOptions, imported
+from ridgeline_bench.engines import LoadOptions, imported, trace_here
 
 # One process (so that we can synchronize its timings), no network, and no samplers compiled at run time.
 ENVIRONMENT = {
@@ -52,6 +52,8 @@ class VLLM:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 yield len(output.outputs[0].token_ids)
+
+    trace = staticmethod(trace_here)
 
     def close(self) -> None:
         del self.llm

@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity
-
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.engine.engine import Engine
 from ridgeline.kernels.base.cost import Headroom, StepShape
@@ -24,10 +20,12 @@ from ridgeline.perf.hardware import FLOORS, Hardware
 from ridgeline.perf.precision import Precision, precision
 from ridgeline.perf.roofline import EXPERTS, bound, op_rate, seconds, step_ops
 from ridgeline.worker.local import LocalWorker
+from ridgeline_bench.engines import profiler
 from ridgeline_bench.profile.flame import Sampler, collapsed, svg
 from ridgeline_bench.profile.memory import remembering, write_snapshot
 from ridgeline_bench.profile.ranges import named_ranges
 from ridgeline_bench.profile.tables import OpLimit, Row, idle_rows, kernel_rows, op_rows
+from ridgeline_bench.profile.trace import read_trace
 
 NOTHING = OpLimit(0.0, 0.0)
 OpLimits = Callable[[StepShape], Mapping[str, OpLimit]]  # a step's shape → the limit of all calls of each op
@@ -59,6 +57,7 @@ def profile(
 ) -> Report:
     """Profile `workload` (which steps `engine` until it is done) and write trace, flame graph and memory to `out`."""
     device = worker.runner.device
+    cuda = device.type == "cuda"
     out.mkdir(parents=True, exist_ok=True)
     workload()  # warm-up: first calls allocate, load and compile
     before, started = engine.headroom, time.perf_counter()
@@ -68,11 +67,11 @@ def profile(
         workload()
     (out / "stacks.txt").write_text(collapsed(sampler.stacks))
     (out / "flame.svg").write_text(svg(sampler.stacks, "ridgeline profile: Python stacks of all threads"))
-    with remembering(device), named_ranges(engine, worker) as shapes, _profiler(device) as profiler:
+    with remembering(device), named_ranges(engine, worker) as shapes, profiler(cuda=cuda) as traced:
         workload()
         memory = write_snapshot(out / "memory.json", device)
-    profiler.export_chrome_trace(str(out / "trace.json"))
-    events, cuda = list(profiler.events()), device.type == "cuda"
+    traced.export_chrome_trace(str(out / "trace.json"))
+    events = read_trace(out / "trace.json")
     span, idle = idle_rows(events, cuda=cuda)
     return Report(
         wall=wall,
@@ -103,12 +102,6 @@ def op_limits(model: ModelSpec, hardware: Hardware, dtype: str | Precision) -> O
     return limits
 
 
-def _profiler(device: torch.device) -> torch.profiler.profile:
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    everywhere = _ExperimentalConfig(profile_all_threads=True)  # on a CPU the worker's thread does the work
-    return torch.profiler.profile(activities=activities, experimental_config=everywhere)
-
-
 def _run_limits(shapes: Sequence[StepShape], limits: OpLimits | None) -> dict[str, OpLimit]:
     """Return the limit of each op over all steps of a run."""
     totals: dict[str, OpLimit] = {}
@@ -127,11 +120,11 @@ def summary(report: Report, title: str) -> str:
         title,
         f"{report.wall:.3f} s for {report.steps} steps, of which the device's steps {report.headroom.elapsed:.3f} s"
         + (f": {100 * share:.0f} % of the hardware limit" if share is not None else "; the hardware limit is unknown"),
-        *_table("ops (by name in the cost model)", report.ops, 24),
+        *table_of("ops (by name in the cost model)", report.ops, 24),
         *_mixture(report.ops),
         _launches(report.ops, report.floors.launch),
-        *_table("kernels", report.kernels, 16),
-        *_table(f"device idle {100 * busy / max(report.span, 1e-9):.0f} % of {report.span:.3f} s", report.idle, 8),
+        *table_of("kernels", report.kernels, 16),
+        *table_of(f"device idle {100 * busy / max(report.span, 1e-9):.0f} % of {report.span:.3f} s", report.idle, 8),
         "",
         "memory, largest tensors",
         *(f"  {t['bytes'] / 1e6:10.1f} MB  {t['count']:4} x {t['dtype']} {t['shape']}" for t in _largest(report)),
@@ -159,9 +152,11 @@ def _mixture(rows: list[Row]) -> list[str]:
     ]
 
 
-def _table(title: str, rows: list[Row], most: int) -> list[str]:
+def table_of(title: str, rows: list[Row], most: int) -> list[str]:
+    """Return a table of the first `most` rows under an empty line and a title."""
     total = sum(row.seconds for row in rows)
-    lines = ["", f"{title:<52} {'ms':>10} {'calls':>7} {'share':>7} {'of limit':>9}  bound by"]
+    limits = f" {'of limit':>9}  bound by" if any(row.limit for row in rows) else ""
+    lines = ["", f"{title:<52} {'ms':>10} {'calls':>7} {'share':>7}{limits}"]
     for row in rows[:most]:
         near = f"{100 * row.limit / row.seconds:7.0f} %" if row.limit and row.seconds else ""
         share = 100 * row.seconds / max(total, 1e-12)

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from typing import Any, NamedTuple
-
-from torch._C._autograd import DeviceType
+from typing import NamedTuple
 
 from ridgeline.perf.bottleneck import Floors, bottleneck
 from ridgeline.perf.explain import JOINT
 from ridgeline.perf.hardware import FLOORS
-from ridgeline_bench.profile.ranges import HOST, LAYER, OP, SEGMENT
+from ridgeline_bench.profile.ranges import HOST, OP, SEGMENT
+from ridgeline_bench.profile.trace import Event, Kind
 
-Interval = tuple[float, float]  # start and end in µs of the profiler's clock
+Interval = tuple[float, float]  # start and end in µs of the trace's clock
+WORK = {True: (Kind.KERNEL, Kind.COPY), False: (Kind.OPERATOR,)}  # what computes: on a GPU, and on a CPU
 
 
 class OpLimit(NamedTuple):
@@ -45,31 +45,30 @@ class Row:
     bound: str = ""
 
 
-def kernel_rows(events: Iterable[Any], *, cuda: bool) -> list[Row]:
+def kernel_rows(events: Iterable[Event], *, cuda: bool) -> list[Row]:
     """Return the kernels on a GPU, or torch's own operators on a CPU (without time in other operators), slowest
     first."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for event in events:
-        on_device = event.device_type == DeviceType.CUDA
-        if event.is_user_annotation or _is_range(event.name) or on_device != cuda:
-            continue
-        micros = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
-        totals[event.name][0] += micros
-        totals[event.name][1] += 1
+        if event.kind in WORK[cuda]:
+            totals[event.name][0] += event.elapsed if cuda else event.own
+            totals[event.name][1] += 1
     return _sorted(Row(name, micros / 1e6, int(calls)) for name, (micros, calls) in totals.items())
 
 
-def op_rows(events: Iterable[Any], limits: Mapping[str, OpLimit], *, cuda: bool, floors: Floors = FLOORS) -> list[Row]:
+def op_rows(
+    events: Iterable[Event], limits: Mapping[str, OpLimit], *, cuda: bool, floors: Floors = FLOORS
+) -> list[Row]:
     """Return our ops by their names in the cost model. `limits` maps an op to the limit of all its calls in the run.
 
     On a GPU an op's time is from the start of its first kernel to the end of its last, taken from the range's shadow on
     the device. Torch counts only kernels of its own towards the host's ranges.
     """
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    side = DeviceType.CUDA if cuda else DeviceType.CPU
+    side = Kind.DEVICE_RANGE if cuda else Kind.RANGE
     for event in events:
-        if event.device_type == side and event.name.startswith(OP):
-            totals[event.name.removeprefix(OP)][0] += event.time_range.elapsed_us()
+        if event.kind is side and event.name.startswith(OP):
+            totals[event.name.removeprefix(OP)][0] += event.elapsed
             totals[event.name.removeprefix(OP)][1] += 1
     return _sorted(
         _judged(name, us / 1e6, int(calls), _limit(name, limits), floors, eager=not cuda)
@@ -91,25 +90,24 @@ def _limit(name: str, limits: Mapping[str, OpLimit]) -> OpLimit | None:
     return reduce(OpLimit.plus, known) if len(known) == len(parts) else None
 
 
-def idle_rows(events: Iterable[Any], *, cuda: bool) -> tuple[float, list[Row]]:
+def idle_rows(events: Iterable[Event], *, cuda: bool) -> tuple[float, list[Row]]:
     """Return (seconds from the device's first to its last work, what the host did in each pause of it, longest first).
 
     The device's work is its kernels and copies; on a CPU it is the two segments on the worker's thread.
     """
     listed = list(events)
     busy = merged(
-        (event.time_range.start, event.time_range.end)
+        (event.start, event.end)
         for event in listed
-        if (event.device_type == DeviceType.CUDA and not event.is_user_annotation)
-        or (not cuda and event.name.startswith(SEGMENT))
+        if (event.kind in WORK[True] if cuda else event.kind is Kind.RANGE and event.name.startswith(SEGMENT))
     )
     if not busy:
         return 0.0, []
     gaps = [(a_end, b_start) for (_, a_end), (b_start, _) in pairwise(busy)]
     host: dict[str, list[Interval]] = defaultdict(list)
     for event in listed:
-        if event.device_type == DeviceType.CPU and event.name.startswith((HOST, SEGMENT)):
-            host[event.name].append((event.time_range.start, event.time_range.end))
+        if event.kind is Kind.RANGE and event.name.startswith((HOST, SEGMENT)):
+            host[event.name].append((event.start, event.end))
     waiting = _without(host.pop(HOST + "submit", []), host)
     shares = {name: overlap(gaps, merged(spans)) for name, spans in host.items()}
     shares[HOST + "submit, outside the segments"] = overlap(gaps, waiting)
@@ -154,10 +152,6 @@ def _without(spans: list[Interval], others: Mapping[str, list[Interval]]) -> lis
         if start < end:
             left.append((start, end))
     return left
-
-
-def _is_range(name: str) -> bool:
-    return name.startswith((HOST, SEGMENT, LAYER, OP))
 
 
 def _sorted(rows: Iterable[Row]) -> list[Row]:

@@ -1,0 +1,100 @@
+"""Traces in Chrome's format, as torch's profiler writes them in any process, ours or a peer's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ridgeline.core.errors import InvalidConfig
+
+GZIP = b"\x1f\x8b"
+
+
+class Kind(Enum):
+    """The kind of an event. Kernels, copies and device ranges are the device's, all others the host's."""
+
+    OPERATOR = "operator"  # of torch
+    RANGE = "range"  # `record_function`
+    CALL = "call"  # of the CUDA runtime or driver: a launch, a copy, a wait
+    KERNEL = "kernel"
+    COPY = "copy"  # and fills
+    DEVICE_RANGE = "device range"  # from a range's first kernel to its last
+
+
+KINDS = {  # by the category that Kineto, the library under torch's profiler, writes
+    "cpu_op": Kind.OPERATOR,
+    "user_annotation": Kind.RANGE,
+    "cuda_runtime": Kind.CALL,
+    "cuda_driver": Kind.CALL,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.COPY,
+    "gpu_user_annotation": Kind.DEVICE_RANGE,
+}
+NESTED = (Kind.OPERATOR, Kind.RANGE, Kind.CALL)
+
+
+@dataclass(slots=True)
+class Event:
+    """One event. Times are µs of the trace's clock; `own` is the time without that of events inside it on the same
+    thread."""
+
+    name: str
+    kind: Kind
+    start: float
+    end: float
+    thread: tuple[Any, Any] = (0, 0)
+    own: float = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        return self.end - self.start
+
+
+def read_trace(path: Path) -> list[Event]:
+    """Return a trace's events in the order of their starts; the file may be compressed by gzip.
+
+    Raise InvalidConfig if the file is no trace.
+    """
+    try:
+        raw = path.read_bytes()
+        written = json.loads(gzip.decompress(raw) if raw.startswith(GZIP) else raw)
+        listed = written if isinstance(written, list) else written["traceEvents"]
+        events = [_event(each) for each in listed if each.get("ph") == "X" and each.get("cat") in KINDS]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidConfig(
+            f"{str(path)!r} is no trace in Chrome's format ({error}); torch's profiler writes one."
+        ) from error
+    events.sort(key=lambda event: (event.start, -event.end))
+    _nest(events)
+    return events
+
+
+def on_device(events: Iterable[Event]) -> bool:
+    """Whether a trace has work of a GPU."""
+    return any(event.kind in (Kind.KERNEL, Kind.COPY) for event in events)
+
+
+def _event(written: dict[str, Any]) -> Event:
+    start, took = float(written["ts"]), float(written.get("dur", 0.0))
+    thread = (written.get("pid"), written.get("tid"))
+    return Event(str(written["name"]), KINDS[written["cat"]], start, start + took, thread, took)
+
+
+def _nest(events: Iterable[Event]) -> None:
+    """Take the time of each of the host's events from that of the event around it. Events come in order."""
+    around: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.kind in NESTED:
+            open_ones = around[event.thread]
+            while open_ones and open_ones[-1].end <= event.start:
+                open_ones.pop()
+            if open_ones:
+                open_ones[-1].own -= event.elapsed
+            open_ones.append(event)
