@@ -7,7 +7,7 @@ many steps without one (Micikevicius et al., arXiv 1710.03740). bfloat16 has flo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,11 @@ from ridgeline.core.errors import InvalidConfig
 FIRST = 65_536.0
 STEPS_TO_GROW = 2000
 LEAST = 2.0**-24  # below it no gradient of a sound model overflows, so the numbers themselves are not finite
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the norm of all gradients together."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 class LossScale:
@@ -33,12 +38,19 @@ class LossScale:
     def scaled(self, loss: Tensor) -> Tensor:
         return loss if self.factor == 1 else loss * self.factor
 
-    def step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        clip: float,
+        norm_of: Callable[[Sequence[nn.Parameter]], Tensor] = gradient_norm,
+    ) -> Tensor:
         """Undo the factor, clip the gradients, and let the optimizer step unless they overflowed. Return their norm
         before clipping."""
         if self.factor != 1:
             torch._foreach_div_([p.grad for p in parameters if p.grad is not None], self.factor)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
+        norm = norm_of(parameters)
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         if not self._adapts:
             optimizer.step()
         elif bool(norm.isfinite()):

@@ -22,6 +22,7 @@ from ridgeline.kernels.base.op import Platform, on_gpu
 from ridgeline.kernels.ops import OPS, Ops
 from ridgeline.layers.decoder import Decoder, Hidden
 from ridgeline.layers.dense import dense_states
+from ridgeline.parallel.mesh import Mesh
 from ridgeline.perf.parts import MIXERS
 from ridgeline.perf.precision import precision
 
@@ -40,10 +41,10 @@ def training_ops(platform: Platform) -> dict[str, str]:
     return _TRAINING_OPS | ({"linear_attention": "triton_training"} if on_gpu(platform) else {})
 
 
-def training_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Return a decoder with uninitialised parameters whose every op has a gradient."""
+def training_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device, mesh: Mesh | None = None) -> Decoder:
+    """Return a decoder, or a rank's part of it, with uninitialised parameters whose every op has a gradient."""
     platform = Platform.of(device)
-    return Decoder(spec, Ops(platform, overrides=training_ops(platform)), dtype=dtype, device=device)
+    return Decoder(spec, Ops(platform, overrides=training_ops(platform)), dtype=dtype, device=device, mesh=mesh)
 
 
 class NextTokenLoss(nn.Module):
@@ -63,14 +64,25 @@ class NextTokenLoss(nn.Module):
     def forward(self, tokens_BS1: Tensor) -> Tensor:
         """Return the loss of tokens_BS1, which holds S + 1 tokens per sequence: the inputs and, one later, the
         targets."""
-        inputs_BS, targets_N = tokens_BS1[:, :-1], tokens_BS1[:, 1:].flatten()
+        return self.mean(self.hidden(tokens_BS1), tokens_BS1)
+
+    def hidden(self, tokens_BS1: Tensor, before_NM: Tensor | None = None) -> Hidden:
+        """Return the layers' output for the inputs. before_NM: what the stage before has handed on, if the decoder is a
+        later stage."""
+        inputs_BS = tokens_BS1[:, :-1]
         batch, length = inputs_BS.shape
-        positions_N = torch.arange(length, device=tokens_BS1.device).repeat(batch)
-        with torch.autocast(tokens_BS1.device.type, self.autocast, enabled=self.autocast is not None):
-            dtype, device = self.decoder.embed.weight.dtype, tokens_BS1.device
+        dtype, device = self.decoder.dtype, tokens_BS1.device
+        positions_N = torch.arange(length, device=device).repeat(batch)
+        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
             states = dense_states(self.decoder.spec, self.batch_size, length, dtype, device)
-            hidden = self.decoder(inputs_BS.flatten(), positions_N, states)
-            total = torch.zeros((), device=tokens_BS1.device)
+            hidden: Hidden = self.decoder(inputs_BS.flatten(), positions_N, states, before_NM)
+        return hidden
+
+    def mean(self, hidden: Hidden, tokens_BS1: Tensor) -> Tensor:
+        """Return the loss of the layers' output."""
+        targets_N, device = tokens_BS1[:, 1:].flatten(), tokens_BS1.device
+        total = torch.zeros((), device=device)
+        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
             for start in range(0, len(targets_N), self.chunk):
                 chunk = slice(start, start + self.chunk)
                 total = total + checkpoint(

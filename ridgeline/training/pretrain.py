@@ -24,9 +24,10 @@ from ridgeline.training.aware import make_aware
 from ridgeline.training.balance import NO_BALANCE, Balance, Balancer, load_figures
 from ridgeline.training.checkpoint import State, load_checkpoint, save_checkpoint
 from ridgeline.training.data import PackedTokens
-from ridgeline.training.loss_scale import LossScale
+from ridgeline.training.loss_scale import LossScale, gradient_norm
 from ridgeline.training.objective import NextTokenLoss, training_flops_per_token
 from ridgeline.training.optimizer import adamw, learning_rate
+from ridgeline.training.pipeline import Pipeline, Stages
 from ridgeline.training.progress import TrainingLog
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,6 +48,8 @@ class TrainConfig:
         are not rounded.
     dtype: that of products: float32, bfloat16 or float16.
     loss_scale: the factor of the loss in float16 (see LossScale; 1: none); None adapts it.
+    micro_batches, schedule: the parts of a batch, and the order of their passes, if stages of a pipeline train (see
+        `training.pipeline`).
     log_every, checkpoint_every: in steps (0: no checkpoints but the last).
     """
 
@@ -64,6 +67,8 @@ class TrainConfig:
     balance: Balance = NO_BALANCE
     scheme: str | None = None
     group: int = 128
+    micro_batches: int = 1
+    schedule: str = "1f1b"
     log_every: int = 10
     checkpoint_every: int = 0
 
@@ -92,6 +97,9 @@ class Trainer:
     row), lr, grad_norm (before clipping), tokens_per_s, mfu (None if the peak is not known), and in float16 loss_scale
     and skipped, the steps that it left out. Raise InvalidConfig if the checkpoint there belongs to a run on other data
     or with other settings.
+
+    stages: those of a pipeline, if `decoder` is one of them. Each trains in a process of its own, with a folder of its
+        own.
     """
 
     def __init__(
@@ -102,13 +110,19 @@ class Trainer:
         folder: Path,
         console: Console,
         tracker: Tracker = UNTRACKED,
+        stages: Stages | None = None,
     ) -> None:
+        if config.micro_batches > 1:
+            stages = stages or Stages()  # a pipeline of one stage adds gradients up
+        if stages is not None and (config.seconds is not None or config.compile):
+            raise InvalidConfig("stages and micro-batches train for steps, uncompiled; give steps, and no compile.")
         folder.mkdir(parents=True, exist_ok=True)
         self.decoder, self.data, self.config, self.folder, self.console = decoder, data, config, folder, console
         self.device, self.tracker = next(decoder.parameters()).device, tracker
         if config.scheme is not None:
             make_aware(decoder, config.scheme, config.group)
         self.balancer = Balancer(decoder, config.balance)
+        self.pipeline = None if stages is None else self._pipeline(stages)
         self.optimizer = adamw(
             decoder, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, device=self.device
         )
@@ -147,9 +161,13 @@ class Trainer:
         lr = learning_rate(fraction, peak=self.config.lr, warmup=self.config.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss = loss_of(self._batch(self.step))
-        self.scale.scaled(loss + self.balancer.loss()).backward()
-        norm = self.scale.step(self.optimizer, list(self.decoder.parameters()), self.config.clip)
+        batch, norm_of = self._batch(self.step), gradient_norm
+        if self.pipeline is not None:
+            loss, norm_of = self.pipeline.backward(batch, self.scale.scaled), self.pipeline.norm
+        else:
+            loss = loss_of(batch)
+            self.scale.scaled(loss + self.balancer.loss()).backward()
+        norm = self.scale.step(self.optimizer, list(self.decoder.parameters()), self.config.clip, norm_of)
         self.optimizer.zero_grad()
         self.balancer.step()
         return loss.detach(), norm
@@ -181,6 +199,17 @@ class Trainer:
             self.budget -= time.monotonic() - started
         return loss_of
 
+    def _pipeline(self, stages: Stages) -> Pipeline:
+        return Pipeline(
+            self.decoder,
+            stages,
+            schedule=self.config.schedule,
+            parts=self.config.micro_batches,
+            rows=self.data.batch_size,
+            chunk=self.config.loss_chunk,
+            autocast=self.config.autocast,
+        )
+
     def _compiled(self, eager: NextTokenLoss) -> Callable[[Tensor], Tensor]:
         """Return `eager` through torch.compile, tried once forward and backward, or `eager` itself if that fails."""
         started = time.monotonic()
@@ -200,7 +229,7 @@ class Trainer:
         self.last_loss = losses.mean().item()
         tokens_per_step = self.data.batch_size * self.data.seq_len
         rate = len(losses) * tokens_per_step / (time.monotonic() - since)
-        flops = training_flops_per_token(self.decoder.spec, self.data.seq_len)
+        flops = training_flops_per_token(self.decoder.whole, self.data.seq_len) / self.decoder.mesh.pp.size
         peak = peak_flops(self.device)
         row = {
             "step": self.step,
@@ -225,7 +254,9 @@ class Trainer:
         names = ("lr", "steps", "seconds", "warmup", "weight_decay", "clip", "dtype", "loss_scale")
         settings = {name: getattr(self.config, name) for name in names} | {"balance": asdict(self.config.balance)}
         rounding = None if self.config.scheme is None else f"{self.config.scheme}, groups of {self.config.group}"
-        return {"tokens": tokens, **shape, **settings, "scheme": rounding}
+        stage, parts = self.decoder.spec.stage, self.config.micro_batches
+        cut = None if self.pipeline is None else f"{parts} micro-batches, from layer {stage.start if stage else 0}"
+        return {"tokens": tokens, **shape, **settings, "scheme": rounding, "stage": cut}
 
     def _resume(self) -> None:
         state = load_checkpoint(self.folder / "checkpoint", self.decoder, self.optimizer)

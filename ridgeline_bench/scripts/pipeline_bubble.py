@@ -1,6 +1,6 @@
 """The bubble of a pipeline: the share of their time that stages work, beside the formula.
 
-    python -m ridgeline_bench.scripts.pipeline_bubble [--stages 2 4] [--milliseconds 30]
+    python -m ridgeline_bench.scripts.pipeline_bubble [--training] [--stages 2 4] [--milliseconds 30]
         [--out benchmarks/results/pipeline.jsonl]
 
 Engine, leader, ranks and messages are the real ones, on the CPU over gloo. Only the layers are tiny, and every stage
@@ -10,6 +10,15 @@ part each stage notes when it began (with its input there) and when it ended.
     alone   one prompt is one step of m parts, and nothing else runs: m / (m + p - 1)
     full    rows that decode, in m parts: the next step's first part follows as soon as its tokens are there: m / p, at
             most 1
+
+With --training the stages are those of `ridgeline.training.pipeline`. Each sleeps beside a forward pass as above, and
+twice as long beside a backward pass. A batch of m parts is m / (m + p - 1) in both orders:
+
+    gpipe   all forward passes, then all backward passes
+    1f1b    one forward and one backward pass in turn
+
+Beside the share stand, for the first stage, the most parts that wait for their backward pass at once, and the bytes
+of the activations that autograd keeps for them.
 """
 
 from __future__ import annotations
@@ -23,7 +32,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 from unittest.mock import patch
 
 from rich.console import Console
@@ -38,44 +46,15 @@ from ridgeline.ranks import leader, member
 from ridgeline.ranks.messages import Begin, Ready
 from ridgeline.ranks.parts import Dealer
 from ridgeline.ranks.rank import Progress, run
+from ridgeline.training.pipeline import SCHEDULES
 from ridgeline.worker.local import LocalWorker
 from ridgeline.worker.step import DeviceStep
 from ridgeline_bench.scripts.asked import asked, keep
+from ridgeline_bench.scripts.training_stages import CHUNK, CONFIG, Share, Work, busy, trained
 
 NOTES = "RIDGELINE_BUBBLE_NOTES"  # the folder for what ranks note
 SECONDS = "RIDGELINE_BUBBLE_SECONDS"  # that a stage works on a part
-CHUNK = 16  # tokens of a part of a prompt
 DECODED = 24  # tokens of a row that decodes
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "vocab_size": 64,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-
-
-class Work(NamedTuple):
-    """The interval in which a stage worked on a part, on the machine's clock."""
-
-    stage: int
-    begin: float
-    end: float
-
-
-class Share(NamedTuple):
-    """The share of their time that stages worked. parts: of a step. case: "alone" or "full"."""
-
-    case: str
-    stages: int
-    parts: int
-    formula: float
-    measured: float
 
 
 # ---- a rank ---------------------------------------------------------------------------------------------------------
@@ -123,8 +102,7 @@ class Bench:
         return self._share("full", parts, min(1.0, parts / self.stages), work, begin, end)
 
     def _share(self, case: str, parts: int, formula: float, work: Sequence[Work], begin: float, end: float) -> Share:
-        busy = sum(max(0.0, min(each.end, end) - max(each.begin, begin)) for each in work)
-        return Share(case, self.stages, parts, formula, busy / (self.stages * (end - begin)))
+        return Share(case, self.stages, parts, formula, busy(work, self.stages, begin, end))
 
     def _deal(self, parts: int) -> None:
         self.engine._worker._dealer.most = parts  # type: ignore[attr-defined]
@@ -179,22 +157,34 @@ def bench(stages: int, seconds: float) -> Iterator[Bench]:
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
+def served(stages: int, seconds: float) -> list[Share]:
+    """Return the shares of so many stages that each take so long for a part."""
+    with bench(stages, seconds) as made:
+        made.full(1)  # so that all is loaded
+        alone = [made.alone(parts) for parts in (1, stages, 2 * stages, 4 * stages)]
+        return alone + [made.full(parts) for parts in (1, stages, stages + 1)]
+
+
 def main() -> None:
-    a = asked(__doc__, stages=[2, 4], milliseconds=(30.0, "that a stage takes for a part"), out=Path)
-    shares = []
+    a = asked(
+        __doc__,
+        stages=[2, 4],
+        milliseconds=(30.0, "that a stage takes for a part"),
+        training=(False, "measure stages that train"),
+        out=Path,
+    )
+    shares = list[Share]()
     for stages in a.stages:
-        with bench(stages, a.milliseconds / 1000) as made:
-            made.full(1)  # so that all is loaded
-            for parts in (1, stages, 2 * stages, 4 * stages):
-                shares.append(made.alone(parts))
-            for parts in (1, stages, stages + 1):
-                shares.append(made.full(parts))
-    table = Table(*Share._fields, title="share of their time that stages work")
+        cases = [(schedule, parts) for schedule in SCHEDULES for parts in (stages, 2 * stages, 4 * stages)]
+        seconds = a.milliseconds / 1000
+        shares += trained(stages, cases, seconds) if a.training else served(stages, seconds)
+    shown = Share._fields if a.training else Share._fields[:5]
+    table = Table(*shown, title="share of their time that stages work")
     for share in shares:
-        table.add_row(share.case, *map(str, share[1:3]), *(f"{value:.3f}" for value in share[3:]))
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in share[: len(shown)]))
     Console().print(table)
     for share in shares:
-        keep(a.out, {"milliseconds": a.milliseconds, **share._asdict()})
+        keep(a.out, {"milliseconds": a.milliseconds, **dict(zip(shown, share, strict=False))})
 
 
 if __name__ == "__main__":
