@@ -58,12 +58,12 @@ class Stages(NamedTuple):
     """The stages of a pipeline, as one of them sees them.
 
     ahead: carries hidden states to the next stage. back: carries gradients to the stage before.
-    everybody: all stages. ends: the first and the last; any other stage is alone there.
+    group: all stages. ends: the first and the last; any other stage is alone there.
     """
 
     ahead: Pipe = WHOLE
     back: Pipe = WHOLE
-    everybody: Axis = ALONE
+    group: Axis = ALONE
     ends: Axis = ALONE
 
 
@@ -154,7 +154,7 @@ class Pipeline:
         """Return the norm of all stages' gradients. A table that two stages share counts once."""
         copy = self._shared() if self._tied and self._last else None
         own = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and p is not copy])
-        return self._stages.everybody.all_reduce(own.square().reshape(1)).sqrt()[0]
+        return self._stages.group.all_reduce(own.square().reshape(1)).sqrt()[0]
 
     def _forward(self, tokens_RS1: Tensor) -> Waiting:
         before_TM = None
@@ -180,7 +180,7 @@ class Pipeline:
             self._stages.back.send(part.before_TM.grad)
 
     def run(self, tokens_RS1: Tensor, before_TM: Tensor | None) -> Tensor:
-        """Return what this stage makes of a part: the input of the next stage, or the part's share of the loss."""
+        """Return the output of a part: the input of the next stage, or at the last stage the part's share of the loss."""
         hidden = self._loss.hidden(tokens_RS1, before_TM)
         if self._last:
             return self._loss.mean(hidden, tokens_RS1) / self.parts
