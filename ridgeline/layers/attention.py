@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from ridgeline.core.specs.model import AttentionSpec
 from ridgeline.kernels.attention.paged.op import Softmax
 from ridgeline.kernels.gemm.plain.rounded import Rounded
+from ridgeline.kernels.small.rotary.op import split_heads
 from ridgeline.layers.build import Build
 from ridgeline.layers.heads import Heads
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.layers.rotary import grown
 
 
 class Attends(Protocol):
@@ -84,11 +86,27 @@ class AttentionBehind(nn.Module):
         if spec.qk_norm_whole and self.q_norm is not None and self.k_norm is not None:
             q_TX, k_TX, v_TX = qkv_TX.tensor_split((spec.q_size, spec.q_size + spec.kv_size), dim=-1)
             qkv_TX = torch.cat((self.q_norm.over(q_TX, self.tp), self.k_norm.over(k_TX, self.tp), v_TX), dim=-1)
+        if spec.growth is not None:
+            q_TX, kv_TX = qkv_TX.tensor_split((spec.q_size,), dim=-1)
+            qkv_TX = torch.cat((grown(q_TX, positions_T, spec.growth), kv_TX), dim=-1)
+        if spec.qk_norm_behind:
+            qkv_TX = self._normed_behind(qkv_TX, positions_T)
         if gate_TX is None:
             return self.out(state.attend(qkv_TX, positions_T, self.heads, self.out.buffer(len(qkv_TX))))
         attended_TX = state.attend(qkv_TX, positions_T, self.heads)
         assert isinstance(attended_TX, Tensor)  # without room nothing is rounded
         return self.out(self.ops.output_gate(attended_TX, gate_TX))
+
+    def _normed_behind(self, qkv_TX: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the projection with queries and keys that were rotated and then normalised, head by head."""
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        spec = self.spec
+        q_THD, k_TGD, v_TGD = split_heads(qkv_TX, spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        if self.rotary is not None:
+            q_THD, k_TGD = self.ops.rope(q_THD, k_TGD, self.rotary.cos_sin_ZY, positions_T)
+        q_THD, k_TGD = self.q_norm(q_THD)[0], self.k_norm(k_TGD)[0]
+        return torch.cat((q_THD.flatten(1), k_TGD.flatten(1), v_TGD.flatten(1)), dim=-1)
 
     def _slopes(self) -> Tensor:
         heads = self.spec.num_heads
@@ -101,6 +119,8 @@ class AttentionBehind(nn.Module):
         angles, spec = None if self.rotary is None else self.rotary.cos_sin_ZY, self.spec
         softmax = Softmax(spec.scale, spec.softcap, self.sinks, self.slopes_H, spec.window)
         kept = softmax, self.kv_scales, self.saturated_1
+        if spec.qk_norm_behind:  # which are done by then, as the rotation is
+            return Heads(self.spec, self.ops, None, None, 0.0, None, *kept)
         if self.q_norm is None or self.k_norm is None or self.spec.qk_norm_whole:
             return Heads(self.spec, self.ops, None, None, 0.0, angles, *kept)
         norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps

@@ -63,7 +63,8 @@ class Layer(nn.Module):
         self.mixer = kinds.mixer(spec.mixer, width, build.within("mixer")) if mixes else None
         self.mixer_post_norm = Norm(spec.norm, width, build) if after and mixes else None
         fed = before or spec.norms == "feed_forward"
-        self.feed_forward_norm = Norm(spec.norm, width, build) if fed and feeds else None
+        own = None if spec.one_norm else Norm(spec.norm, width, build)
+        self.feed_forward_norm = (own or self.mixer_norm) if fed and feeds else None
         inside = replace(build.within("feed_forward"), pending=inner if mixes else build.pending)
         self.feed_forward = kinds.feed_forward(spec.feed_forward, width, inside) if feeds else None
         self.feed_forward_post_norm = Norm(spec.norm, width, build) if after and feeds else None
@@ -238,7 +239,7 @@ class Decoder(nn.Module):
         self._scales = spec.logits_multiplier != 1 or spec.logits_softcap is not None
         tied = self.embed.weight if spec.tie_word_embeddings else None
         head = build.within("unembed")
-        self.unembed = Linear(width, (part.vocab_size,), False, head, tied=tied, pending=self._pending[-1])
+        self.unembed = Linear(width, (part.vocab_size,), spec.unembed_bias, head, tied=tied, pending=self._pending[-1])
 
     def prepare(self) -> None:
         """Give every linear map's weight the form of its scheme. Call it after loading, on a decoder that is not to be
@@ -334,8 +335,12 @@ class Decoder(nn.Module):
         if self.embed_norm is not None:
             x_TM, _ = self.embed_norm(x_TM)
         if self.position_embed is not None:
-            x_TM = x_TM + self.position_embed(positions_T)
+            x_TM = x_TM + self.position_embed(self._rows_of(positions_T))
         return x_TM
+
+    def _rows_of(self, positions_T: Tensor) -> Tensor:
+        """Return the rows of the table of positions."""
+        return positions_T + self.spec.position_offset if self.spec.position_offset else positions_T
 
     def _embedded_with_types(self, token_ids_T: Tensor, positions_T: Tensor, types: Embedding) -> Tensor:
         """Return the sum of words, types and positions, normalised: [T, M]."""
@@ -343,7 +348,7 @@ class Decoder(nn.Module):
         x_TM = self.embed(token_ids_T - SECOND_TEXT * second_T)
         x_TM = x_TM + types(second_T.to(token_ids_T.dtype))
         if self.position_embed is not None:
-            x_TM = x_TM + self.position_embed(positions_T + self.spec.position_offset)
+            x_TM = x_TM + self.position_embed(self._rows_of(positions_T))
         return x_TM if self.embed_norm is None else self.embed_norm(x_TM)[0]
 
     def normed(self, hidden: Hidden) -> Tensor:

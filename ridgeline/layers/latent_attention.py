@@ -27,6 +27,7 @@ from ridgeline.kernels.ops import Ops
 from ridgeline.layers.build import Build
 from ridgeline.layers.linear import Linear
 from ridgeline.layers.norm import Norm
+from ridgeline.layers.rotary import grown
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class LatentAttention(nn.Module):
         q_TX, latent_TW = y_TX.split(spec.projected, dim=-1)
         if self.query is not None:
             q_TX, _ = self.query.normed(self.query_norm, q_TX, None)
+        if spec.growth is not None:
+            q_TX = grown(q_TX, positions_T, spec.growth)
         q_THX = q_TX.unflatten(-1, (spec.num_heads, -1))
         table_ZY = self.still_1Y if self.rotary is None else self.rotary.cos_sin_ZY
         latents = Latents(spec, self.ops, self.latent_norm.weight, table_ZY, self.expand)

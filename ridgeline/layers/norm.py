@@ -29,13 +29,13 @@ class Norm(nn.Module):
         super().__init__()
         self.eps, self.offset = spec.eps, spec.offset
         self.ops = build.ops
-        if weighted:
+        if weighted and not spec.weightless:
             self.weight = build.parameter(width, dtype=torch.float32 if spec.offset else None)
         else:
             ones = torch.ones(width, dtype=build.dtype, device=build.device)
             self.register_buffer("weight", ones, persistent=False)
         self.bias: Tensor | None = None
-        if spec.kind == "layer" and spec.biasless:
+        if spec.kind == "layer" and (spec.biasless or spec.weightless):
             del self.bias
             self.register_buffer("bias", torch.zeros(width, dtype=build.dtype, device=build.device), persistent=False)
         elif spec.kind == "layer":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.model import RopeNumber, RopeSpec
+from ridgeline.core.specs.model import Growth, RopeNumber, RopeSpec
 
 Scaling = dict[str, RopeNumber]
 
@@ -136,3 +136,10 @@ class Rotary(nn.Module):
     def __init__(self, spec: RopeSpec, positions: int, rows: int | None, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("cos_sin_ZY", cos_sin_table(spec, positions, rows, device), persistent=False)
+
+
+def grown(q: Tensor, positions_T: Tensor, growth: Growth) -> Tensor:
+    """Return queries of these positions, [T, …], as `Growth` says. They are rounded once more."""
+    steps_T = torch.floor(positions_T / growth.original)
+    factor_T = 1 + growth.beta * torch.log1p(steps_T)
+    return q * factor_T.to(q.dtype).view(-1, *[1] * (q.ndim - 1))

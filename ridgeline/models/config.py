@@ -5,7 +5,7 @@ A missing entry takes the default that Hugging Face gives it. The architecture f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from ridgeline.core.settings.model import DTYPES
 from ridgeline.core.specs.model import ModelSpec, WeightMap
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+Ungated = Literal[Activation, "relu", "relu2"]  # of feed-forwards without a gate
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -23,6 +24,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+UNGATED: dict[str, Ungated] = {**ACTIVATIONS, "relu": "relu", "relu2": "relu2"}
 
 MAX_NUMBER = 3.4e38  # the largest number of float32
 MAX_INTEGER = 2**24  # far above any real width, vocabulary or context, and no product of a few overflows a size
@@ -137,10 +140,17 @@ class Config:
         return float(found[0]), float(found[1])
 
     def activation(self, name: str) -> Activation:
+        return ACTIVATIONS[self._activation(name, ACTIVATIONS)]
+
+    def ungated_activation(self, name: str) -> Ungated:
+        """Return the activation of a feed-forward without a gate."""
+        return UNGATED[self._activation(name, UNGATED)]
+
+    def _activation(self, name: str, known: Collection[str]) -> str:
         value = self._required(name)
-        if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise wrong(name, value, f"an activation we support ({', '.join(sorted(ACTIVATIONS))})")
-        return ACTIVATIONS[value]
+        if not isinstance(value, str) or value not in known:
+            raise wrong(name, value, f"an activation we support ({', '.join(sorted(known))})")
+        return value
 
     def section(self, name: str, required: bool = False) -> Config:
         """Return the dictionary under `name`, which is empty if there is none and none is required."""

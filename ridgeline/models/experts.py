@@ -10,7 +10,7 @@ from ridgeline.core.errors import ModelLoadError
 from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
 from ridgeline.core.specs.model import MLPSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
-from ridgeline.models.llama import Llama
+from ridgeline.models.llama import Names, decoder_weights
 
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -24,7 +24,7 @@ class ExpertNames:
 
     expert: an expert's name, in which {} stands for its number. Without {}, every tensor holds all experts.
     gate_up: gate and up, in two tensors or in one.
-    correction: the bias that is added for the choice alone.
+    correction: the bias that is added for the choice alone. correction_row: it is stored as a matrix of one row.
     latent: the projections before and behind the experts.
     """
 
@@ -35,6 +35,7 @@ class ExpertNames:
     shared: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    correction_row: bool = False
     latent: tuple[str, str] = ("mlp.latent_in", "mlp.latent_out")
 
 
@@ -131,9 +132,9 @@ def drafting_layers(config: Config, count: str) -> tuple[str, ...]:
     return tuple(f"model.layers.{layer}." for layer in range(first, first + more))
 
 
-def expert_weights(spec: ModelSpec, names: ExpertNames = ExpertNames()) -> WeightMap:
-    """Return the weight map of a model that is Llama but for its experts."""
-    found = Llama.weights(spec)
+def expert_weights(spec: ModelSpec, names: ExpertNames = ExpertNames(), others: Names = Names()) -> WeightMap:
+    """Return the weight map of a model that is Llama but for its experts. others: the names of what is no expert's."""
+    found = decoder_weights(spec, others)
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.feed_forward, ExpertsSpec):
             found |= layer_experts(f"layers.{index}.feed_forward", f"model.layers.{index}", layer.feed_forward, names)
@@ -156,7 +157,7 @@ def layer_experts(ours: str, theirs: str, spec: ExpertsSpec, names: ExpertNames)
     if spec.routing.bias:
         found[f"{ours}.router_bias"] = (stored(names.router, "bias"),)
     if spec.routing.correction:
-        found[f"{ours}.correction"] = (Source(name=f"{theirs}.{names.correction}"),)
+        found[f"{ours}.correction"] = (Source(name=f"{theirs}.{names.correction}", row=names.correction_row),)
     for kind in ("weight", "bias") if spec.bias else ("weight",):
         found[f"{ours}.gate_up.{kind}"] = of_all(names.gate_up, kind)
         found[f"{ours}.down.{kind}"] = of_all([names.down], kind)

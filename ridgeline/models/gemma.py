@@ -1,6 +1,6 @@
-"""Gemma 2 and 3 (text): norms before and after each part, windows on most layers, scaled embeddings, soft caps.
+"""Gemma 1, 2 and 3 (text): scaled embeddings and, from 2 on, norms on both sides of each part, and windows.
 
-Gemma 2 has the caps; Gemma 3 norms on queries and keys instead, and a rotation of its own on layers with a window.
+Gemma 2 has soft caps; Gemma 3 norms on queries and keys instead, and a rotation of its own on layers with a window.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec
+from ridgeline.core.specs.model import LayerSpec, ModelSpec, NormSpec, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
@@ -21,6 +22,13 @@ DEFAULTS = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+DEFAULTS_1 = {
+    **LLAMA_DEFAULTS,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
 DEFAULTS_2 = {
@@ -36,6 +44,32 @@ DEFAULTS_3 = {
     "rope_local_base_freq": 10_000.0,
     "sliding_window_pattern": 6,
 }
+
+
+# What the text model inside a larger one has where its config says nothing
+NESTED_3 = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}
+
+
+class Gemma:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config, DEFAULTS_1)
+        values.refuse("use_bidirectional_attention", "only causal attention runs")
+        # The first checkpoints name the exact GELU and were trained with its approximation
+        named = values.raw("hidden_activation") or values.raw("hidden_act")
+        values = values.changed(hidden_act="gelu_pytorch_tanh" if named in (None, "silu", "gelu") else named)
+        bias = values.boolean("attention_bias")
+        norm = NormSpec(eps=values.number("rms_norm_eps"), offset=1.0)
+        spec = llama_like("GemmaForCausalLM", values, attention_bias=bias, norm=norm)
+        return replace(spec, embedding_multiplier=spec.hidden_size**0.5)
+
+    weights = staticmethod(Llama.weights)
 
 
 class Gemma2:
@@ -63,6 +97,19 @@ class Gemma3:
         return replace(spec, max_position_embeddings=values.integer("max_position_embeddings"))
 
     weights = staticmethod(Llama.weights)
+
+
+class Gemma3Multimodal:
+    """The text model of a checkpoint that also has a tower for images."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        spec = Gemma3.spec(text_config(config, NESTED_3))
+        return replace(spec, architecture="Gemma3ForConditionalGeneration", unused=TOWERS)
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        return text_weights(Llama.weights(spec), whole=True)
 
 
 def _gemma(

@@ -12,6 +12,7 @@ from ridgeline.core.specs.experts import ExpertsSpec, RoutingSpec
 from ridgeline.core.specs.model import LayerSpec, ModelSpec, Source, WeightMap
 from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.wrapped import text_config, text_weights
 
 DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -55,20 +56,11 @@ class Gemma4Multimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        Config(config).section("text_config", required=True)
-        text = {"tie_word_embeddings": config.get("tie_word_embeddings", True), **config["text_config"]}
-        return replace(_spec("Gemma4ForConditionalGeneration", text), unused=_TOWERS)
+        return replace(_spec("Gemma4ForConditionalGeneration", text_config(config)), unused=_TOWERS)
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        return {
-            parameter: tuple(replace(source, name=_within(source.name)) for source in sources)
-            for parameter, sources in Gemma4.weights(spec).items()
-        }
-
-
-def _within(name: str) -> str:
-    return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name
+        return text_weights(Gemma4.weights(spec))
 
 
 def _spec(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
@@ -152,7 +144,7 @@ def _layer(layer: LayerSpec, config: Config) -> LayerSpec:
     experts = ExpertsSpec(
         routing=RoutingSpec(experts=count, top_k=top_k, renormalize=True, expert_scale=True),
         intermediate_size=config.integer("moe_intermediate_size"),
-        activation=layer.mlp.activation,
+        activation=config.activation("hidden_act"),
         shared=layer.mlp,
         own_norms=layer.norm,
     )

@@ -1,20 +1,44 @@
-"""Mistral: Llama with a sliding window on every layer."""
+"""Mistral and Ministral 3, alone or with a tower for images: Llama with a sliding window on every layer, or on none.
+
+The queries of Ministral 3 grow with their positions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ridgeline.core.specs.model import ModelSpec
-from ridgeline.models.config import Config
+from ridgeline.core.specs.model import ModelSpec, WeightMap
+from ridgeline.models.config import Config, wrong
 from ridgeline.models.llama import DEFAULTS as LLAMA_DEFAULTS
-from ridgeline.models.llama import Llama, llama_like
+from ridgeline.models.llama import Llama, changed, llama_like
+from ridgeline.models.rope import growth
+from ridgeline.models.wrapped import TOWERS, text_config, text_weights
 
 DEFAULTS = {
     **LLAMA_DEFAULTS,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
+}
+
+
+DEFAULTS_3 = {  # of Ministral 3
+    **LLAMA_DEFAULTS,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
 }
 
 
@@ -27,3 +51,46 @@ class Mistral:
         return llama_like("MistralForCausalLM", values, windows=[window] * values.integer("num_hidden_layers"))
 
     weights = staticmethod(Llama.weights)
+
+
+class Ministral:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config, DEFAULTS)
+        count, window = values.integer("num_hidden_layers"), None
+        if "sliding_window" in values:
+            window = values.integer("sliding_window")
+        types = values.layer_types(count) or ["sliding_attention"] * count
+        windows = [window if kind == "sliding_attention" else None for kind in types]
+        return llama_like("MinistralForCausalLM", values, windows=windows)
+
+    weights = staticmethod(Llama.weights)
+
+
+class Ministral3:
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        values = Config(config, DEFAULTS_3)
+        window = values.integer("sliding_window") if "sliding_window" in values else None
+        windows = [window] * values.integer("num_hidden_layers")
+        spec = changed(llama_like("Ministral3ForCausalLM", values, windows=windows), {"growth": growth(values)})
+        return replace(spec, max_position_embeddings=values.integer("max_position_embeddings"))
+
+    weights = staticmethod(Llama.weights)
+
+
+class Mistral3Multimodal:
+    """The text model of a checkpoint that also has a tower for images."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        text = text_config(config)
+        known = {"mistral": Mistral.spec, "ministral3": Ministral3.spec}
+        if (kind := text.get("model_type", "mistral")) not in known:
+            raise wrong("model_type", kind, f"{' or '.join(known)} in the text_config of Mistral3")
+        spec = known[kind]({"sliding_window": None, **text})
+        return replace(spec, architecture="Mistral3ForConditionalGeneration", unused=TOWERS)
+
+    @staticmethod
+    def weights(spec: ModelSpec) -> WeightMap:
+        return text_weights(Llama.weights(spec), whole=True)

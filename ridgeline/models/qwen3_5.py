@@ -14,6 +14,7 @@ from ridgeline.core.specs.model import ModelSpec, WeightMap
 from ridgeline.models.config import Config
 from ridgeline.models.experts import with_experts
 from ridgeline.models.qwen3_next import DEFAULTS, UNUSED, Qwen3Next, gated_experts, gated_hybrid
+from ridgeline.models.wrapped import text_config, text_weights
 
 DENSE_DEFAULTS = {**DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12288}
 MIXTURE_DEFAULTS = {**DEFAULTS, "num_experts_per_tok": 8, "num_experts": 256}
@@ -42,14 +43,11 @@ class Qwen3_5Multimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        return _dense("Qwen3_5ForConditionalGeneration", _text(config))
+        return _dense("Qwen3_5ForConditionalGeneration", text_config(config))
 
     @staticmethod
     def weights(spec: ModelSpec) -> WeightMap:
-        return {
-            parameter: tuple(replace(source, name=_within(source.name)) for source in sources)
-            for parameter, sources in Qwen3Next.weights(spec).items()
-        }
+        return text_weights(Qwen3Next.weights(spec))
 
 
 class Qwen3_5MoeMultimodal:
@@ -57,7 +55,7 @@ class Qwen3_5MoeMultimodal:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        return _mixture("Qwen3_5MoeForConditionalGeneration", _text(config))
+        return _mixture("Qwen3_5MoeForConditionalGeneration", text_config(config))
 
     weights = staticmethod(Qwen3_5Multimodal.weights)
 
@@ -73,14 +71,3 @@ def _mixture(architecture: str, config: Mapping[str, Any]) -> ModelSpec:
     dense = gated_hybrid(architecture, values, packed=False)
     experts = dict.fromkeys(range(len(dense.layers)), gated_experts(values))
     return replace(with_experts(dense, experts), unused=(*UNUSED, _TOWER))
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the text model. If the whole one says whether embeddings are tied, its word counts."""
-    Config(config).section("text_config", required=True)
-    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return {**config["text_config"], **tied}
-
-
-def _within(name: str) -> str:
-    return f"model.language_model.{name.removeprefix('model.')}" if name.startswith("model.") else name

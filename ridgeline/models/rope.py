@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ridgeline.core.errors import ModelLoadError
-from ridgeline.core.specs.model import RopeNumber, RopeSpec
+from ridgeline.core.specs.model import Growth, RopeNumber, RopeSpec
 from ridgeline.models.config import LAYER_TYPES, MAX_INTEGER, Config, wrong
 
 SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
@@ -51,6 +51,14 @@ def context(config: Config) -> int:
         case "yarn" if "factor" in parameters:
             return _lengthened(_original(config, parameters), parameters)
     return positions
+
+
+def growth(config: Config) -> Growth | None:
+    """Return the growth of queries with their positions, if `llama_4_scaling_beta` says so."""
+    parameters = _parameters(config, "full_attention")
+    if "llama_4_scaling_beta" not in parameters:
+        return None
+    return Growth(parameters.number("llama_4_scaling_beta"), _original(config, parameters))
 
 
 def score_scale(config: Config) -> float:

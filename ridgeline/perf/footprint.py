@@ -43,7 +43,7 @@ def parameters(model: ModelSpec) -> Parameters:
             vectors += product.copies * product.outputs * product.bias
         present = (layer.mixer is not ABSENT) + (layer.feed_forward is not ABSENT)
         norms = 1 if layer.norms == "feed_forward" else present * (2 if layer.norms == "both" else 1)
-        vectors += norms * _norm(layer.norm, width)
+        vectors += (norms - layer.one_norm) * _norm(layer.norm, width)
         vectors += sum(_norm(norm, norm_width) for norm, norm_width in layer.mixer.norms) + layer.mixer.vectors
         vectors += _single(layer, width)
         vectors += _routing_vectors(layer.feed_forward)
@@ -56,6 +56,7 @@ def parameters(model: ModelSpec) -> Parameters:
             norms = 0 if each.norm_eps is None else 2 - each.norm_biasless
             vectors += ((not each.biasless) + norms) * each.outputs
             inputs = each.outputs
+    vectors += model.vocab_size * (model.unembed_bias and model.scores)
     table = model.vocab_size * width
     return Parameters(
         products=products,
@@ -169,7 +170,7 @@ def _single(layer: LayerSpec, width: int) -> int:
 
 
 def _norm(norm: NormSpec, width: int) -> int:
-    return width * (2 if norm.kind == "layer" and not norm.biasless else 1)
+    return 0 if norm.weightless else width * (2 if norm.kind == "layer" and not norm.biasless else 1)
 
 
 def check_shape(**sizes: int) -> None:

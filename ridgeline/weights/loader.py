@@ -51,7 +51,7 @@ from ridgeline.weights.quantized.plan import (
     targets,
     widened,
 )
-from ridgeline.weights.rows import in_our_order, in_their_order
+from ridgeline.weights.rows import in_our_order, in_their_order, reorders
 from ridgeline.weights.transfer import fill
 
 Progress = Callable[[str, float], None]
@@ -63,6 +63,7 @@ logger = logging.getLogger(__name__)
 
 _OTHER_NAMES = {
     **{"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},  # of BERT's first checkpoints
+    "model.": "model.language_model.",  # of text models inside larger ones, as newer versions of transformers save them
     ".mlp.": ".block_sparse_moe.",  # of plain feed-forwards in Kimi Linear, as transformers saves it
 }
 _HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", *ROPE_FACTORS)  # they follow from the config
@@ -272,7 +273,7 @@ def _plain_places(
     """Yield a parameter's part. Stacks of quantized experts are read one by one, since all of them would take much
     memory before they are copied."""
     if not quantized or stored.part is None:
-        sliced = stored.sliced if list(view.shape) == stored.shape and source.heads is None else None
+        sliced = stored.sliced if list(view.shape) == stored.shape and not reorders(source) else None
         yield Place(view, lambda: in_our_order(stored.read().view(view.shape), source), sliced, parts)
         return
     for index, one in enumerate(view):
@@ -391,7 +392,7 @@ def _parts(parameter: Tensor, owner: nn.Module, sources: Sequence[Source]) -> Se
 def stored_view(part: Tensor, source: Source) -> Tensor:
     """Return our part of a parameter in the order of the checkpoint's tensor, unless that is stored head by head
     (`weights.rows`). Where that is another order of pairs, they have dimensions of their own."""
-    if source.interleaved is not None:  # [head by half, …] seen as [head, pair, half, …]
+    if source.interleaved is not None and source.rotated is None:  # [head by half, …] seen as [head, pair, half, …]
         return part.unflatten(0, (source.interleaved, 2, -1)).transpose(1, 2)
     if source.alternating:  # [stack, gate | up, …] seen as [stack, …, pair, gate | up]
         part = part.unflatten(1, (2, -1)).transpose(1, 2)
@@ -401,6 +402,8 @@ def stored_view(part: Tensor, source: Source) -> Tensor:
 
 def stored_shape(part: Tensor, source: Source) -> list[int]:
     """Return the shape of the checkpoint's tensor."""
+    if source.row:
+        return [1, *part.shape]
     return list((part.mT if source.transpose and part.ndim > 1 else part).shape)
 
 

@@ -22,6 +22,11 @@ def in_their_order(ours: Tensor, source: Source) -> Tensor:
     return ours if order is None else ours.index_select(0, order.argsort().to(ours.device))
 
 
+def reorders(source: Source) -> bool:
+    """Return True if a source's rows have another order than ours."""
+    return source.heads is not None or source.rotated is not None
+
+
 def our_shares(source: Source) -> tuple[int, ...]:
     """Return the shares of the projections that a source holds head by head, in our order."""
     return source.shares[::-1] if source.backwards else source.shares
@@ -35,9 +40,18 @@ def divides_heads(source: Source, rows: int, block: int) -> bool:
 
 def _order(rows: int, source: Source) -> Tensor | None:
     """Return, for each of our rows, its index in the checkpoint, or None if both have one order."""
-    if source.heads is None:
+    if not reorders(source):
         return None
+    if source.heads is None:
+        return _halves(rows, source)
     index_HR, total = torch.arange(rows).view(source.heads, -1), sum(source.shares)
     ends = [index_HR.shape[1] * end // total for end in accumulate(source.shares)]
     parts = index_HR.tensor_split(ends[:-1], dim=1)
     return torch.cat([part.flatten() for part in (parts[::-1] if source.backwards else parts)])
+
+
+def _halves(rows: int, source: Source) -> Tensor:
+    """Return `_order` of heads of which the first rows rotate in neighbouring pairs."""
+    index_HR = torch.arange(rows).view(source.interleaved or 1, -1)
+    turned_HR, rest_HR = index_HR[:, : source.rotated], index_HR[:, source.rotated :]
+    return torch.cat((turned_HR[:, ::2], turned_HR[:, 1::2], rest_HR), dim=1).flatten()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ridgeline.core.specs.division import Ranks
-from ridgeline.core.specs.model import NormSpec, Product, Products, RopeSpec
+from ridgeline.core.specs.model import Growth, NormSpec, Product, Products, RopeSpec
 from ridgeline.core.specs.state import DTYPE_BYTES, StateSpec
 
 
@@ -42,6 +42,7 @@ class LatentAttentionSpec:
     rank: the width of c.
     query_rank: the width between the two products of queries; 0: there is one product.
     rope: the rotation; None: nothing rotates.
+    growth: how queries grow with their positions; None: not.
     bias: the products that reduce the input, and the output projection, have biases.
     interleaved: in checkpoints, two neighbouring numbers rotate as a pair.
     """
@@ -57,6 +58,7 @@ class LatentAttentionSpec:
     scale: float
     norm: NormSpec
     rope: RopeSpec | None = None
+    growth: Growth | None = None
     bias: bool = False
     interleaved: bool = True
 

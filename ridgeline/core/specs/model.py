@@ -23,6 +23,7 @@ class NormSpec:
     """A normalization. "rms" is x / rms(x) * weight; "layer" is (x - mean) / std * weight + bias.
 
     biasless: a "layer" without the bias.
+    weightless: there is no weight, and no bias.
     offset: a number to add to the checkpoint's weight (Gemma stores weight - 1). A weight with an offset is held in
         float32, since the sum has more digits than the checkpoint's dtype.
     """
@@ -30,6 +31,7 @@ class NormSpec:
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     biasless: bool = False
+    weightless: bool = False
     offset: float = 0.0
 
 
@@ -63,6 +65,14 @@ class Product(NamedTuple):
 
 
 Products = dict[str, Product]  # in order
+
+
+class Growth(NamedTuple):
+    """The growth of queries with their positions, by 1 + beta · ln(1 + floor(position / original)), so that attention
+    stays as sharp over long contexts (Llama 4, Ministral 3)."""
+
+    beta: float
+    original: int
 
 
 class MixerSpec(Protocol):
@@ -124,6 +134,8 @@ class AttentionSpec:
     """Attention, with or without grouped queries. `scale` multiplies q·k before the softmax.
 
     qk_norm: the norm of queries and keys. It normalizes each head by itself, or with qk_norm_whole all heads together.
+    qk_norm_behind: that norm comes behind the rotation (Hunyuan).
+    growth: how queries grow with their positions; None: not.
     bidirectional: a query sees the tokens behind it too. Then nothing is kept between steps, and all tokens of a row
         are in one step.
     window: how many tokens a query sees, itself included; None: all before it. Of bidirectional attention it is so many
@@ -147,6 +159,8 @@ class AttentionSpec:
     out_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_whole: bool = False
+    qk_norm_behind: bool = False
+    growth: Growth | None = None
     rope: RopeSpec | None = None
     bidirectional: bool = False
     window: int | None = None
@@ -223,7 +237,7 @@ class MLPSpec:
 
     kind: ClassVar[str] = "mlp"
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
     gated: bool = True
     bias: bool = False
     multipliers: tuple[float, float] = (1.0, 1.0)
@@ -278,6 +292,7 @@ class LayerSpec:
     norms: the place of the norms. "before" means x += f(norm(x)), "after" means x += norm(f(x)), "both" means both.
         "around" means x = norm(x + f(x)). "feed_forward" means "before" for the feed-forward, and the mixer has none.
     parallel: the feed-forward sees the same x as the mixer.
+    one_norm: the norm before the mixer is that before the feed-forward too.
     residual_multiplier: multiplies what either part adds.
     scalar: a learned number multiplies the residual after both parts.
     embedded: the mixer's last argument is the tokens as they were embedded.
@@ -288,6 +303,7 @@ class LayerSpec:
     norm: NormSpec
     norms: Literal["before", "after", "both", "around", "feed_forward"] = "before"
     parallel: bool = False
+    one_norm: bool = False
     residual_multiplier: float = 1.0
     scalar: bool = False
     embedded: bool = False
@@ -348,6 +364,7 @@ class ModelSpec:
     embed_norm: normalizes the embedded tokens before the first layer; with token types, what all tables add up to.
     final_norm: the norm behind the last layer, unless that has its norms "around".
     pooling: what is made of the hidden states, in place of tokens; None: the model generates.
+    unembed_bias: the output layer has a bias.
     logits_multiplier: multiplies the scores.
     logits_softcap: bounds the scores after that: x becomes cap · tanh(x / cap).
     unused: beginnings of the names of tensors that checkpoints hold and this network does not use.
@@ -366,6 +383,7 @@ class ModelSpec:
     token_types: int = 0
     embedding_multiplier: float = 1.0
     embed_norm: NormSpec | None = None
+    unembed_bias: bool = False
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     unused: tuple[str, ...] = ()
@@ -452,9 +470,11 @@ class Source:
     backwards: we keep the last projection first.
     interleaved: it has so many heads, in each of which two rows that rotate as a pair are neighbours. We keep all first
         halves, then all second halves.
+    rotated: so many rows of each of these heads rotate, and those behind them keep their places (None: all rotate).
     alternating: it is a stack of fused pairs whose outputs alternate (gate, up, gate, up, …). We keep all gates of a
         pair, then all ups.
     complete: it is a norm's weight to which no offset must be added (see NormSpec.offset).
+    row: it is a vector that is stored as a matrix of one row.
     stacked: it holds this part of every expert, one after the other. Others hold one expert's.
     """
 
@@ -464,8 +484,10 @@ class Source:
     shares: tuple[int, ...] = (1, 1, 1)
     backwards: bool = False
     interleaved: int | None = None
+    rotated: int | None = None
     alternating: bool = False
     complete: bool = False
+    row: bool = False
     stacked: bool = False
 
 

@@ -83,6 +83,8 @@ def exact_rope(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tupl
 def exact_activation(x: Tensor, kind: str) -> Tensor:
     if kind == "silu":
         return F.silu(x)
+    if kind == "relu":
+        return F.relu(x)
     if kind == "relu2":
         return F.relu(x) ** 2
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")

@@ -156,7 +156,7 @@ def test_norms(case: NormCase, dtype: torch.dtype, layer: bool, views: bool, dev
         ),
     ],
 )
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu2"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_activations(rows: int, width: int, kind: str, dtype: torch.dtype, gated: bool, device: str) -> None:
@@ -188,7 +188,7 @@ def test_token_gates(case: TokenGateCase, dtype: torch.dtype, device: str) -> No
     assert_close(run(*inputs), op.reference(*inputs), 4, slack=256)
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu2"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 def test_activations_hold_at_the_ends_of_the_range(kind: str) -> None:
     x = torch.tensor([[-1e4, -100.0, -20.0, -0.0, 0.0, 20.0, 100.0, 1e4]])
     ours = activation.ACTIVATION.choose(Platform(device_type="cpu"), "triton")(x, kind)

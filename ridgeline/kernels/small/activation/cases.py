@@ -42,7 +42,7 @@ class ActivationCase(OpCase):
 
 CASES = tuple(
     ActivationCase(tokens, width, kind)
-    for kind in ("silu", "gelu", "gelu_tanh", "relu2")
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")
     for tokens, width in ((1, 64), (7, 352), (64, 6144))
 )
 

@@ -1,8 +1,8 @@
 """Pointwise activations of the feed-forward.
 
 kind: "silu" is x·σ(x), "gelu" is x·Φ(x), and "gelu_tanh" approximates that by tanh (Hendrycks and Gimpel, arXiv
-1606.08415). "relu2" is max(x, 0)². "swiglu_clamped" is gated only: with gate clamped to at most 7 and up to ±7 it is
-gate · σ(1.702 gate) · (up + 1), as in gpt-oss.
+1606.08415). "relu" is max(x, 0), and "relu2" its square. "swiglu_clamped" is gated only: with gate clamped to at most 7
+and up to ±7 it is gate · σ(1.702 gate) · (up + 1), as in gpt-oss.
 
 Legend:
     T  tokens
@@ -43,6 +43,8 @@ def _activate(x: Tensor, kind: str) -> Tensor:
         return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
     if kind == "gelu_tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if kind == "relu":
+        return x.clamp(min=0)
     if kind == "relu2":
         return x.clamp(min=0).square()
     raise ValueError(f"unknown activation {kind!r}")

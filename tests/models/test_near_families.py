@@ -1,0 +1,298 @@
+"""Families that are near others: each is a few changes to Llama. Their oracles are transformers' classes, at shapes
+that no kernel prefers (heads of 20, 307 tokens), in one piece, and as requests that are cut, mixed and preempted.
+
+tests/models/test_decoder.py and tests/test_oracle.py ask more of the families that have mechanisms of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.parallel.mesh import Mesh
+from ridgeline.perf.footprint import kv_bytes_per_token, parameters
+from ridgeline.weights.loader import export_checkpoint, read_model_config
+from tests.parallel.test_divided_models import divides, logits
+from tests.parallel.test_stages import numbers_held, passed_through, stages_of
+from tests.parallel.threads import on_ranks
+from tests.weights.loading import dense_logits, load
+
+Folders = Callable[[str], Path]
+
+TOLERANCE = 2e-4  # float32 logits of order ten: some hundred roundings
+WIDTH, HEADS, VOCAB, WINDOW = 80, 4, 307, 8
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+MANY = {"num_hidden_layers": 4, "sliding_window": WINDOW}  # such that a layer of four sees everything
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+GPTJ: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_positions": 256}
+FALCON: dict[str, Any] = {
+    **{name: COMMON[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
+    **{name: COMMON[name] for name in ("max_position_embeddings", "bos_token_id", "eos_token_id")},
+}
+GROWS = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+GROWS["llama_4_scaling_beta"] = 0.3
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+class Family(NamedTuple):
+    model: str  # the class of transformers
+    config: str
+    values: dict[str, Any]
+
+
+def near(name: str, values: dict[str, Any], config: str = "") -> Family:
+    return Family(name, config or name.removesuffix("ForCausalLM") + "Config", values)
+
+
+FAMILIES = {
+    "gemma": near("GemmaForCausalLM", {**COMMON, "head_dim": 20}),
+    "gemma3": near(
+        "Gemma3ForCausalLM",
+        {**COMMON, "head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": WINDOW},
+        "Gemma3TextConfig",
+    ),
+    "arcee": near("ArceeForCausalLM", {**COMMON, "attention_bias": True, "mlp_bias": True}),
+    "seed_oss": near("SeedOssForCausalLM", {**COMMON, "head_dim": 40}),
+    "ernie": near("Ernie4_5ForCausalLM", {**COMMON, "head_dim": 40, "use_bias": True}),
+    "ernie_moe": near(
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **{**COMMON, "num_hidden_layers": 3},
+            **{"moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 1, "moe_intermediate_size": 40},
+        },
+    ),
+    "cohere": near("CohereForCausalLM", {**COMMON, "attention_bias": True, "logit_scale": 0.5}),
+    "cohere2": near("Cohere2ForCausalLM", {**COMMON, **MANY, "logit_scale": 0.5}),
+    "glm": near("GlmForCausalLM", {**COMMON, "head_dim": 20, "num_key_value_heads": 4}),
+    "glm4": near("Glm4ForCausalLM", {**COMMON, "head_dim": 40}),
+    "exaone4": near("Exaone4ForCausalLM", {**COMMON, **MANY}),
+    "exaone4_small": near(
+        "Exaone4ForCausalLM", {**COMMON, "sliding_window": None, "layer_types": ["full_attention"] * 2}
+    ),
+    "exaone_moe": near(
+        "ExaoneMoeForCausalLM",
+        {
+            **{**COMMON, **MANY},
+            **{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1},
+        },
+    ),
+    "starcoder2": near("Starcoder2ForCausalLM", {**COMMON, "sliding_window": WINDOW}),
+    "stablelm": near("StableLmForCausalLM", {**COMMON, "head_dim": 20, "partial_rotary_factor": 0.3}),
+    "stablelm_parallel": near(
+        "StableLmForCausalLM",
+        {**COMMON, "use_parallel_residual": True, "use_qkv_bias": True, "partial_rotary_factor": 0.3},
+    ),
+    "phi": near("PhiForCausalLM", {**COMMON, "partial_rotary_factor": 0.4}),
+    "gptj": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 8, "bos_token_id": 1, "eos_token_id": 2}),
+    "gptj_whole": near("GPTJForCausalLM", {**GPTJ, "rotary_dim": 20, "bos_token_id": 1, "eos_token_id": 2}),
+    "opt": near(
+        "OPTForCausalLM",
+        {**COMMON, "ffn_dim": 112, "word_embed_proj_dim": WIDTH, "pad_token_id": 1},
+    ),
+    "falcon_7b": near("FalconForCausalLM", FALCON),
+    "falcon_40b": near("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_11b": near(
+        "FalconForCausalLM",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon_in_line": near("FalconForCausalLM", {**FALCON, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "mpt": near(
+        "MptForCausalLM",
+        {
+            **{"d_model": WIDTH, "n_heads": HEADS, "n_layers": 2, "max_seq_len": 256, "vocab_size": VOCAB},
+            **{"bos_token_id": 1, "eos_token_id": 2},
+        },
+    ),
+    "olmo": near("OlmoForCausalLM", COMMON),
+    "olmo3": near(
+        "Olmo3ForCausalLM",
+        {**COMMON, **MANY, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}},
+    ),
+    "ministral": near("MinistralForCausalLM", {**COMMON, "sliding_window": WINDOW, "head_dim": 20}),
+    "ministral3": near(
+        "Ministral3ForCausalLM",
+        {**COMMON, "head_dim": 20, "rope_parameters": {**GROWS, "original_max_position_embeddings": 16}},
+    ),
+    "mistral4": near(
+        "Mistral4ForCausalLM",
+        {
+            **{**COMMON, **EXPERTS, "num_key_value_heads": 4, "first_k_dense_replace": 0},
+            **{"kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16},
+            **{"v_head_dim": 20, "rope_parameters": {**GROWS, "original_max_position_embeddings": 16}},
+        },
+    ),
+    "hunyuan": near("HunYuanDenseV1ForCausalLM", {**COMMON, "head_dim": 20, "attention_bias": True}),
+    "hunyuan_alpha": near(
+        "HunYuanDenseV1ForCausalLM",
+        {
+            **COMMON,
+            "head_dim": 40,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+        },
+    ),
+    "hunyuan_moe": near(
+        "HunYuanMoEV1ForCausalLM", {**COMMON, "num_experts": 6, "moe_topk": 2, "head_dim": 20, "intermediate_size": 48}
+    ),
+    "dots1": near("Dots1ForCausalLM", {**COMMON, **EXPERTS, "sliding_window": WINDOW, "max_window_layers": 1}),
+}
+
+
+@cache
+def oracle(family: str) -> Any:
+    """The model in float32 with random norms and biases, the same on every call."""
+    found = FAMILIES[family]
+    config = getattr(transformers, found.config)(**found.values, attn_implementation="eager")
+    model = getattr(transformers, found.model)(config).eval()
+    generator = torch.Generator().manual_seed(sum(family.encode()))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randint(-32, 33, buffer.shape, generator=generator) / 64)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = parameter.ndim == 1 and name.endswith("weight")
+            deep = parameter.ndim > 1 and any(part in name for part in ("layers.", "h.", "blocks."))
+            if name.endswith("e_score_correction_bias"):
+                parameter.copy_(torch.randint(-32, 33, parameter.shape, generator=generator) / 64)
+            else:
+                parameter.normal_(float(norm), 0.3 if deep else 0.2, generator=generator)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    root = tmp_path_factory.mktemp("near")
+
+    def folder(family: str) -> Path:
+        if not (path := root / family).exists():
+            oracle(family).save_pretrained(path)
+        return path
+
+    return folder
+
+
+@torch.inference_mode()
+def expected(family: str, ids: list[list[int]]) -> torch.Tensor:
+    return oracle(family)(torch.tensor(ids)).logits
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+IDS = [prompt(48, 1), prompt(48, 2)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_logits_are_those_of_transformers_in_float32_and_no_worse_in_bfloat16(family: str, folders: Folders) -> None:
+    found = dense_logits(load(folders(family)), torch.tensor(IDS))
+    torch.testing.assert_close(found, expected(family, IDS), atol=TOLERANCE, rtol=0)
+    theirs = copy.deepcopy(oracle(family)).to(torch.bfloat16)
+    exact = copy.deepcopy(theirs).float()(torch.tensor(IDS)).logits
+
+    def error(logits: torch.Tensor) -> float:
+        return (logits.float() - exact).square().mean(-1).sqrt().median().item()
+
+    ours = dense_logits(load(folders(family), torch.bfloat16), torch.tensor(IDS))
+    assert error(ours) < 1.2 * error(theirs(torch.tensor(IDS)).logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_that_are_cut_mixed_and_preempted_write_what_the_oracle_would(family: str, folders: Folders) -> None:
+    """The cache holds some 100 tokens: fewer than these requests want, of which two begin alike."""
+    shared = prompt(21, 3)
+    prompts = [prompt(1, 4), prompt(40, 5), [*shared, 7], [*shared, 8, 9], prompt(30, 6)]
+    settings: dict[str, Any] = {"max_num_batched_tokens": 24, "block_size": 4, "max_num_seqs": 4}
+    memory = int(100 * kv_bytes_per_token(read_model_config(folders(family)).spec, "float32"))
+    llm = LLM(
+        folders(family), **settings, kv_cache_memory=memory, dtype="float32", device="cpu",
+        skip_tokenizer_init=True, debug_checks=True, max_model_len=64,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+    try:
+        results = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    finally:
+        llm.shutdown()
+    for ids, result in zip(prompts, results, strict=True):
+        [output] = result.outputs
+        scores = expected(family, [[*ids, *output.token_ids]])[0].log_softmax(-1)[len(ids) - 1 : -1]
+        assert output.logprobs is not None
+        for at, token, entry in zip(scores, output.token_ids, output.logprobs, strict=True):
+            assert at[token] >= at.max() - TOLERANCE
+            assert entry[token].logprob == pytest.approx(at[token].item(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_two_ranks_or_a_stage_for_every_layer_score_as_one_device(family: str, folders: Folders) -> None:
+    folder = folders(family)
+    want = logits(folder, Mesh())
+    spec = read_model_config(folder).spec
+    stages = stages_of(folder, len(spec.layers))
+    torch.testing.assert_close(passed_through(stages), want, rtol=0, atol=0)
+    twice = spec.vocab_size * spec.hidden_size if spec.tie_word_embeddings else 0
+    assert sum(map(numbers_held, stages)) == parameters(spec).total + twice
+    if not divides(folder, 2):  # one head of keys, say
+        return
+    for got in on_ranks(2, lambda axis: logits(folder, Mesh(tp=axis))):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_was_read_is_written_again_as_it_was(family: str, folders: Folders) -> None:
+    folder = folders(family)
+    written = export_checkpoint(load(folder), read_model_config(folder).weights)
+    stored = load_file(folder / "model.safetensors")
+    plain = {name for name in stored if "experts." not in name}  # transformers holds a layer's experts as one
+    assert plain - {"lm_head.weight"} <= written.keys()
+    for name, tensor in written.items():
+        if name not in stored and "experts." in name:
+            continue
+        # A norm's offset was added and is taken off again
+        torch.testing.assert_close(tensor, stored[name], rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("form", ["hub", "newer", "text alone"])
+@torch.inference_mode()
+def test_the_text_model_is_read_out_of_a_larger_one(form: str, folders: Folders, tmp_path: Path) -> None:
+    """A tower's tensors are passed over, under any of the names that such checkpoints give to the text model's."""
+    names: dict[str, Callable[[str], str]] = {
+        "hub": "language_model.{}".format,
+        "newer": lambda name: name.replace("model.", "model.language_model.", 1),
+        "text alone": str,
+    }
+    folder = folders("gemma3")
+    stored = {names[form](name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file({**stored, "vision_tower.patch.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = dense_logits(load(tmp_path), torch.tensor(IDS))
+    torch.testing.assert_close(found, expected("gemma3", IDS), atol=TOLERANCE, rtol=0)
