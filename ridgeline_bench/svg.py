@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 16, 48
+LABEL = 36  # pixels of a label below an axis
 COLOURS = ("#2a78b8", "#d97a1e", "#3b8f4b", "#b8364a", "#7a5ab8", "#5c6b73")  # of curves in pictures by themselves
 
 
@@ -118,7 +119,7 @@ def _curves(panel: Panel, colours: Mapping[str, str], wide: int, high: int) -> I
         return bottom - (bottom - top) * (scale(value) - foot) / (head - foot)
 
     yield f'<text x="{left}" y="20">{escape(panel.title)}</text>'
-    for value in xs[:: max(1, len(xs) // 8)]:
+    for value in _apart(xs[:: max(1, len(xs) // 8)], x):
         yield f'<line class="grid" x1="{x(value):.1f}" y1="{top}" x2="{x(value):.1f}" y2="{bottom}"/>'
         yield f'<text x="{x(value):.1f}" y="{bottom + 16}" text-anchor="middle">{si(value)}</text>'
     for value in y_ticks:
@@ -131,6 +132,15 @@ def _curves(panel: Panel, colours: Mapping[str, str], wide: int, high: int) -> I
         for a, b in curve:
             told = escape(f"{name}: {b:.4g} at {a:g}")
             yield f'<circle fill="{colours[name]}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3"><title>{told}</title></circle>'
+
+
+def _apart(values: Sequence[float], x: Callable[[float], float]) -> list[float]:
+    """Return the values whose places have room for a label each, from left to right."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or x(value) - x(kept[-1]) >= LABEL:
+            kept.append(value)
+    return kept
 
 
 def _ticks(least: float, most: float, logarithmic: bool) -> list[float]:

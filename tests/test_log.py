@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import anchor_of
+from ridgeline_bench.scripts.evidence.pages import anchor_of
 
 LOG = Path(__file__).parents[1] / "docs" / "log.md"
 MONTHS = sorted(LOG.with_suffix("").glob("*.md"), reverse=True)

@@ -66,8 +66,12 @@ def logarithmic(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture. Raise InvalidConfig if that is not possible."""
+    """Write a picture, as SVG the same for the same data. Raise InvalidConfig if that is not possible."""
+    from matplotlib import rc_context
+
+    undated = {"Date": None} if path.suffix == ".svg" else None
     try:
-        figure.savefig(path)
+        with rc_context({"svg.hashsalt": "ridgeline"}):
+            figure.savefig(path, metadata=undated)
     except (OSError, ValueError) as error:
         raise InvalidConfig(f"the plot cannot be written to {path} ({error}).") from error

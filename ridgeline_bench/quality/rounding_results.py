@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ridgeline.compression.predictions import TokenCosts
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.version import __version__
 from ridgeline_bench.quality.cache import CacheCosts
@@ -38,6 +42,31 @@ def quantization_records(model: DenseModel, rows: Sequence[Row], options: Mappin
     for row in rows:
         found += figures(known, f"quantization:{row.scheme}:{row.method}", row.figures)
     return found
+
+
+def rows_of(records: Sequence[Record]) -> list[Row]:
+    """Return the rows of stored records, with what a picture shows of them: bits, bytes, mean costs and speeds."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        found.setdefault(record.workload, {})[record.metric] = record.value
+    rows = []
+    for workload, values in found.items():
+        _, scheme, method = workload.split(":", 2)
+        nats, kl, same = (torch.tensor([value], dtype=torch.float64) for value in (
+            math.log(values["perplexity"]), values["kl_mean"], values["equal_greedy"],
+        ))  # fmt: skip
+        speed = {int(name.removeprefix("output_b")): v for name, v in values.items() if name.startswith("output_b")}
+        rows.append(
+            Row(
+                scheme=scheme,
+                method=method,
+                bits=values["bits_per_weight"],
+                weight_bytes=values["weight_bytes"],
+                costs=TokenCosts(nats, kl, same),
+                speed=speed,
+            )
+        )
+    return rows
 
 
 def cache_records(model: DenseModel, found: CacheCosts) -> list[Record]:

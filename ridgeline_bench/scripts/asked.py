@@ -21,7 +21,8 @@ def asked(doc: str | None, *places: str, **options: Any) -> argparse.Namespace:
 
     places: arguments that stand without a flag; "files..." takes several, "what=a|b" one of these.
     options: by name, a default, whose type the option has; False for a switch; a list for several words; a type, or a
-        list of one, for an option without a default; `OneOf`. A pair is one of these and its help.
+        list of one, for an option without a default; `OneOf`, or a list of it for some of its words (all by default).
+        A pair is one of these and its help.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for place in places:
@@ -39,6 +40,8 @@ def _kind(default: Any) -> dict[str, Any]:
         return {"action": "store_true"}
     if isinstance(default, OneOf):
         return {"choices": list(dict.fromkeys(default)), "default": default[0]}
+    if isinstance(default, list) and isinstance(default[0], OneOf):
+        return {"nargs": "+", "choices": list(default[0]), "default": list(default[0])}
     if isinstance(default, list):
         return {"nargs": "+", **_kind(default[0]), "default": None if isinstance(default[0], type) else default}
     return {"type": default} if isinstance(default, type) else {"type": type(default), "default": default}

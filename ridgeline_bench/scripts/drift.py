@@ -13,12 +13,9 @@ It takes two minutes of a CPU.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +36,7 @@ from ridgeline.kernels.scans.ssd import op as ssd
 from ridgeline.kernels.scans.ssd.cases import SsdCase
 from ridgeline.kernels.scans.wkv import op as wkv
 from ridgeline.kernels.scans.wkv.cases import WkvCase
+from ridgeline_bench.scripts.asked import asked, keep
 
 CPU = torch.device("cpu")
 WINDOW = 256  # tokens over which an error is taken
@@ -134,12 +132,9 @@ def measure(tokens: int, places: Sequence[int], progress: Progress) -> list[dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=32_768)
-    parser.add_argument("--json", help="append the figures to this file")
-    options = parser.parse_args()
+    options = asked(__doc__, tokens=32_768, json=(Path, "append the figures to this file"))
     if options.tokens < WINDOW:
-        parser.error(f"--tokens is {options.tokens}; it must be at least {WINDOW}")
+        raise SystemExit(f"--tokens is {options.tokens}; it must be at least {WINDOW}.")
     torch.set_num_threads(1)
     places = [end for end in (1024, 8192, 32_768) if end < options.tokens] + [options.tokens]
     with Progress(transient=True) as progress:
@@ -148,11 +143,8 @@ def main() -> None:
     for record in records:
         table.add_row(record["op"], record["decay"], record["form"], *(f"{e:.1e}" for e in record["errors"].values()))
     Console().print(table)
-    if options.json:
-        machine = {"date": datetime.date.today().isoformat(), "cpu": platform.processor() or platform.machine()}
-        machine |= {"torch": torch.__version__, "seed": 0}
-        with open(options.json, "a") as file:
-            file.writelines(json.dumps(machine | record) + "\n" for record in records)
+    for record in records:
+        keep(options.json, {"workload": "drift", "seed": 0, **record})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ Legend:
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections import deque
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ from ridgeline.training.objective import NextTokenLoss, training_decoder
 from ridgeline.training.optimizer import adamw, initialize, learning_rate
 from ridgeline.training.tokenizer import SEPARATOR_ID
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.scripts.asked import keep
+from ridgeline_bench.scripts.asked import asked, keep
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 EPSILON = 1e-6  # a largest number that was divided and multiplied again may be this much off
@@ -188,15 +187,12 @@ def _share(scales: Sequence[Scale]) -> float:
 WAYS: dict[str, int | None] = {"float32": None, "current": 0, "delayed, 16 steps": 16, "delayed, 1 step": 1}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--layers", type=int, default=4, help="and heads of 64")
-    parser.add_argument("--jump", type=float, nargs="+", default=[1.0, 64.0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--quick", action="store_true", help="twelve steps of one layer, in seconds on a CPU")
-    given = parser.parse_args(arguments)
+def main() -> None:
+    given = asked(
+        __doc__, steps=300, layers=(4, "and heads of 64"), jump=[1.0, 64.0],
+        device="cuda" if torch.cuda.is_available() else "cpu", output=Path,
+        quick=(False, "twelve steps of one layer, in seconds on a CPU"),
+    )  # fmt: skip
     steps, layers, shape = (12, 1, (64, 2)) if given.quick else (given.steps, given.layers, (256, 16))
     with tempfile.TemporaryDirectory() as folder:
         data = corpus(Path(folder), *shape, most=8 if given.quick else None)

@@ -37,7 +37,7 @@ from torch import Tensor
 from ridgeline.core import numa
 from ridgeline.worker.machine import pci_address
 from ridgeline_bench.results import host_with
-from ridgeline_bench.scripts.asked import keep
+from ridgeline_bench.scripts.asked import asked, keep
 
 ROUNDS = 7
 PASSES = 24  # of the kernel over its piece: about as long as a copy on a Hopper GPU
@@ -166,16 +166,11 @@ def on_node(node: int, nbytes: int) -> tuple[float, float, float]:
     return nbytes / parts.to, nbytes / parts.back, seconds(lambda: _work(one)) / PASSES
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=256)
-    parser.add_argument("--pieces", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--numa", action="store_true")
-    parser.add_argument("--on-node", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--quick", action="store_true", help="predictions alone, without a GPU")
-    given = parser.parse_args(arguments)
+def main() -> None:
+    given = asked(
+        __doc__, megabytes=256, pieces=[1, 2, 4, 8, 16, 32], numa=False, on_node=(int, argparse.SUPPRESS), output=Path,
+        commit="", quick=(False, "predictions alone, without a GPU"),
+    )  # fmt: skip
     nbytes = given.megabytes << 20
     if given.quick:
         parts = Parts(*(nbytes / rate for rate in SHEET))

@@ -16,14 +16,13 @@ which Python it measured.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ import numpy as np
 from ridgeline.core.cores import available
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.weights.folder import EMBEDDED_MODEL
-from ridgeline_bench.scripts.asked import keep
+from ridgeline_bench.scripts.asked import asked, keep
 
 TEXT = "def f(x):\n    return [x, 'naïve', 0x1f]  # a line of code\n" * 40
 CHUNK = {
@@ -132,12 +131,11 @@ def python() -> str:
     return f"Python {sys.version.split()[0]} {'without' if free else 'with'} the lock"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1.0, help="that each figure takes")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--quick", action="store_true", help="a tenth of a second for each figure")
-    given = parser.parse_args(arguments)
+def main() -> None:
+    given = asked(
+        __doc__, seconds=(1.0, "that each figure takes"), output=Path,
+        quick=(False, "a tenth of a second for each figure"),
+    )  # fmt: skip
     if available() < 2:
         raise SystemExit("two threads show nothing on one core; run this where the process may use two.")
     print(python())

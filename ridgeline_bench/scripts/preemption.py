@@ -17,7 +17,6 @@ most of the time, and tokens that run again cost steps.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -38,8 +37,7 @@ from ridgeline.core.specs.cache_layout import CacheGroup, CacheLayout
 from ridgeline.core.specs.state import KVSpec, RecurrentSpec, StatePart, StateSpec
 from ridgeline.engine.scheduler import Scheduler
 from ridgeline.engine.sequence import Sequence
-from ridgeline_bench.results import host
-from ridgeline_bench.scripts.asked import keep
+from ridgeline_bench.scripts.asked import OneOf, asked, keep
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "preemption.jsonl"
@@ -268,7 +266,7 @@ def show(records: list[dict[str, Any]]) -> None:
     Console(width=200).print(table)
 
 
-def draw(records: list[dict[str, Any]]) -> None:
+def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Draw the share of tokens that run again, for each workload, where requests come steadily, at the newest commit
     and, dotted, at the first."""
     import matplotlib as mpl  # only here, since tests run this module without the extra
@@ -276,9 +274,10 @@ def draw(records: list[dict[str, Any]]) -> None:
 
     mpl.rcParams.update({"svg.hashsalt": "ridgeline", "font.size": 9, "font.family": "DejaVu Sans"})
     figure, (again, found) = plt.subplots(1, 2, figsize=(8.2, 3.2), facecolor="white")
-    commits = [records[0]["commit"], records[-1]["commit"]]
+    commits = [record["machine"]["commit"] for record in (records[0], records[-1])]
     for place, (workload, commit) in enumerate(itertools.product(WORKLOADS, commits)):
-        own = [r for r in records if (r["workload"], r["commit"], r["arrivals"]) == (workload.name, commit, "steady")]
+        here = [r for r in records if r["machine"]["commit"] == commit and r["workload"] == workload.name]
+        own = [record for record in here if record["arrivals"] == "steady"]
         newest = commit == commits[-1]
         style = {"color": f"C{place // len(commits)}", "linestyle": "-" if newest else ":", "marker": ".", "lw": 1.3}
         factors = [record["oversubscription"] for record in own]
@@ -290,22 +289,21 @@ def draw(records: list[dict[str, Any]]) -> None:
     found.axhline(80, color="grey", lw=0.8)
     figure.legend(loc="center right", frameon=False, title="dotted:\n" + ", ".join(commits[:-1]))
     figure.tight_layout(rect=(0, 0, 0.86, 1))
-    figure.savefig(IMAGE, metadata={"Title": "Preemption", "Date": None})
+    figure.savefig(path, metadata={"Title": "Preemption", "Date": None})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], choices=[workload.name for workload in WORKLOADS])
-    parser.add_argument("--json", type=Path, help="add the records to this file, one a line")
-    parser.add_argument("--draw", action="store_true", help="draw the stored results instead")
-    arguments = parser.parse_args()
+    arguments = asked(
+        __doc__, only=[OneOf(workload.name for workload in WORKLOADS)],
+        json=(Path, "add the records to this file, one a line"), draw=(False, "draw the stored results instead"),
+    )  # fmt: skip
     if arguments.draw:
-        draw([json.loads(line) for line in RESULTS.read_text().splitlines()])
+        draw([json.loads(line) for line in RESULTS.read_text().splitlines()], IMAGE)
         return
     records = list(measure(arguments.only))
     show(records)
     for record in records:
-        keep(arguments.json, record | {"commit": host().commit})
+        keep(arguments.json, record)
 
 
 if __name__ == "__main__":

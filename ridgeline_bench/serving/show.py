@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from ridgeline_bench.results import Machine, Record
-from ridgeline_bench.serving.figures import MEASURES, PERCENTS, Point
+from ridgeline_bench.serving.figures import MEASURES, PERCENTS, Point, Spread
 from ridgeline_bench.serving.server import Server
 
 
@@ -142,3 +142,38 @@ def records(p: Point, server: Server, machine: Machine, options: dict[str, Any])
             # an itl has as many samples as there are tokens, so the requests' tpot stand for them
             kept = spread.samples if percent == 50 and name != "itl" else ()
             yield record(f"{name} p{percent}", value, "ms", "lower", kept)
+
+
+def points_of(records: Iterable[Record]) -> list[Point]:
+    """Return the points of stored records of one server, with what a picture shows of them."""
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        if record.workload.startswith("serve "):
+            found.setdefault(record.workload.rpartition(" ")[2], {})[record.metric] = record.value
+    return [_stored_point(float(name.removesuffix("/s")), values) for name, values in found.items()]
+
+
+def _stored_point(rate: float, values: Mapping[str, float]) -> Point:
+    def spread(name: str) -> Spread:
+        p50, p90, p99 = (values[f"{name} p{percent}"] for percent in PERCENTS)
+        return Spread(0.0, p50, p90, p99, ())
+
+    return Point(
+        rate=rate,
+        num_requests=0,
+        num_completed=0,
+        errors={},
+        examples={},
+        duration=0.0,
+        offered=rate,
+        request_rate=values["requests"],
+        output_rate=values["output"],
+        total_rate=0.0,
+        goodput=values.get("goodput"),
+        latencies={name: spread(name) for name in MEASURES},
+        lateness=Spread.of(()),
+        peak=0,
+        cached=0.0,
+        busy=0.0,
+        exact=True,
+    )

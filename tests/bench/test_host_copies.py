@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ def test_pieces_hide_all_but_the_longest_part() -> None:
     assert parts.overlapped(1_000_000) == pytest.approx(4.0, rel=1e-5)
 
 
-def test_what_is_printed_without_a_gpu_is_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--quick", "--megabytes", "550", "--pieces", "1", "3"])
+def test_what_is_printed_without_a_gpu_is_arithmetic(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["host_copies", "--quick", "--megabytes", "550", "--pieces", "1", "3"])
+    main()
     one = 3 * 550 * 2**20 / 55e9  # three parts at 55 GB/s
     assert capsys.readouterr().out.split() == (
         f"1 pieces {1e3 * one:.2f} ms predicted 3 pieces {1e3 * (one / 3 + one * 2 / 9):.2f} ms predicted".split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -40,8 +41,9 @@ def test_a_loop_is_late_by_what_holds_the_lock() -> None:
 
 
 @pytest.mark.skipif(available() < 2, reason="two threads show nothing on one core")
-def test_every_kind_of_work_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--seconds", "0.02"])
+def test_every_kind_of_work_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["interpreter_lock", "--seconds", "0.02"])
+    main()
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row[:24].strip() for row in rows] == list(kinds())
 

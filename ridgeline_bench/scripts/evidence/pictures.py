@@ -1,0 +1,174 @@
+"""The pictures of the pages, each made again from stored results or from arithmetic.
+
+A picture of matplotlib is the same bit for bit only with the version that drew it, which its text names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ridgeline_bench.scripts.evidence.commands import ROOT
+from ridgeline_bench.scripts.evidence.stored import FOLDER, lines_of
+from ridgeline_bench.svg import Panel, picture
+
+IMAGES = ROOT / "docs" / "images"
+CONFIGS = ROOT / "tests" / "perf" / "configs"
+CROSSOVER = ("llama-8b", "qwen3.5-9b", "falcon-mamba-7b")
+QUANTIZED_AT, SERVED_AT = "865b5cdfe209", "f2e16f9"  # commits of the runs that are shown
+ENDINGS = (".svg", ".png", ".pdf")
+BY_MATPLOTLIB = re.compile(r"Matplotlib v([\d.]+)")
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    return [dict(line) for line in lines_of(FOLDER / name)]
+
+
+def _written(draw: Callable[[Path], object]) -> str:
+    """Return the text of a picture that a function writes to a file, with matplotlib as it is when it starts."""
+    import matplotlib as mpl  # the extra `train`
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), mpl.rc_context():
+        mpl.rcdefaults()
+        draw(Path(folder) / "picture.svg")
+        return (Path(folder) / "picture.svg").read_text(encoding="utf-8")
+
+
+def batch_sweep() -> str:
+    from ridgeline_bench.scripts import batch_sweep, experiments_page
+
+    swept = [line for line in _lines("experiments.jsonl") if line["workload"] == "batch sweep"]
+    newest = [dict(line) for line in experiments_page.newest(swept, "batch")]
+    return _written(lambda path: batch_sweep.draw(newest, path))
+
+
+def crossover() -> str:
+    from ridgeline.cli import app
+
+    models = [str(CONFIGS / f"{name}.json") for name in CROSSOVER]
+    return _written(
+        lambda path: app(["crossover", *models, "--gpu", "H200", "--plot", str(path)], standalone_mode=False)
+    )
+
+
+def float8() -> str:
+    from ridgeline_bench.scripts import float8
+
+    return _written(float8.draw)
+
+
+def long_context() -> str:
+    from ridgeline_bench.scripts import long_context
+
+    return long_context.drawing(_lines("long-context.jsonl"))
+
+
+def mixture() -> str:
+    """Return the loss and the busiest expert's load of three small mixtures while they are trained."""
+    from ridgeline_bench.scripts.experiments_page import grouped
+
+    runs = grouped((line for line in _lines("mixture-training.jsonl") if "step" in line), "model")
+
+    def curves(field: str) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return {run[0]["model"]: [(line["tokens"], line[field]) for line in run] for run in runs}
+
+    panels = [
+        Panel("training loss, nats a token", "tokens", curves("loss")),
+        Panel("load of the busiest expert over the mean", "tokens", curves("max_over_mean"), log_y=True),
+    ]
+    return picture(panels, "Three mixtures of 16 experts")
+
+
+def preemption() -> str:
+    from ridgeline_bench.scripts import preemption
+
+    return _written(lambda path: preemption.draw(_lines("preemption.jsonl"), path))
+
+
+def quantization() -> str:
+    from ridgeline_bench.quality.rounding_results import draw, rows_of
+    from ridgeline_bench.results import read
+
+    records = [r for r in read([FOLDER / "quantization.jsonl"]) if r.machine.commit == QUANTIZED_AT]
+    rows = rows_of([record for record in records if record.workload.startswith("quantization:")])
+    return _written(lambda path: draw(rows, f"{records[0].model} on {records[0].machine.cpu}", path))
+
+
+def sequence_lengths() -> str:
+    from ridgeline_bench.results import read
+    from ridgeline_bench.scripts import sequence_lengths
+
+    return sequence_lengths.drawing(read([FOLDER / "h100-sequence-lengths.jsonl"]))
+
+
+def serving() -> str:
+    from ridgeline_bench.results import read
+    from ridgeline_bench.serving.plot import draw
+    from ridgeline_bench.serving.show import points_of
+
+    records = [r for r in read([FOLDER / "serving-h200.jsonl"]) if r.machine.commit == SERVED_AT]
+    servers = {name: [r for r in records if r.engine == name] for name in dict.fromkeys(r.engine for r in records)}
+    named = {f"{found[0].engine} {found[0].version}": found for found in servers.values()}
+    curves = {found[0].engine: points_of(found) for found in servers.values()}
+    return _written(lambda path: draw(curves, f"{records[0].model}: {' and '.join(named)}", path))
+
+
+def training_precision() -> str:
+    from ridgeline_bench.scripts import training_precision
+
+    return training_precision.drawing(_lines("training-precision.jsonl"))
+
+
+def vllm(theme: str) -> str:
+    from ridgeline_bench.scripts import readme_chart
+
+    runs = readme_chart.runs(_lines("h200.jsonl"))
+    return _written(lambda path: readme_chart.draw(runs, theme, path))
+
+
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "docs/images/batch-sweep.svg": batch_sweep,
+    "docs/images/crossover.svg": crossover,
+    "docs/images/float8.svg": float8,
+    "docs/images/long-context.svg": long_context,
+    "docs/images/mixture.svg": mixture,
+    "docs/images/preemption.svg": preemption,
+    "docs/images/quantization.svg": quantization,
+    "docs/images/sequence-lengths.svg": sequence_lengths,
+    "docs/images/training-precision.svg": training_precision,
+    "docs/images/vllm-dark.svg": lambda: vllm("dark"),
+    "docs/images/vllm-light.svg": lambda: vllm("light"),
+    "benchmarks/results/serving-h200.svg": serving,
+}
+
+
+def checked_in() -> list[str]:
+    """Return the pictures that the tree has beside its pages and results."""
+    found = [path for folder in (ROOT / "docs", FOLDER) for path in folder.rglob("*") if path.suffix in ENDINGS]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def problem(name: str) -> str | None:
+    """Return what is wrong with a picture: nothing draws it, it is not there, or its data draw another one."""
+    if name not in PICTURES:
+        return f"nothing draws {name}; pictures.py must say what does"
+    if not (ROOT / name).is_file():
+        return f"{name} is not there; python -m ridgeline_bench.scripts.evidence --draw makes it"
+    there, made = (ROOT / name).read_text(encoding="utf-8"), PICTURES[name]()
+    if there == made or BY_MATPLOTLIB.findall(there) != BY_MATPLOTLIB.findall(made):
+        return None
+    return f"the data of {name} draw another picture; python -m ridgeline_bench.scripts.evidence --draw makes it anew"
+
+
+def problems() -> Iterator[str]:
+    yield from filter(None, map(problem, sorted({*PICTURES, *checked_in()})))
+
+
+def draw_all() -> None:
+    for name, drawn in PICTURES.items():
+        (ROOT / name).write_text(drawn(), encoding="utf-8")
