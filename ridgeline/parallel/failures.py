@@ -63,12 +63,15 @@ CLASSES = (
     ),
 )
 LIBRARY = re.compile(r"nccl|gloo|process ?group|c10d|tensors with different dtypes|Operation timed out!", re.IGNORECASE)
+SOURCE = r"\.(?:cc|cpp|cu|h|hpp):\d+"  # how the path of a library's own line ends
+NAMED = re.compile(rf"'[^'\s]+'|\"[^\"\s]+\"|(?!\S*{SOURCE})\S*/\S*")  # what a user named, and any other path
 
 
 def failure_of(error: BaseException | str) -> Failure | None:
-    """Return the class of a collective's error, or None for errors of anything else."""
+    """Return the class of a collective's error, or None for errors of anything else, such as those of a model in a
+    folder that is called after a library."""
     text = str(error)
-    if not LIBRARY.search(text):
+    if not LIBRARY.search(NAMED.sub(" ", text)):
         return None
     return next((found for found, words in CLASSES if re.search(words, text, re.IGNORECASE)), None)
 

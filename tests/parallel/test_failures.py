@@ -36,6 +36,8 @@ WORDS = {
     "Detected mismatch between collectives on ranks. Rank 0 is running ALLREDUCE in ProcessGroupNCCL": "mismatch",
     "[enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. "
     "Received data size doesn't match expected size. Is there a distributed collective mismatch?": "mismatch",
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1": "peer lost",
+    "rank 1 read '/models/nccl/a' before: NCCL communicator was aborted on rank 1.": "communicator",
 }
 
 
@@ -52,6 +54,11 @@ def test_other_errors_stay_as_they_are() -> None:
         RuntimeError("CUDA error: invalid argument"),
         RuntimeError("The size of tensor a (4) must match the size of tensor b (5)"),
         TimeoutError("timed out"),
+        OSError("/models/nccl/config.json: Connection refused"),
+        RuntimeError("reading /mnt/gloo/model.safetensors:12 timed out"),
+        RuntimeError("the folder 'nccl-8b' has an invalid argument"),
+        ValueError('"process-group-nccl" is an invalid argument for --model'),
+        RuntimeError("hub://team/c10d.cpp: Connection reset by peer"),
         ValueError("x"),
     ):
         assert failure_of(error) is None

@@ -25,7 +25,7 @@ from ridgeline.kernels.gemm.plain.op import LINEAR, NORM_LINEAR, Epilogue, Opera
 from ridgeline.kernels.ops import Ops
 from ridgeline.layers.decoder import Decoder
 from ridgeline.layers.linear import Linear
-from ridgeline.quantization import SCHEMES
+from ridgeline.quantization import SCHEMES, layout
 from ridgeline.quantization.scheme import Scheme, everywhere, scheme
 from ridgeline.quantization.weight import Weight
 from ridgeline.weights.folder import EMBEDDED_MODEL
@@ -38,6 +38,19 @@ needs_vnni = pytest.mark.skipif(not has_vnni(HERE), reason="no VNNI")
 needs_packing = pytest.mark.skipif(
     not has_onednn(HERE) or not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no oneDNN in bfloat16"
 )
+
+
+@pytest.mark.parametrize(("chosen", "told"), [("torch", True), ("reference", False)])
+def test_codes_that_a_cpu_holds_as_plain_numbers_are_told_of_once(
+    chosen: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout._tell_of_plain_numbers.cache_clear()
+    ops = Ops(HERE, {"coded_linear": chosen})
+    for _ in range(2):
+        weight = prepared("w4a16", torch.randn(32, 256), ops)
+        assert (weight.stored.dtype is torch.float32) == told
+    warnings = [record.getMessage() for record in caplog.records if "plain numbers" in record.getMessage()]
+    assert warnings == ["weights in codes are held as plain numbers, which take more memory and are slower."] * told
 
 
 def prepared(name: str, weight_OI: torch.Tensor, ops: Ops = OPS) -> Weight:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from ridgeline.cli import app, train
 from ridgeline.cli.tracked import TrackFlags, tracked
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.layers.decoder import Decoder
@@ -52,6 +53,25 @@ def test_mixtures_differ_in_their_routers_alone() -> None:
     assert len(known) >= 2
     assert all(shape == shapes[0] for shape in shapes)
     assert parameters(known[0]) < 2.5e6
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "compiled"),
+    [
+        ("cpu", [], False), ("cuda", [], True), ("cuda:1", [], True),
+        ("cuda", ["--no-compile"], False), ("cpu", ["--compile"], True),
+    ],
+)  # fmt: skip
+def test_steps_are_compiled_on_a_gpu_unless_a_flag_says_otherwise(
+    device: str, flags: list[str], compiled: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    configs: list[recipe.RecipeConfig] = []
+    monkeypatch.setattr(recipe, "run", lambda config, console: configs.append(config))
+    monkeypatch.setattr(train, "device_of", torch.device)  # which would ask whether this machine has one
+    app(
+        ["train", "pretrain", "--out", str(tmp_path), "--steps", "1", "--device", device, *flags], standalone_mode=False
+    )
+    assert [(config.device, config.compile) for config in configs] == [(torch.device(device), compiled)]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,9 @@ import pytest
 
 from ridgeline.cli.serve import prepare
 from ridgeline.core.errors import InvalidConfig, InvalidRequest
+from ridgeline.core.settings.serving import NamedModel, ServeConfig
 from ridgeline.serving.batches.offline import OfflineBatch
+from ridgeline.serving.processes.engine_settings import encode
 from ridgeline.weights.folder import EMBEDDED_MODEL
 from ridgeline_bench.scripts.served import Served
 from tests.command import run_here
@@ -66,6 +69,21 @@ def told(client: openai.OpenAI, file: str | None) -> dict[str, Any]:
     by_name = {each["custom_id"]: each for each in found}
     assert len(by_name) == len(found)
     return by_name
+
+
+def test_the_process_of_batches_ends_at_sigterm_by_itself(tmp_path: Path) -> None:
+    """It ends with code 0, also while it waits for an engine that never comes."""
+    config = ServeConfig(batch_dir=str(tmp_path / "batches"))
+    model = NamedModel(str(EMBEDDED_MODEL), ("m",), (str(tmp_path / "no engine"),))
+    command = [sys.executable, "-m", "ridgeline.serving.processes.batch_process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(encode({"config": config, "model": model, "name": "batches-1"}) + b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.fixture(scope="module")
