@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.specs.model import ModelSpec
 from ridgeline.core.specs.pooling import PoolingSpec
@@ -54,7 +55,10 @@ def choose_device(wanted: str) -> torch.device:
 
 def device_of_rank(config: LLMConfig, rank: int) -> torch.device:
     """Return the device of one of the ranks that divide a model. Raise InvalidConfig if there are too few."""
-    device, ranks = choose_device(config.device), config.ranks
+    kinds, ranks = config.stage_kinds, config.ranks
+    if kinds and kinds[rank] == "cuda":
+        return choose_device(f"cuda:{kinds[:rank].count('cuda')}")
+    device = choose_device("cpu" if kinds else config.device)
     named = f"{' times '.join(config.divided_by)} is {ranks}"
     if device.type == "cpu":
         return device
@@ -63,6 +67,16 @@ def device_of_rank(config: LLMConfig, rank: int) -> torch.device:
     if ranks > (gpus := torch.cuda.device_count()):
         raise InvalidConfig(f"{named}, and torch sees {gpus} GPUs; lower it to {gpus}.")
     return torch.device(device.type, rank)
+
+
+def shared_device(config: LLMConfig, device: torch.device) -> torch.device:
+    """Return the device by which a rank chooses what all ranks must choose alike: the CPU, if a stage is there."""
+    return torch.device("cpu") if "cpu" in config.stage_kinds else device
+
+
+def choose_block_size(config: LLMConfig, device: torch.device) -> int:
+    """Return the tokens of a block of the cache, which are the same on all ranks."""
+    return config.block_size or DEFAULT_BLOCK_SIZE["cuda" if config.unlike_stages else device.type]
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> DtypeChoice:

@@ -43,6 +43,7 @@ MODULES = {
     "tests.ranks.fake_rank": RANK,
     "tests.ranks.slow_rank": RANK,
     "tests.ranks.unequal_rank": RANK,
+    "tests.ranks.unlike_rank": RANK,
 }
 # Libraries read variables that begin so when they are imported, or before.
 READ_EARLY = ("CUDA", "LD_", "MALLOC", "MKL", "OMP", "ONEDNN", "OPENBLAS", "PYTHONHASHSEED", "TORCH", "TRITON")

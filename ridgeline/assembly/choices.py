@@ -15,7 +15,6 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.plan.reserve import StepSizes
 from ridgeline.core.plan.sharding import with_cached_experts
 from ridgeline.core.plan.stages import of_stage
-from ridgeline.core.settings.cache import DEFAULT_BLOCK_SIZE
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.speculation import LAYER_SKIP, Speculation
 from ridgeline.core.settings.steps import check_limits
@@ -23,7 +22,15 @@ from ridgeline.core.specs.cache_layout import CacheLayout
 from ridgeline.core.specs.experts import ExpertsSpec
 from ridgeline.core.specs.model import ModelSpec, with_draft
 from ridgeline.core.specs.state import DTYPE_BYTES
-from ridgeline.defaults import check_divided, check_max_model_len, choose_dtype, choose_kernels, choose_limits
+from ridgeline.defaults import (
+    check_divided,
+    check_max_model_len,
+    choose_block_size,
+    choose_dtype,
+    choose_kernels,
+    choose_limits,
+    shared_device,
+)
 from ridgeline.kernels.base.kv_format import kv_format
 from ridgeline.kernels.base.launch import num_multiprocessors
 from ridgeline.kernels.base.op import Platform, on_gpu
@@ -96,13 +103,14 @@ class Choices:
         )
         cache = CacheLayout(
             groups=with_draft(self.part, draft).cache_groups,
-            block_size=sizes.ranks * (config.block_size or DEFAULT_BLOCK_SIZE[sizes.device_type]),
+            block_size=sizes.ranks * choose_block_size(config, self.device),
             dtype=self.dtype,
             num_pages=2,
             ranks=sizes.ranks,
             scratch=sizes.scratch,
         )
-        sharing = self.mesh.size if self.device.type == "cpu" else 1
+        here = config.stage_kinds.count("cpu") or self.mesh.size
+        sharing = here if self.device.type == "cpu" else 1
         budget = Budget(device=self.device, config=config, weights=weights, loaded=loaded, ranks=sharing)
         return plan_memory(cache, sizes, parts_of(self.part, config, draft), budget)
 
@@ -125,7 +133,7 @@ class Choices:
             max_model_len=self.wanted_len,
             max_seqs=self.max_seqs,
             max_tokens=self.max_tokens,
-            block_size=self.config.block_size or DEFAULT_BLOCK_SIZE[self.device.type],
+            block_size=choose_block_size(self.config, self.device),
             cascade=self.cascade,
             overrides=tuple(sorted(self.overrides.items())),
             quantization=self.scheme.name,
@@ -157,7 +165,8 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
     if config.moe_expert_cache_size:
         _check_offload(config, model, platform)
         weighed = with_cached_experts(own, config.moe_expert_cache_size) if on_gpu(platform) else own
-    dtype, why = choose_dtype(config.dtype, model.dtype, device)
+    shared = shared_device(config, device)
+    dtype, why = choose_dtype(config.dtype, model.dtype, shared)
     wanted_len = check_max_model_len(config.max_model_len, model.spec.max_position_embeddings)
     overrides = choose_kernels(config, device)
     ops = Ops(platform, overrides)
@@ -177,11 +186,12 @@ def choose(config: LLMConfig, device: torch.device, mesh: Mesh | None = None) ->
         draft = choose_draft(config, folder, model.spec, ops, weights, wanted_len)
     if draft is not None:
         check_fits(draft.what, draft.weight_bytes(DTYPE_BYTES[dtype]), device, dtype=dtype)
-    max_seqs, max_tokens = choose_limits(config, device, model.spec.pooling, wanted_len)
+    max_seqs, max_tokens = choose_limits(config, shared, model.spec.pooling, wanted_len)
     if config.num_drafts:
         check_limits(max_seqs, max_tokens, config.num_drafts)
     cascade = on_gpu(platform) and not config.deterministic if config.cascade is None else config.cascade
-    cascade = cascade and mesh.cp.size == 1 and mesh.exchange is None  # whose graphs are the same on all ranks
+    # Ranks run the same plans, and whose tokens are divided, the same graphs
+    cascade = cascade and not config.unlike_stages and mesh.cp.size == 1 and mesh.exchange is None
     choices = Choices(
         config=config,
         device=device,

@@ -12,6 +12,7 @@ from ridgeline.assembly.choices import choose
 from ridgeline.assembly.device import device_worker
 from ridgeline.assembly.draft import folders_read
 from ridgeline.assembly.placement import placement_of
+from ridgeline.core.cores import available
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.specs.experts import ExpertsSpec
@@ -41,7 +42,12 @@ def assemble_rank(begin: Begin, progress: Progress | None) -> tuple[LocalWorker,
     with on_device(device):
         stamps = stamps_of(device) if config.rank_trace_dir is not None else None
         adds_up = config.tensor_parallel_size == begin.size
-        everybody = join(begin.rank, begin.size, Path(begin.meeting), device, begin.limit, adds_up=adds_up)
+        meeting, through_host = Path(begin.meeting), config.unlike_stages
+        everybody = join(
+            begin.rank, begin.size, meeting, device, begin.limit, adds_up=adds_up, through_host=through_host
+        )
+        if through_host and device.type == "cpu":  # ranks on GPUs leave the cores to it
+            torch.set_num_threads(max(1, available() // config.stage_kinds.count("cpu")))
         if config.enable_eplb:  # what sending takes is there before memory is counted
             everybody.swap_rows(torch.zeros(begin.size, 1, device=device), [1] * begin.size, [1] * begin.size)
         choices = choose(config, device, mesh_of(config, everybody, device, begin.limit).watched(stamps))

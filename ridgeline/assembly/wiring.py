@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -140,7 +141,9 @@ def _assemble_group(
     from ridgeline.ranks.apart import Apart  # here, because these need that package
     from ridgeline.ranks.leader import Group
 
-    size, stages, device = config.ranks, config.pipeline_parallel_size, device_of_rank(config, 0)
+    size, stages, kinds = config.ranks, config.pipeline_parallel_size, config.stage_kinds
+    lead = kinds.index("cuda") if "cuda" in kinds else 0
+    device = device_of_rank(config, lead)
     folder = resolve_model(config.model or EMBEDDED_MODEL, config.revision, config.download_dir)
     files = config.load_format != "dummy"
     described = read_model_config(folder, config.hf_overrides, config.runner, config.convert)
@@ -172,7 +175,7 @@ def _assemble_group(
         if any(seen != fingerprint(*read) for seen in group.fingerprints):
             named = " or ".join(map(str, read))
             raise ModelLoadError(f"files of {named} were changed while ranks read them; start again.")
-        divided = Divided(model, folder, device, part, stage, None if draft is None else draft.spec)
+        divided = Divided(model, folder, device, lead, part, stage, None if draft is None else draft.spec)
         return _wired(config, group, divided, interactive)
     except BaseException:
         group.shutdown()
@@ -180,12 +183,16 @@ def _assemble_group(
 
 
 class Divided(NamedTuple):
-    """A model that ranks divide. part: a rank's of all stages together. stage: a rank's of the first stage. draft: what
-    drafts for it, which each rank has all of."""
+    """A model that ranks divide.
+
+    lead: the first rank on a GPU, if one is, whose device this is. part: a rank's of all stages together. stage: a
+    rank's of the first stage. draft: what drafts for it, which each rank has all of.
+    """
 
     model: ModelConfig
     folder: Path
     device: torch.device
+    lead: int
     part: ModelSpec
     stage: ModelSpec
     draft: ModelSpec | None
@@ -195,9 +202,9 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
     """Wire an engine to ranks that have loaded."""
     from ridgeline.ranks.apart import Apart  # here, because it needs the package msgspec
 
-    model, folder, device, part, stage, draft = divided
-    size, stages = config.ranks, config.pipeline_parallel_size
-    facts = group.facts
+    model, folder, device, lead, _, stage, draft = divided
+    every = group.all_facts
+    facts = every[lead]
     sizes = StepSizes.of(
         config,
         device_type=device.type,
@@ -223,10 +230,8 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         max_model_len=facts.max_model_len,
         sizes=sizes,
     )
-    hardware, exact = hardware_named(facts.device_name, device), precision(facts.dtype)
-    cost_model: CostModel | None = None
-    if hardware is not None:
-        cost_model = Shared(Roofline(part, hardware, exact, expert_devices=config.data_parallel_size), stages)
+    exact = precision(facts.dtype)
+    cost_model = _cost_of_stages(config, divided, [each.device_name for each in every], exact)
     wiring = Wiring(
         memory,
         model.spec.vocab_size,
@@ -240,12 +245,13 @@ def _wired(config: LLMConfig, group: Group, divided: Divided, interactive: bool)
         engine: RunsRequests = Engines([_engine(config, seat, wiring) for seat in group.seats], group)
     else:
         engine = _engine(config, group, wiring)
-    if facts.captured:
+    if any(each.captured for each in every):
         engine.rehearse()
         group.forget_expert_load()
     if config.rebalancing is not None and (placement := placement_of(config, model.spec)):
         group.rebalance(config.rebalancing, placement)
-    logger.info("computing in %s on %d ranks (%s): %s", facts.dtype, size, device.type, facts.why)
+    where = config.pipeline_devices or device.type
+    logger.info("computing in %s on %d ranks (%s): %s", facts.dtype, config.ranks, where, facts.why)
     return Assembly(
         engine=engine,
         worker=group,
@@ -297,6 +303,31 @@ def _sent(config: LLMConfig, folder: Path, draft: DraftChoice | HeadChoice | Non
         name: None if (path := getattr(config, name)) is None else str(path) for name in ("tokenizer", "download_dir")
     }
     return {**asdict(config), **changed, **paths, "kernels": dict(config.kernels)}
+
+
+def _cost_of_stages(config: LLMConfig, divided: Divided, names: list[str], exact: Precision) -> CostModel | None:
+    """Return the cost of a step, or None if a device is not known. names: the devices of all ranks."""
+    stages, part = config.pipeline_parallel_size, divided.part
+    if not config.unlike_stages:
+        hardware = hardware_named(names[0], divided.device)
+        if hardware is None:
+            return None
+        return Shared(Roofline(part, hardware, exact, expert_devices=config.data_parallel_size), stages)
+    counts, rooflines = deal(part, stages, config.pipeline_layer_partition), []
+    for stage, name in enumerate(names):
+        if (hardware := hardware_named(name, device_of_rank(config, stage))) is None:
+            return None
+        rooflines.append(Roofline(stage_of(part, stage, counts), hardware, exact))
+    return Slowest(rooflines)
+
+
+class Slowest(NamedTuple):
+    """The cost of steps of the stages of a pipeline, all of them at work."""
+
+    stages: Sequence[CostModel]
+
+    def step_limit(self, shape: StepShape) -> float:
+        return max(stage.step_limit(shape) for stage in self.stages)
 
 
 class Shared(NamedTuple):

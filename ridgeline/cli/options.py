@@ -52,6 +52,7 @@ ENGINE_HELP = {
     "itl_target": "Milliseconds that a step with prompts may take while requests decode (0: no limit).",
     "tensor_parallel_size": "Devices that divide every matrix between them.",
     "pipeline_parallel_size": "Stages that divide the layers between them, each of so many devices.",
+    "pipeline_devices": "Kind of each stage's device, as cpu,cuda (default: that of --device).",
     "pipeline_layer_partition": "Layers of each stage, as 10,12,10 (default: so that stages take equally long).",
     "prefill_context_parallel_size": "Devices that divide the cached tokens, and long prompts, between them.",
     "prefill_context_parallel_threshold": "Tokens of a step from which on they divide these (default: by the model).",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,23 +19,27 @@ from ridgeline.parallel.processes import ProcessAxis
 
 class Line:
     """One direction between two processes, with a group of its own. So what waits for its receiver there holds up no
-    other line: NCCL runs the messages of one group in order."""
+    other line: NCCL runs the messages of one group in order. Gloo knows no GPU: messages of one pass through the host's
+    memory, for which the host waits."""
 
     def __init__(self, source: int, target: int, group: Any, kept: int) -> None:
         self._source, self._target, self._group, self._kept = source, target, group, kept
+        self._through_host = dist.get_backend(group) == "gloo"
         self._on_the_way: deque[tuple[Any, Tensor]] = deque()
 
     def send(self, x: Tensor) -> None:
-        x = x.contiguous()
+        x = (x.cpu() if self._through_host else x).contiguous()
         self._on_the_way.append((dist.isend(x, self._target, group=self._group), x))
         if len(self._on_the_way) > self._kept:  # all receivers are this far, or come here without waiting for this rank
             self._on_the_way.popleft()[0].wait()
 
     def receive(self, into: Tensor) -> Wait:
         """Begin to receive, and return what waits for the end of it."""
-        work = dist.irecv(into, self._source, group=self._group)
+        staged = self._through_host and into.is_cuda
+        held = torch.empty_like(into, device="cpu", pin_memory=True) if staged else into
+        work = dist.irecv(held, self._source, group=self._group)
         assert work is not None
-        return work.wait
+        return (lambda: (work.wait(), into.copy_(held, non_blocking=True))) if staged else work.wait
 
 
 class ProcessPipe:

@@ -150,15 +150,23 @@ def _peer_sums(rank: int, size: int, device: torch.device) -> PeerSums | None:
 
 
 def join(
-    rank: int, size: int, meeting: Path, device: torch.device, limit: float, *, adds_up: bool = True
+    rank: int,
+    size: int,
+    meeting: Path,
+    device: torch.device,
+    limit: float,
+    *,
+    adds_up: bool = True,
+    through_host: bool = False,
 ) -> ProcessAxis:
     """Meet the other processes, and return their axis. Every process calls it once.
 
     meeting: a file that does not exist yet, on a disk that all of them see.
     limit: seconds after which a collective gives up on ranks that do not take part, with an error.
     adds_up: sums are made over all of them.
+    through_host: some are on a CPU and some on GPUs, so what they say to each other passes through the host's memory.
     """
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" and not through_host else "gloo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its name resolves to
     store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
     dist.init_process_group(
@@ -167,6 +175,6 @@ def join(
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=limit),
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if backend == "nccl" else None,
     )
     return ProcessAxis(rank, size, device, store, None if adds_up else range(size))

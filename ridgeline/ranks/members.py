@@ -54,9 +54,14 @@ class Members:
         return ready
 
     @property
+    def all_facts(self) -> list[Ready]:
+        """The facts of every rank."""
+        return [member.ready for member in self._members if member.ready is not None]
+
+    @property
     def fingerprints(self) -> list[str]:
         """Each rank's fingerprint of the files that it read."""
-        return [member.ready.fingerprint for member in self._members if member.ready is not None]
+        return [ready.fingerprint for ready in self.all_facts]
 
     def _speaks(self, rank: int) -> bool:
         """Return True if all of a rank's results are wanted, and not their outlines."""

@@ -160,7 +160,8 @@ class Loading(Message, frozen=True, tag="loading"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The rank works from now on. The facts are the same on every rank, but for the bytes of its memory.
+    """The rank works from now on. The facts are the same on every rank, but for the bytes of its memory, and for
+    device_name and captured where stages have unlike devices.
 
     kv_cache: bytes. num_pages: of the smallest cache of all ranks. why: the reason for the dtype.
     fingerprint: of the files of the model, and of what drafts for it, before the rank read them (`weights.folder`).

@@ -180,7 +180,7 @@ class Pipeline:
             self._stages.back.send(part.before_TM.grad)
 
     def run(self, tokens_RS1: Tensor, before_TM: Tensor | None) -> Tensor:
-        """Return the output of a part: the input of the next stage, or at the last stage the part's share of the loss."""
+        """Return the output of a part: the input of the next stage, or at the last one the part's share of the loss."""
         hidden = self._loss.hidden(tokens_RS1, before_TM)
         if self._last:
             return self._loss.mean(hidden, tokens_RS1) / self.parts

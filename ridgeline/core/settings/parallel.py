@@ -24,6 +24,7 @@ class ParallelSettings(Settings):
     pipeline_parallel_size: into how many stages the layers are divided. A step's rows pass through the stages in parts,
         so that all of them work at once. Every stage has tensor_parallel_size devices.
     pipeline_layer_partition: how many layers each stage has, as "10,12,10"; by default stages take equally long.
+    pipeline_devices: the kind of each stage's device, as "cpu,cuda"; by default all have that of `device`.
     prefill_context_parallel_size: how many devices (or groups of `tensor_parallel_size`) divide the cached tokens, and
         the tokens of long prompts, between them. Each holds the same weights.
     prefill_context_parallel_threshold: the tokens of a step from which on they are divided. The default follows from
@@ -44,6 +45,7 @@ class ParallelSettings(Settings):
     tensor_parallel_size: Annotated[int, AtLeast(1)] = 1
     pipeline_parallel_size: Annotated[int, AtLeast(1)] = 1
     pipeline_layer_partition: Annotated[str | None, Named('text such as "10,12,10"')] = None
+    pipeline_devices: Annotated[str | None, Named('text such as "cpu,cuda"')] = None
     prefill_context_parallel_size: Annotated[int, AtLeast(1)] = 1
     prefill_context_parallel_threshold: Annotated[int | None, AtLeast(1)] = None
     data_parallel_size: Annotated[int, AtLeast(1)] = 1
@@ -64,6 +66,33 @@ class ParallelSettings(Settings):
                 f"hang_timeout must be at least {SHORTEST_SILENCE:g} and at most {LONGEST_TIMEOUT:,}, got "
                 f"{self.hang_timeout!r}."
             )
+
+        if self.pipeline_devices is not None:
+            self._check_stages(self.pipeline_devices)
+
+    def _check_stages(self, named: str) -> None:
+        if unknown := [kind for kind in self.stage_kinds if kind not in ("cpu", "cuda")]:
+            raise InvalidConfig(f"pipeline_devices is {named!r}, and {unknown[0]!r} is neither cpu nor cuda.")
+        if (count := len(self.stage_kinds)) != self.pipeline_parallel_size:
+            raise InvalidConfig(
+                f"pipeline_devices is {named!r}, and pipeline_parallel_size is {self.pipeline_parallel_size}; set that "
+                f"to {count}."
+            )
+        if self.unlike_stages and self.pipeline_layer_partition is None:
+            raise InvalidConfig(
+                f"pipeline_devices is {named!r}: layers are dealt out equally to like devices alone; set "
+                "pipeline_layer_partition (`ridgeline plan --host-layers` compares divisions)."
+            )
+
+    @property
+    def stage_kinds(self) -> tuple[str, ...]:
+        """The kind of each stage's device, if stages have devices of their own."""
+        return () if self.pipeline_devices is None else tuple(self.pipeline_devices.split(","))
+
+    @property
+    def unlike_stages(self) -> bool:
+        """True if stages have devices of several kinds."""
+        return len(set(self.stage_kinds)) > 1
 
     @property
     def divided_by(self) -> list[str]:

@@ -16,6 +16,8 @@ APART: Mapping[tuple[str, str], str] = {
     ("cascade", "deterministic"): "cascade makes a request's bits depend on what runs beside it",
     ("deterministic", CP): "the division of a step depends on what runs beside a request",
     ("cascade", CP): "no rank has all keys of a common beginning",
+    ("pipeline_devices", "device"): "it says where each stage is",
+    ("pipeline_devices", TP): "a stage of several devices has those of `device`",
     ("kv_cache_dtype", CP): "levels do not travel between ranks yet",
     (PP, CP): "a stage hands on all tokens of a step, of which ranks with divided tokens have a share",
     **{(other, DP): "ranks with requests of their own divide nothing but the experts yet" for other in (TP, PP, CP)},
@@ -34,6 +36,7 @@ APART: Mapping[tuple[str, str], str] = {
 # Setting → groups of settings, of each of which it needs one, and why
 NEEDS: Mapping[str, tuple[tuple[tuple[str, ...], ...], str]] = {
     "pipeline_layer_partition": (((PP,),), "it deals layers out to stages"),
+    "pipeline_devices": (((PP,),), "it places stages on devices"),
     "prefill_context_parallel_threshold": (((CP,),), "it says which steps ranks divide"),
     "rank_trace_dir": (((TP, PP),), "it shows which rank waits for which"),
     DP: (

@@ -1,0 +1,142 @@
+"""Stages on unlike devices: where each is, what all choose alike, and the tokens of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("msgspec")
+pytest.importorskip("gguf")
+
+from ridgeline import LLM, SamplingParams
+from ridgeline.assembly import wiring
+from ridgeline.core.errors import InvalidConfig
+from ridgeline.core.settings.config import LLMConfig
+from ridgeline.defaults import choose_block_size, choose_dtype, choose_limits, device_of_rank, shared_device
+from ridgeline.kernels.base.cost import StepShape
+from ridgeline.ranks import recruits
+from tests import gguf_files, tiny_models
+from tests.driving import ask, rig
+from tests.ranks.test_group import group_of
+from tests.ranks.unlike_rank import on_the_cpu
+
+PROMPTS = [[(7 * n + k) % 290 + 5 for n in range(length)] for k, length in enumerate((3, 40, 90))]
+LAYERS = 4
+
+
+def settings(devices: str, **more: Any) -> dict[str, Any]:
+    return {"pipeline_parallel_size": devices.count(",") + 1, "pipeline_devices": devices, **more}
+
+
+def config_of(devices: str, partition: str | None = None) -> LLMConfig:
+    return LLMConfig(model="", pipeline_layer_partition=partition, **settings(devices))
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, by name."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_each_stage_has_a_device_of_its_kind() -> None:
+    config = config_of("cuda,cpu,cuda,cpu", "1,2,3,1")
+    assert [str(device_of_rank(config, rank)) for rank in range(4)] == ["cuda:0", "cpu", "cuda:1", "cpu"]
+    with pytest.raises(InvalidConfig, match="'cuda:2' was asked for, but there are 2 GPUs"):
+        device_of_rank(config_of("cuda,cuda,cpu,cuda", "1,1,1,1"), 3)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_what_ranks_must_choose_alike_is_chosen_for_the_cpu_but_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    config = config_of("cpu,cuda", "1,3")
+    devices = [device_of_rank(config, rank) for rank in range(2)]
+    shared = [shared_device(config, device) for device in devices]
+    assert {choose_limits(config, device) for device in shared} == {choose_limits(config, torch.device("cpu"))}
+    assert {choose_dtype("auto", "bfloat16", device).name for device in shared} == {"float32"}
+    assert {choose_block_size(config, device) for device in devices} == {64}, "GPUs' kernels are made for that"
+    alike = config_of("cpu,cpu")
+    assert [choose_block_size(alike, device_of_rank(alike, rank)) for rank in range(2)] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (settings("cpu,tpu", pipeline_layer_partition="1,1"), "'tpu' is neither cpu nor cuda"),
+        ({**settings("cpu,cuda"), "pipeline_parallel_size": 3}, "pipeline_parallel_size is 3; set that to 2"),
+        ({"pipeline_devices": "cpu"}, "set pipeline_parallel_size too"),
+        (settings("cpu,cuda"), "set pipeline_layer_partition"),
+        (settings("cpu,cpu", device="cpu"), "do not go together"),
+        (settings("cpu,cpu", tensor_parallel_size=2), "do not go together"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidConfig, match=sentence):
+        LLMConfig(model="", **given)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": LAYERS}
+    tiny = tiny_models.build("llama", **changes)
+    return gguf_files.write(tiny, tmp_path_factory.mktemp("gguf") / "model.gguf", kinds={"*": "Q4_0"})
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_stages_on_two_devices_give_the_tokens_of_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [ask(f"{n}", prompt, max_tokens=6) for n, prompt in enumerate(PROMPTS)]
+    options: dict[str, Any] = {"device": "auto", "kv_cache_memory": 1 << 22, "block_size": None}
+    with rig(model, **{**options, "device": "cpu"}) as one:
+        want = one.run(*asked)
+    with rig(model, **options, **settings("cpu,cpu")) as two:
+        alike = two.run(*asked)
+        assert group_of(two).facts.block_size == 16
+    # The second device goes by the name of a GPU
+    monkeypatch.setattr(recruits, "MODULE", "tests.ranks.unlike_rank")
+    monkeypatch.setattr(wiring, "device_of_rank", on_the_cpu)
+    with rig(model, **options, **settings("cpu,cuda", pipeline_layer_partition="1,3")) as two:
+        unlike, facts = two.run(*asked), group_of(two).all_facts
+    assert [each.block_size for each in facts] == [64, 64]
+    assert facts[1].weights > facts[0].weights, "three layers are more than one"
+    for name, outcome in want.items():
+        assert outcome.error is None
+        assert alike[name].tokens == unlike[name].tokens == outcome.tokens
+
+
+def test_a_step_of_all_stages_at_work_lasts_as_long_as_the_slowest() -> None:
+    class Takes:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def step_limit(self, shape: StepShape) -> float:
+            return self.seconds * shape.num_sampled
+
+    assert wiring.Slowest([Takes(1.0), Takes(3.0)]).step_limit(StepShape([1], [1], 2)) == 6.0
+
+
+# ---- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("devices", "partition"), [("cpu,cuda", "1,3"), ("cuda,cpu", "3,1"), ("cpu,cuda,cpu", "1,2,1")]
+)
+def test_a_model_divided_between_cpu_and_gpu_writes_what_one_device_writes(
+    devices: str, partition: str, model: Path
+) -> None:
+    want = written(model, device="cuda")
+    assert written(model, **settings(devices, pipeline_layer_partition=partition)) == want
+    assert written(model, device="cpu") == want
+
+
+def written(model: Path, **more: Any) -> list[Any]:
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_batched_tokens": 128}
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with LLM(model, skip_tokenizer_init=True, max_num_seqs=4, kv_cache_memory=1 << 26, **options, **more) as llm:
+        results = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
+    return [result.outputs[0].token_ids for result in results]
