@@ -14,6 +14,7 @@ from rich.table import Table
 from ridgeline.cli.explain import verifying_table
 from ridgeline.cli.options import with_records
 from ridgeline.cli.plan_divisions import show_divisions
+from ridgeline.cli.plan_host_layers import show_host_layers
 from ridgeline.cli.plan_studies import StudyFlags, studies
 from ridgeline.cli.rates import Json, Model, RateFlags, figure, logarithmic, save
 from ridgeline.cli.sizes import basis, print_json, read_config, read_hardware, read_links, read_precision, short
@@ -38,6 +39,9 @@ class DivisionFlags:
         ),
     ] = 1
     cp: Annotated[int, typer.Option(help="Devices that divide the cache and long prompts (context parallelism).")] = 1
+    host_layers: Annotated[
+        str, typer.Option(help="Compare rates with so many of the first layers on this machine's CPU: 0,8,16.")
+    ] = ""
 
     @property
     def one(self) -> bool:
@@ -76,6 +80,8 @@ def plan(
 ) -> None:
     """Plan a deployment: what fits, how fast it can be, what it costs. Times are the hardware's limit."""
     config, gpus = read_config(model), over.gpus
+    if over.host_layers and (over != DivisionFlags(host_layers=over.host_layers) or study != StudyFlags() or plot):
+        raise InvalidConfig("--host-layers compares the CPU with one device; leave other divisions and studies out.")
     if gpus and not over.one:
         raise InvalidConfig("--gpus compares all divisions; leave --tp, --pp, --ep and --cp out, or --gpus.")
     if study.drafts and (gpus or not over.one):
@@ -107,6 +113,9 @@ def plan(
         )
     if gpus:
         show_divisions(deployments, gpus, as_json=as_json, plot=plot)
+        return
+    if over.host_layers:
+        show_host_layers(deployments, over.host_layers, datasheet=rates.datasheet, as_json=as_json)
         return
     plans = [Plan(deployment) for deployment in deployments]
     if as_json:

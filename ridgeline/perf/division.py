@@ -117,9 +117,10 @@ class Stage:
     last: bool
 
 
-def stages(model: ModelSpec, part: ModelSpec, pp: int) -> list[Stage]:
-    """Return the stages of a device's part, with as many layers of the model as the engine deals out to each."""
-    counts = deal(model, pp)
+def stages(model: ModelSpec, part: ModelSpec, pp: int, wanted: str | None = None) -> list[Stage]:
+    """Return the stages of a device's part, with as many layers of the model as the engine deals out to each. wanted:
+    see `deal`."""
+    counts = deal(model, pp, wanted)
     return [
         Stage(model=replace(part, layers=stage_of(part, stage, counts).layers), first=stage == 0, last=stage == pp - 1)
         for stage in range(pp)

@@ -15,9 +15,11 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import wiring
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.core.settings.config import LLMConfig
+from ridgeline.core.settings.serving import ServeConfig
 from ridgeline.defaults import choose_block_size, choose_dtype, choose_limits, device_of_rank, shared_device
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.ranks import recruits
+from ridgeline.serving.processes.placement import environments
 from tests import gguf_files, tiny_models
 from tests.driving import ask, rig
 from tests.ranks.test_group import group_of
@@ -77,6 +79,12 @@ def test_what_ranks_must_choose_alike_is_chosen_for_the_cpu_but_for_blocks(monke
 def test_what_cannot_be_is_refused_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidConfig, match=sentence):
         LLMConfig(model="", **given)
+
+
+def test_engines_side_by_side_do_not_share_the_cpu() -> None:
+    engine = {"model": "", "pipeline_layer_partition": "1,1", **settings("cpu,cuda")}
+    with pytest.raises(InvalidConfig, match="would share the CPU; leave one of them out"):
+        environments(ServeConfig(data_parallel_size=2, engine=engine))
 
 
 @pytest.fixture(scope="module")

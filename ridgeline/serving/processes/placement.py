@@ -26,7 +26,12 @@ def environments(config: ServeConfig) -> list[Mapping[str, str]]:
     replicas, ranks = config.data_parallel_size, divided.ranks
     if replicas == 1:
         return [os.environ]
-    device = str(config.engine.get("device") or "auto")
+    if divided.unlike_stages:
+        raise InvalidConfig(
+            f"pipeline_devices is {divided.pipeline_devices!r}, and data_parallel_size is {replicas}: engines side by "
+            "side would share the CPU; leave one of them out."
+        )
+    device = "cpu" if "cpu" in divided.stage_kinds else str(config.engine.get("device") or "auto")
     if ":" in device:
         raise InvalidConfig(f"device {device} is one GPU, and data_parallel_size is {replicas}; use device cuda.")
     count = 0 if device == "cpu" else visible_gpus()
