@@ -214,16 +214,21 @@ TABLES: Mapping[str, tuple[str, Callable[[list[Line]], list[str]]]] = {
 }
 
 
+def filled(text: str, name: str, made: Sequence[str], page: str) -> str:
+    """Return the text of a page with these lines between the comments of a table. Raise SystemExit if it has none."""
+    inside = "\n".join(made).strip()
+    block = f"<!-- table: {name} -->\n" + (f"\n{inside}\n\n" if inside else "") + "<!-- end -->"
+    pattern = re.compile(rf"<!-- table: {name} -->\n.*?<!-- end -->", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"docs/{page} has no place for the table {name}.")
+    return pattern.sub(lambda _: block, text)
+
+
 def page(text: str, lines: Sequence[Line]) -> str:
     """Return the page with the tables of these results."""
     for name, (workload, make) in TABLES.items():
         own = [line for line in lines if line["workload"] == workload or f" {workload} " in line["workload"]]
-        made = "\n".join(make(own)).strip() if own else ""
-        block = f"<!-- table: {name} -->\n" + (f"\n{made}\n\n" if made else "") + "<!-- end -->"
-        pattern = re.compile(rf"<!-- table: {name} -->\n.*?<!-- end -->", re.DOTALL)
-        if not pattern.search(text):
-            raise SystemExit(f"docs/experiments.md has no place for the table {name}.")
-        text = pattern.sub(lambda _, block=block: block, text)  # type: ignore[misc]
+        text = filled(text, name, make(own) if own else [], PAGE.name)
     return text
 
 
