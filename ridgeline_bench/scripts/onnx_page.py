@@ -66,7 +66,7 @@ def operators(lines: Sequence[Line]) -> list[str]:
 
 
 def larger(lines: Sequence[Line]) -> list[str]:
-    """Return the bytes of 1B and 8B by arithmetic, and their time at the rate that the largest measured model reached."""
+    """Return the bytes of 1B and 8B by arithmetic, and their time at the rate of the largest measured model."""
     largest = max(sessions(lines), key=lambda line: (line["weights_gb"], -line.get("token_ms", 0.0)))
     rate, rows = largest["weights_gb"] / largest["token_ms"], []  # GB a millisecond
     for shape in ("llama-1b", "llama-8b"):
