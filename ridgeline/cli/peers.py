@@ -11,7 +11,7 @@ import typer
 from ridgeline.cli.options import json_object
 from ridgeline.core.errors import InvalidConfig
 
-ENGINE_NAMES = "vllm, sglang, transformers or llama_cpp"
+ENGINE_NAMES = "vllm, sglang, lmdeploy, transformers, deepspeed, onnxruntime_genai or llama_cpp"
 PEER = f"{ENGINE_NAMES}; none: us alone."
 
 
@@ -22,7 +22,9 @@ class PeerFlags:
     peer: Annotated[str, typer.Option(help=PEER)] = "vllm"
     peer_path: Annotated[Path | None, typer.Option(help="Folder put first on the peer's module path.")] = None
     peer_python: Annotated[str, typer.Option(help="The peer's Python, if it lives in its own environment.")] = ""
-    peer_model: Annotated[str, typer.Option(help="The peer's model, if not the same (a GGUF file).")] = ""
+    peer_model: Annotated[
+        str, typer.Option(help="The peer's model, if not the same (a GGUF file, a folder of ONNX).")
+    ] = ""
     peer_extra: Annotated[str, typer.Option(help="JSON object of further arguments for the peer.")] = ""
 
     def of_process(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def imported(module: str, install: str, environment: Mapping[str, str] = Mapping
 
 def profiler(*, cuda: bool) -> Any:
     """Return torch's profiler of all threads, because the one that works may not be the caller's."""
-    torch = importlib.import_module("torch.profiler")
+    torch = imported("torch.profiler", "torch")
     config = importlib.import_module("torch._C._profiler")._ExperimentalConfig(profile_all_threads=True)
     activities = [torch.ProfilerActivity.CPU] + [torch.ProfilerActivity.CUDA] * cuda
     return torch.profile(activities=activities, experimental_config=config)
@@ -76,7 +76,7 @@ def profiler(*, cuda: bool) -> Any:
 
 def trace_here(run: Callable[[], object], out: Path) -> None:
     """Trace an engine that runs in this process (`Engine.trace`)."""
-    with profiler(cuda=importlib.import_module("torch").cuda.is_available()) as traced:
+    with profiler(cuda=imported("torch", "torch").cuda.is_available()) as traced:
         run()
     traced.export_chrome_trace(str(out))
 
@@ -89,6 +89,9 @@ ENGINES = Registry(
         "vllm": "ridgeline_bench.engines.vllm:VLLM",
         "sglang": "ridgeline_bench.engines.sglang:SGLang",
         "transformers": "ridgeline_bench.engines.transformers:Transformers",
+        "deepspeed": "ridgeline_bench.engines.deepspeed:DeepSpeed",
+        "lmdeploy": "ridgeline_bench.engines.lmdeploy:LMDeploy",
+        "onnxruntime_genai": "ridgeline_bench.engines.onnxruntime_genai:OnnxRuntimeGenAI",
         "llama_cpp": "ridgeline_bench.engines.llama_cpp:LlamaCpp",
     },
 )

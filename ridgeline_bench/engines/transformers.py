@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ridgeline_bench.engines import LoadOptions, imported, trace_here
-
-PADDED_TOKENS = 64 * 2048  # in one generate call; more would not fit beside an 8B model
+from ridgeline_bench.engines.padded import in_batches
 
 
 class Transformers:
@@ -37,15 +36,7 @@ class Transformers:
         self.dtype = str(self.model.dtype).removeprefix("torch.")
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], temperature: float) -> list[int]:
-        """Run requests sorted by length, in batches that fit, because generate() has one length for a batch. A batch
-        runs as long as its longest request, and each request's own tokens are counted."""
-        order = sorted(range(len(prompts)), key=lambda i: max_tokens[i])
-        counts = [0] * len(prompts)
-        for batch in _batches(order, prompts, max_tokens):
-            new = self._run([prompts[i] for i in batch], max(max_tokens[i] for i in batch), temperature)
-            for i in batch:
-                counts[i] = min(new, max_tokens[i])
-        return counts
+        return in_batches(prompts, max_tokens, lambda batch, tokens: self._run(batch, tokens, temperature))
 
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Iterator[int]:
         arrived: SimpleQueue[int] = SimpleQueue()
@@ -92,14 +83,3 @@ class _Counter:
 
     def end(self) -> None:
         self.arrived.put(-1)
-
-
-def _batches(order: list[int], prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for i in order:
-        longest = max(len(prompts[j]) + max_tokens[j] for j in [*batch, i])
-        if batch and longest * (len(batch) + 1) > PADDED_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch

@@ -77,8 +77,8 @@ def totals(events: Sequence[Event], *, cuda: bool) -> Totals:
 
 
 def decode_steps(folder: Path, *, engine: str, version: str, steps: int, seconds: Mapping[str, float]) -> DecodeSteps:
-    """Return the figures of `steps` decode steps, by the traces of both runs, `prompts-*.json` and `whole-*.json`, and by
-    their `seconds` without a profiler. Of traces of the same run the shortest counts, since what disturbs only adds.
+    """Return the figures of `steps` decode steps, by the traces of both runs, `prompts-*.json` and `whole-*.json`, and
+    by their `seconds` without a profiler. Of traces of one run the shortest counts, since what disturbs only adds.
 
     Raise InvalidConfig for traces without work.
     """

@@ -128,7 +128,10 @@ def test_mistakes_give_one_sentence_and_exit_code_2(arguments: list[str], word: 
 @pytest.mark.parametrize(
     ("peer", "word"),
     [
-        (["--peer", "nobody"], "known: llama_cpp, ridgeline, sglang, transformers, vllm"),
+        (
+            ["--peer", "nobody"],
+            "known: deepspeed, llama_cpp, lmdeploy, onnxruntime_genai, ridgeline, sglang, transformers, vllm",
+        ),
         (["--peer", "sglang"], "sglang cannot be imported"),
         (["--peer", "vllm", "--peer-path", "/no/such"], "vllm cannot be imported"),
         (["--peer", "vllm", "--peer-python", "/no/python"], "/no/python"),

@@ -1,0 +1,208 @@
+"""Adapters of engines that are not installed where tests run call them as these engines want to be called."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.core.errors import InvalidConfig, RidgelineError
+from ridgeline_bench.engines import ENGINES, LoadOptions, padded
+from ridgeline_bench.engines.padded import in_batches
+
+PROMPTS = [[5, 6, 7], [8], [9, 9]]
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=9), st.integers(1, 4),
+    st.integers(18, 60),
+)  # fmt: skip
+def test_batches_run_every_request_once_and_none_is_too_large(
+    requests: list[tuple[int, int]], most: int, room: int
+) -> None:
+    prompts = [[number] * length for number, (length, _) in enumerate(requests)]
+    seen: list[int] = []
+
+    def run(batch: Sequence[Sequence[int]], tokens: int) -> int:
+        assert len(batch) <= most
+        assert len(batch) == 1 or len(batch) * tokens <= room
+        seen.extend(prompt[0] for prompt in batch)
+        return tokens
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(padded, "PADDED_TOKENS", room)
+        counts = in_batches(prompts, [count for _, count in requests], run, most)
+    assert counts == [count for _, count in requests]
+    assert sorted(seen) == list(range(len(requests)))
+
+
+MADE: list[dict[str, Any]] = []  # the options of every generator
+
+
+class Generator:
+    """ONNX Runtime GenAI's."""
+
+    def __init__(self, _model: object, params: Any) -> None:
+        self.options, self.rows = params.options, np.zeros((0, 0), np.int32)
+        MADE.append(self.options)
+
+    def append_tokens(self, rows: np.ndarray[Any, Any]) -> None:
+        assert rows.dtype == np.int32
+        assert len(rows) == self.options["batch_size"] <= 32
+        self.options["rows"], self.rows = rows.tolist(), rows
+
+    def is_done(self) -> bool:
+        return self.rows.shape[1] >= self.options["max_length"]
+
+    def generate_next_token(self) -> None:
+        self.rows = np.concatenate([self.rows, np.ones_like(self.rows[:, :1])], axis=1)
+
+    def get_sequence(self, row: int) -> np.ndarray[Any, Any]:
+        return self.rows[row]
+
+    def get_output(self, name: str) -> np.ndarray[Any, Any]:
+        assert name == "logits"
+        return np.zeros((1, 1, 4), np.float16)
+
+
+class Params:
+    def __init__(self, _model: object) -> None:
+        self.options: dict[str, Any] = {}
+
+    def set_search_options(self, **options: Any) -> None:
+        self.options.update(options)
+
+
+def test_onnxruntime_genai_pads_on_the_right_and_runs_to_the_asked_length(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings: list[str] = []
+
+    def config(folder: str) -> SimpleNamespace:
+        assert folder == str(tmp_path)
+        return SimpleNamespace(clear_providers=list, append_provider=settings.append, overlay=settings.append)
+
+    installed(
+        monkeypatch, "onnxruntime_genai", __version__="0.0.stand-in", is_cuda_available=lambda: True, Config=config,
+        Model=lambda config: config, GeneratorParams=Params, Generator=Generator,
+    )  # fmt: skip
+    kind = ENGINES["onnxruntime_genai"]
+    with pytest.raises(InvalidConfig, match=r"models\.builder"):
+        kind.check(str(tmp_path))
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"pad_token_id": 3}}))
+    threads = {"model": {"decoder": {"session_options": {"intra_op_num_threads": 1}}}}
+    engine = kind(str(tmp_path), LoadOptions(extra=threads))
+    assert settings == ["cuda", json.dumps(threads)]
+    assert (engine.version, engine.dtype) == ("0.0.stand-in", "float16")
+    assert engine.generate(PROMPTS, [4, 2, 3], 0.6) == [4, 2, 3]
+    made = MADE[-1]
+    assert sorted(made["rows"]) == [[5, 6, 7], [8, 3, 3], [9, 9, 3]]
+    assert (made["min_length"], made["max_length"]) == (7, 7)
+    assert (made["do_sample"], made["temperature"]) == (True, 0.6)
+    assert list(engine.stream([5, 6], 3)) == [1, 2, 3]
+    assert engine.generate([[1]] * 70, [2] * 70, 0.0) == [2] * 70, "in batches of 32"
+    engine.close()
+
+
+def test_deepspeed_runs_the_model_that_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[[str], Path]
+) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def init_inference(model: Any, **arguments: Any) -> Any:
+        asked.append(arguments)
+        return SimpleNamespace(generate=model.generate)
+
+    installed(monkeypatch, "deepspeed", __version__="0.0.stand-in", init_inference=init_inference)
+    kind = ENGINES["deepspeed"]
+    kind.check("")
+    engine = kind(str(tiny_model("llama")), LoadOptions(device="cpu", extra={"replace_with_kernel_inject": True}))
+    assert asked[0]["replace_with_kernel_inject"]
+    assert str(asked[0]["dtype"]) == f"torch.{engine.dtype}"
+    assert asked[0]["tensor_parallel"] == {"tp_size": 1}
+    assert engine.generate(PROMPTS, [4, 2, 3], 0.0) == [4, 2, 3]
+    assert list(engine.stream([5, 6], 3)) == [1, 2, 3]
+    assert engine.version == "0.0.stand-in"
+
+
+class LMDeploys:
+    """LMDeploy's engine: two tokens at a time, the last with FINISH."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.sessions = fails, set[int]()
+        self.model_config = SimpleNamespace(dtype="torch.bfloat16")
+
+    def create_instance(self) -> LMDeploys:
+        return self
+
+    async def async_stream_infer(self, session: int, *, input_ids: list[int], gen_config: Any) -> AsyncIterator[Any]:
+        assert session not in self.sessions, "each request is a session of its own"
+        self.sessions.add(session)
+        assert input_ids
+        assert gen_config.ignore_eos
+        left = gen_config.max_new_tokens
+        while left > 0:
+            status = "OUT_OF_MEMORY" if self.fails else "SUCCESS" if left > 2 else "FINISH"
+            yield SimpleNamespace(status=SimpleNamespace(name=status), token_ids=[0] * min(2, left))
+            left -= 2
+
+    def close(self) -> None:
+        pass
+
+
+def lmdeploy(monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> list[Any]:
+    configs: list[Any] = []
+
+    def from_pretrained(model: str, *, engine_config: Any) -> LMDeploys:
+        configs.append((model, engine_config))
+        return LMDeploys(fails)
+
+    settings = {"PytorchEngineConfig": SimpleNamespace, "GenerationConfig": SimpleNamespace}
+    installed(monkeypatch, "lmdeploy", __version__="0.0.stand-in", **settings)
+    installed(monkeypatch, "lmdeploy.pytorch", __path__=[])
+    engine = SimpleNamespace(from_pretrained=from_pretrained)
+    installed(monkeypatch, "lmdeploy.pytorch.engine", Engine=engine)
+    return configs
+
+
+def test_lmdeploy_is_driven_as_its_own_benchmark_drives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = lmdeploy(monkeypatch)
+    kind = ENGINES["lmdeploy"]
+    kind.check("")
+    engine = kind("folder", LoadOptions(max_model_len=256, memory=0.5, extra={"eager_mode": True}))
+    model, config = configs[0]
+    assert (model, config.session_len, config.cache_max_entry_count) == ("folder", 256, 0.5)
+    assert config.eager_mode
+    assert (engine.version, engine.dtype) == ("0.0.stand-in", "bfloat16")
+    assert engine.generate(PROMPTS, [4, 1, 3], 0.6) == [4, 1, 3]
+    assert list(engine.stream([5, 6], 5)) == [2, 4, 5]
+    engine.close()
+
+
+def test_lmdeploy_says_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    lmdeploy(monkeypatch, fails=True)
+    kind = ENGINES["lmdeploy"]
+    with pytest.raises(InvalidConfig, match="random_model"):
+        kind("folder", LoadOptions(dummy=True))
+    with pytest.raises(RidgelineError, match="OUT_OF_MEMORY"):
+        kind("folder", LoadOptions()).generate(PROMPTS, [4, 1, 3], 0.0)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "lmdeploy", "onnxruntime_genai", "sglang", "vllm"])
+def test_an_engine_that_is_not_installed_says_how_to_get_it(name: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"{name.replace('_', '-')} cannot be imported"):
+        ENGINES[name].check("")
