@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from ridgeline_bench.results import Record, append, read
 from tests.command import run_here
@@ -54,6 +55,9 @@ def test_compare_runs_both_engines_on_the_same_work(
     records = read([out])
     figures = [{(r.workload, r.metric) for r in records if r.engine == e} for e in ("ridgeline", "transformers")]
     assert figures[0] == figures[1]
+    processor = {figure for figure in figures[0] if figure[1].endswith(", processor")}
+    clock = {(workload, f"{name}, processor") for workload, name in figures[0] - processor if workload != "startup"}
+    assert processor == (set() if torch.cuda.is_available() else clock)
     assert {w for w, _ in figures[0]} == {"startup", "W1", "W2", "W3-b64", "W4-1x1024", "W4-1x8192", "W4-8x8192", "W5"}
     for r in records:
         assert r.value > 0 or r.metric.startswith(("tpot", "step")), r  # differences of noisy times

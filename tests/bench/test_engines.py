@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from ridgeline.core.errors import InvalidConfig, RidgelineError
 from ridgeline_bench.engines import ENGINES, LoadOptions, padded
 from ridgeline_bench.engines.padded import in_batches
+from ridgeline_bench.results import read
+from ridgeline_bench.scripts import engines_page
 
+ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 6, 7], [8], [9, 9]]
 
 
@@ -206,3 +209,27 @@ def test_lmdeploy_says_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_engine_that_is_not_installed_says_how_to_get_it(name: str) -> None:
     with pytest.raises(InvalidConfig, match=f"{name.replace('_', '-')} cannot be imported"):
         ENGINES[name].check("")
+
+
+def test_the_page_has_the_tables_of_the_stored_results() -> None:
+    page = (ROOT / "docs" / "engines.md").read_text().splitlines()
+    tables = [engines_page.compared(read([engines_page.COMPARED]))]
+    tables += [engines_page.beside(own, peer) for own, peer in engines_page.pairs()]
+    assert len(tables) > 1
+    for table in tables:
+        assert table[0] in page, "python -m ridgeline_bench.scripts.engines_page prints the tables"
+        assert page[page.index(table[0]) :][: len(table)] == table
+
+
+def test_stored_decode_steps_have_the_products_of_seven_layers() -> None:
+    """The embedded model's. Ours has four products in a layer, transformers seven; both have one for the scores."""
+    for own, peer in (pair for pair in engines_page.pairs() if pair[0]["model"] == "embedded"):
+        for side, each in ((own, 4), (peer, 7)):
+            assert {name: calls for name, _, calls in side["top"]}["aten::mm"] == 7 * each + 1
+            parts = side["busy_ms"] + side["short_pauses_ms"] + side["long_pauses_ms"]
+            assert parts == pytest.approx(side["traced_ms"])
+
+
+def test_the_page_names_every_adapter() -> None:
+    page = (ROOT / "docs" / "engines.md").read_text()
+    assert {name for name in ENGINES if f"| `{name}` |" not in page} == {"ridgeline"}
