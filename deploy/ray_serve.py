@@ -10,28 +10,21 @@ RIDGELINE_API_KEY and RIDGELINE_ADMIN_KEY. Ray listens and balances, so host and
 
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
-import msgspec
 import yaml
 from ray import serve
 from ray.serve import Application
 
-from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT, named_model
+from ridgeline.cli.serve import ENGINE_FIELDS, ENVIRONMENT, config_of, one_model
 from ridgeline.core.errors import InvalidConfig
-from ridgeline.core.settings.config import LLMConfig
 from ridgeline.core.settings.serving import ServeConfig
-from ridgeline.serving.api_server import ApiServer
 from ridgeline.serving.apis.app import create_app
 from ridgeline.serving.http.middleware import wrap
-from ridgeline.serving.processes.engine_settings import MODULE, EngineSettings, encode, patience_of
-from ridgeline.serving.processes.keeper import ChildProcess, Keeper
-from ridgeline.serving.processes.runtime import RuntimeDirectory
-from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline.serving.processes.hosted import HostedServer
 
 # max_replicas: 0 for as many as replicas. gpus, cpus: of each. target: open requests beyond which another is added.
 OWN = {"replicas": 1, "max_replicas": 0, "gpus": 1, "cpus": 1, "target": 64}
@@ -43,58 +36,36 @@ class Replica:
     """Lives in one process of Ray's, the engine in another, which dies with it."""
 
     async def __init__(self, config: ServeConfig) -> None:  # type: ignore[misc]  # Ray awaits it
-        given = str(config.engine.get("model") or EMBEDDED_MODEL)
-        model = named_model(given, LLMConfig(**config.engine))  # type: ignore[arg-type]
-        self._directory = RuntimeDirectory()
-        sockets = (str(self._directory.socket(0)),)
-        model = replace(model, names=config.served_model_name or model.names, sockets=sockets)
-        settings = encode(EngineSettings.of(config, model))
-        self._engine = Keeper(
-            ChildProcess("engine", MODULE, lambda life: settings),
-            patience=patience_of(config),
-            on_hung=lambda process, why: self._api.client.give_up(process, why),  # noqa: PLW0108  # made below
-        )
-        self._api = ApiServer.build(config, model, f"ray-{uuid.uuid4().hex[:12]}")
-        self._tasks = [asyncio.create_task(self._engine.keep()), asyncio.create_task(self._api.client.run())]
-        up = asyncio.create_task(self._api.client.wait_until_up())
-        await asyncio.wait({up, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
-        self._raise_what_ended()
+        self._server = HostedServer(*one_model(config), f"ray-{uuid.uuid4().hex[:12]}")
+        await self._server.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return wrap(create_app(self._api), self._api)
+        return wrap(create_app(self._server.api), self._server.api)
 
     def check_health(self) -> None:
         """Ray replaces a replica that fails this three times. An engine that died or hangs is started again
         meanwhile."""
-        self._raise_what_ended()
+        self._server.raise_what_ended()
 
     async def __del__(self) -> None:
-        self._engine.kill()
-        self._directory.remove()
-
-    def _raise_what_ended(self) -> None:
-        for task in self._tasks:
-            if task.done():
-                task.result()
+        self._server.kill()
 
 
 def application(given: dict[str, Any]) -> Application:
-    """What `serve run` deploys. Raises InvalidConfig or msgspec's ValidationError for settings that cannot be."""
+    """What `serve run` deploys. Raise InvalidConfig for settings that cannot be."""
     settings = {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in given.items()}
     own = {name: settings.pop(name, default) for name, default in OWN.items()}
-    engine = {name: settings.pop(name) for name in sorted(ENGINE_FIELDS) if name in settings}
-    LLMConfig(**engine)  # complains of what no engine could use
     for name, variables in ENVIRONMENT.items():
         for variable in variables:
             if variable in os.environ:
                 several = isinstance(getattr(ServeConfig, name), tuple)
                 settings.setdefault(name, os.environ[variable].split() if several else os.environ[variable])
-    if unknown := settings.keys() - {field.name for field in fields(ServeConfig)}:
+    if unknown := settings.keys() - ENGINE_FIELDS - {field.name for field in fields(ServeConfig)}:
         raise InvalidConfig(f"no setting of the server, nor of Ray's: {', '.join(sorted(unknown))}.")
     for name, value in settings.items():
-        if isinstance(value, str) and isinstance(getattr(ServeConfig, name), tuple):
+        if isinstance(value, str) and isinstance(getattr(ServeConfig, name, None), tuple):
             settings[name] = [value]
-    config = msgspec.convert({**settings, "engine": engine}, ServeConfig)
+    config, _ = config_of(settings, source="serve run")
     if config.data_parallel_size > 1:
         raise InvalidConfig("Ray keeps the replicas; give replicas=N in place of data_parallel_size.")
     scaling: dict[str, Any] = {"num_replicas": own["replicas"]}

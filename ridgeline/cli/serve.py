@@ -98,9 +98,8 @@ ENVIRONMENT = {
 }
 THEIRS = "VLLM_"  # vLLM's variables begin so
 READ = {name for names in ENVIRONMENT.values() for name in names}
-ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - {
-    *("skip_tokenizer_init", "data_parallel_size", "generation_config", "override_generation_config")
-}
+DEFAULTS = {"generation_config", "override_generation_config"}  # an engine's with vLLM; here the API server reads them
+ENGINE_FIELDS = {field.name for field in fields(LLMConfig)} - DEFAULTS - {"skip_tokenizer_init", "data_parallel_size"}
 ONE_MODEL = ("served_model_name", "tokenizer", "chat_template", "model_repository", "batch_dir", "grpc_port")
 MODEL_FLAGS = {"--config", "--model-repository", "--help"}  # what may name a model in the place of an argument
 LISTS = {name for name in SERVE_HELP if isinstance(getattr(ServeConfig, name, None), tuple)}
@@ -181,23 +180,15 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
 
     Raise InvalidConfig or ModelLoadError.
     """
-    msgspec = _server_package("msgspec")
     names: tuple[str, ...] = ()
     if settings.get("model_repository") is not None:
         settings, names = from_repository(settings)
     wanted = models_of(settings)
-    engine, own = of_engine_and_server({**settings, "model": wanted[0] if len(wanted) == 1 else None})
-    resolved = LLMConfig(**engine)  # complains about settings that no engine could use
-    try:
-        serve_config: ServeConfig = msgspec.convert({**own, "engine": engine}, ServeConfig)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, InvalidConfig):
-            raise error.__cause__ from None
-        raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
+    serve_config, resolved = config_of({**settings, "model": wanted[0] if len(wanted) == 1 else None}, source=source)
     from ridgeline.serving.processes.logs import set_up_logging
     from ridgeline.serving.processes.supervisor import Supervisor
     from ridgeline.text.parsers.choose import choose
-    from ridgeline.weights.folder import EMBEDDED_MODEL, resolve_tokenizer
+    from ridgeline.weights.folder import EMBEDDED_MODEL
 
     choose(serve_config.tool_call_parser, serve_config.reasoning_parser, [], ())  # complains about unknown names
     set_up_logging(as_json=serve_config.log_json, level=serve_config.log_level)
@@ -207,10 +198,20 @@ def prepare(settings: Mapping[str, Any], *, source: str) -> Supervisor:
     known = [name for each in models for name in each.names]
     if len(wanted) > 1 and (twice := [name for name in known if known.count(name) > 1]):
         raise InvalidConfig(f"two models have the name {twice[0]!r}; give each its own, as in NAME=MODEL.")
-    if resolved.tokenizer is not None:  # all processes read the folder that was found once
-        tokenizer = resolve_tokenizer(Path(models[0].folder), resolved)
-        serve_config = replace(serve_config, engine=engine | {"tokenizer": str(tokenizer)})
-    return Supervisor(serve_config, models)
+    return Supervisor(with_tokenizer(serve_config, resolved, models[0]), models)
+
+
+def config_of(settings: Mapping[str, Any], *, source: str) -> tuple[ServeConfig, LLMConfig]:
+    """Return the settings of a server, and those of its engine. Raise InvalidConfig, which names their `source`."""
+    msgspec = _server_package("msgspec")
+    engine, own = of_engine_and_server(settings)
+    resolved = LLMConfig(**engine)  # complains about settings that no engine could use
+    try:
+        return msgspec.convert({**own, "engine": engine}, ServeConfig), resolved
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidConfig):
+            raise error.__cause__ from None
+        raise InvalidConfig(f"{source}: {str(error).replace(' - at `$.', ' for `')}.") from error
 
 
 def models_of(settings: Mapping[str, Any]) -> list[str]:
@@ -237,6 +238,28 @@ def named_model(text: str, settings: LLMConfig) -> NamedModel:
     return NamedModel(str(folder), (name or (folder.resolve().name if Path(model).exists() else model),))
 
 
+def with_tokenizer(config: ServeConfig, settings: LLMConfig, model: NamedModel) -> ServeConfig:
+    """Return a server's settings with the folder of the tokenizer, if it is not the model's own: all processes read the
+    folder that was found once."""
+    from ridgeline.weights.folder import resolve_tokenizer
+
+    if settings.tokenizer is None:
+        return config
+    return replace(config, engine=config.engine | {"tokenizer": str(resolve_tokenizer(Path(model.folder), settings))})
+
+
+def one_model(config: ServeConfig) -> tuple[ServeConfig, NamedModel]:
+    """Return the settings and the model of a server that runs inside another program, as `HostedServer` takes them.
+
+    Raise InvalidConfig or ModelLoadError.
+    """
+    from ridgeline.weights.folder import EMBEDDED_MODEL
+
+    settings = LLMConfig(**config.engine)  # type: ignore[arg-type]
+    model = named_model(str(settings.model or EMBEDDED_MODEL), settings)
+    return with_tokenizer(config, settings, model), model
+
+
 def from_repository(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the settings with those of a repository's engine, and the names of its models for OpenAI's clients."""
     from ridgeline.serving.repository.folder import read_repository
@@ -246,13 +269,19 @@ def from_repository(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[
             raise InvalidConfig(f"{name} cannot be had with model_repository, which names its models; leave one out.")
     folder = str(settings["model_repository"])
     found = read_repository(Path(folder))
-    for name in found.engine:
-        if name not in ENGINE_FIELDS and name.replace("_", "-") not in FLAGS:
-            raise InvalidConfig(f"{folder}: model.json sets {name!r}, which is no setting of the engine.")
-    kept, lines = of_keywords(found.engine, frozenset(ENGINE_FIELDS))
+    kept, lines = of_model_json(found.engine, folder)
     for line in (*lines, *(f"config.pbtxt: {told} has no effect" for told in found.ignored)):
         print(f"ridgeline: {folder}: {line}", file=sys.stderr)
     return {**found.queue.settings(), **kept, **settings}, found.names
+
+
+def of_model_json(settings: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of the engine in a model.json, and a line for each of vLLM's that has no effect."""
+    own = frozenset(ENGINE_FIELDS | DEFAULTS)
+    for name in settings:
+        if name not in own and name.replace("_", "-") not in FLAGS:
+            raise InvalidConfig(f"{folder}: model.json sets {name!r}, which is no setting of the engine.")
+    return of_keywords(settings, own)
 
 
 def of_engine_and_server(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -205,9 +205,13 @@ def _version(folder: Path, given: Fields) -> str:
 
 
 def _engine_of(described: _Described) -> dict[str, Any]:
-    """Return the settings of the engine: those of model.json in the newest version's folder, or that folder itself, or
-    the parameter `model`."""
-    folder = described.folder / described.model.version
+    return engine_settings(described.folder, described.model.version, described.parameters)
+
+
+def engine_settings(model: Path, version: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of the engine of the model with this folder: those of model.json in the version's folder, or
+    that folder itself, or the parameter `model`. Raise InvalidConfig."""
+    folder = model / version
     path = folder / "model.json"
     settings: dict[str, Any] = {}
     if path.is_file():
@@ -219,12 +223,12 @@ def _engine_of(described: _Described) -> dict[str, Any]:
             raise InvalidConfig(f"{path} must hold an object with the engine's settings.")
     elif (folder / "config.json").is_file() or any(folder.glob("*.gguf")):
         settings = {"model": str(folder)}
-    for name, value in described.parameters.items():
+    for name, value in parameters.items():
         if name != "model":
-            raise _wrong(described.folder, f"parameters has {name!r}, which is not supported; use 1/model.json")
+            raise _wrong(model, f"parameters has {name!r}, which is not supported; use 1/model.json")
         settings["model"] = value
     if "model" not in settings:
-        raise _wrong(described.folder, f"there is no model: neither {path} nor the parameter model names one")
+        raise _wrong(model, f"there is no model: neither {path} nor the parameter model names one")
     near = folder / str(settings["model"])
     return {**settings, "model": str(near) if near.exists() else settings["model"]}
 

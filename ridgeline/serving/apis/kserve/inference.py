@@ -189,9 +189,7 @@ async def prepared(api: ApiServer, asked: InferenceAsked) -> GenerationRequest |
     model = asked.model
     if not model.generates:
         return None
-    given = {name: _plain(name, each) for name, each in asked.parameters.items()}
-    timeout = timeout_of(given)
-    fields = {name: each for name, each in given.items() if name not in NOT_FIELDS}
+    fields, timeout = fields_of(asked.parameters)
     if fields.get("n", 1) != 1:
         raise BadRequest(
             f"n must be 1, got {str(fields['n'])[:80]}: {model.output.name} holds one text; ridgeline.v1.Inference "
@@ -201,6 +199,12 @@ async def prepared(api: ApiServer, asked: InferenceAsked) -> GenerationRequest |
     fields |= {"model": model.name if model.name in api.names else api.names[0], "prompt": asked.value}
     [request] = await completion_requests(api, parse(CompletionBody, fields), asked.request_id)
     return _queued(model.queue, request).within(timeout)
+
+
+def fields_of(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """Return the fields of a completion among a request's parameters, and its timeout in seconds. Raise BadRequest."""
+    given = {name: _plain(name, each) for name, each in parameters.items()}
+    return {name: each for name, each in given.items() if name not in NOT_FIELDS}, timeout_of(given)
 
 
 def _queued(queue: Queue, request: GenerationRequest) -> GenerationRequest:
