@@ -23,7 +23,7 @@ from typing import Any
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline_bench.engines import ENGINES, Engine, LoadOptions
-from ridgeline_bench.workloads import Phase, Size, Workload, uniform, warm_up, workloads
+from ridgeline_bench.workloads import Phase, Size, Workload, decoded, uniform, warm_up, workloads
 
 Say = Callable[..., None]
 
@@ -129,24 +129,23 @@ def _latency(engine: Engine, size: Size, asked: dict[str, int], say: Say) -> Non
 
 
 def _trace(engine: Engine, size: Size, asked: dict[str, Any], say: Say) -> None:
-    """Time requests of one length to their first tokens and to their last, then trace both twice.
-
-    No prompt comes twice, so that no cache of prefixes finds one.
-    """
-    rng, outputs, folder = random.Random(0), {"prompts": 1, "whole": asked["output_len"]}, Path(asked["folder"])
+    """Time the phases of `decoded`, then trace each twice. No prompt comes twice, so that no cache of prefixes finds
+    one."""
+    folder = Path(asked["folder"])
     folder.mkdir(parents=True, exist_ok=True)
+    works = (decoded(size=size, seed=seed, **asked["shape"]) for seed in itertools.count())
 
-    def anew(name: str) -> float:
-        prompts = [size.tokens(asked["input_len"], rng) for _ in range(asked["count"])]
-        return timed(engine, Phase(name, prompts, [outputs[name]] * len(prompts)))
+    def anew(place: int) -> float:
+        return timed(engine, next(works).phases[place])
 
-    say("workload", workload="trace")
-    for name in outputs:
-        anew(name)
-        samples = sorted(1e3 * anew(name) for _ in range(3))
-        say("metric", workload="trace", name=name, value=samples[1], unit="ms", samples=samples)
-    for name, number in itertools.product(outputs, range(2)):
-        engine.trace(functools.partial(anew, name), folder / f"{name}-{number}.json")
+    work = next(works)
+    say("workload", workload=work.name)
+    samples = {phase.name: [anew(place) for _ in range(4)][1:] for place, phase in enumerate(work.phases)}
+    for metric in work.metrics({name: sorted(times)[1] for name, times in samples.items()}):
+        each = [1e3 * seconds for seconds in samples[metric.name]]
+        say("metric", workload=work.name, **metric._replace(samples=tuple(each))._asdict())
+    for (place, phase), number in itertools.product(enumerate(work.phases), range(2)):
+        engine.trace(functools.partial(anew, place), folder / f"{phase.name}-{number}.json")
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -28,7 +28,7 @@ from ridgeline_bench.machine.probes import Bench
 from ridgeline_bench.machine.timing import Effort
 from ridgeline_bench.results import Record, host_with
 from ridgeline_bench.runner import Job, Outcome, Where, check, run
-from ridgeline_bench.workloads import Size, Workload, uniform, workloads
+from ridgeline_bench.workloads import Size, Workload, decoded, uniform, workloads
 
 LONGEST = 32_768  # context enough for every workload, without a KV cache for the longest that a model could do
 KERNEL_EFFORT = {"cuda": Effort(seconds=0.1, repeats=15), "cpu": Effort(seconds=0.05, repeats=11)}
@@ -102,8 +102,9 @@ class Setup:
     def traces(self, peer: Peer, shape: Mapping[str, int], folder: Path) -> Iterator[Outcome]:
         """Run us, then the peer, on requests of one length, and write traces (`profile.beside`) into the folders `own`
         and `peer` of `folder`. Raise InvalidConfig, before anything runs, if the peer cannot be imported."""
-        own, other = ({"trace": {**shape, "folder": str(folder.resolve() / side)}} for side in ("own", "peer"))
-        yield from self._beside(peer, own, other)
+        own, other = ({"trace": {"shape": shape, "folder": str(folder.resolve() / side)}} for side in ("own", "peer"))
+        for outcome in self._beside(peer, own, other):
+            yield self._limited(outcome, [decoded(size=self.size, **shape)])
 
     def _beside(self, peer: Peer, own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Outcome]:
         if not is_hub_id(self.model):  # what must be downloaded first can wait

@@ -205,3 +205,14 @@ def uniform(count: int, input_len: int, output_len: int, size: Size, *, seed: in
         return [*figures, Metric("requests", count / times["all"], "requests/s", "higher")]
 
     return Workload("throughput", (phase,), metrics)
+
+
+def decoded(count: int, input_len: int, output_len: int, size: Size, *, seed: int = 0) -> Workload:
+    """Return `count` requests of one length that run to their first tokens, and others that run to their last: the
+    milliseconds of both, whose difference is that of the decode steps."""
+    rng, outputs = random.Random(seed), {"prompts": 1, "whole": output_len}
+    phases = tuple(
+        Phase(name, [size.tokens(input_len, rng) for _ in range(count)], [tokens] * count)
+        for name, tokens in outputs.items()
+    )
+    return Workload("decoded", phases, lambda times: [Metric(name, 1e3 * times[name], "ms") for name in outputs])

@@ -128,10 +128,11 @@ def _beside(model: str, work: WorkFlags, out: Path, load: LoadFlags, beside: Bes
             print(f"ridgeline: {note}", file=sys.stderr)
         if outcome.failed:
             raise typer.Exit(1)
-        known, seconds = outcome.records[0], {r.metric: r.value / 1e3 for r in outcome.records if r.workload == "trace"}
+        known = outcome.records[0]
+        figures = {r.metric: (r.value / 1e3, r.limit / 1e3) for r in outcome.records if r.workload == "decoded"}
         sides.append(
             decode_steps(
-                out / folder, engine=known.engine, version=known.version, steps=work.output_tokens - 1, seconds=seconds
+                out / folder, figures, engine=known.engine, version=known.version, steps=work.output_tokens - 1
             )
         )
         asked = {"model": known.model, "dtype": known.dtype, "options": {**known.options, **shape}}

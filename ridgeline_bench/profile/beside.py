@@ -40,7 +40,8 @@ class Totals:
 @dataclass(frozen=True, kw_only=True)
 class DecodeSteps:
     """The decode steps of one engine. `step` and `prompts` are seconds without a profiler, of one step and to the first
-    tokens; `totals` and `rows` are of all `steps`, with one. On a CPU work is torch's operators."""
+    tokens, and `limit` is the least seconds of a step (0: unknown). `totals` and `rows` are of all `steps`, with a
+    profiler. On a CPU work is torch's operators."""
 
     engine: str
     version: str
@@ -50,6 +51,7 @@ class DecodeSteps:
     cuda: bool
     totals: Totals
     rows: Sequence[Row]
+    limit: float = 0.0
 
     @property
     def idle(self) -> float:
@@ -76,9 +78,13 @@ def totals(events: Sequence[Event], *, cuda: bool) -> Totals:
     )
 
 
-def decode_steps(folder: Path, *, engine: str, version: str, steps: int, seconds: Mapping[str, float]) -> DecodeSteps:
-    """Return the figures of `steps` decode steps, by the traces of both runs, `prompts-*.json` and `whole-*.json`, and
-    by their `seconds` without a profiler. Of traces of one run the shortest counts, since what disturbs only adds.
+def decode_steps(
+    folder: Path, figures: Mapping[str, tuple[float, float]], *, engine: str, version: str, steps: int
+) -> DecodeSteps:
+    """Return the figures of `steps` decode steps, by the traces of both runs, `prompts-*.json` and `whole-*.json`. Of
+    traces of one run the shortest counts, since what disturbs only adds.
+
+    figures: by the names of both runs, their seconds without a profiler and the least that they could have taken.
 
     Raise InvalidConfig for traces without work.
     """
@@ -94,11 +100,12 @@ def decode_steps(folder: Path, *, engine: str, version: str, steps: int, seconds
         engine=engine,
         version=version,
         steps=steps,
-        step=(seconds["whole"] - seconds["prompts"]) / steps,
-        prompts=seconds["prompts"],
+        step=(figures["whole"][0] - figures["prompts"][0]) / steps,
+        prompts=figures["prompts"][0],
         cuda=cuda,
         totals=_more(*both),
         rows=rows_more(kernel_rows(first, cuda=cuda), kernel_rows(last, cuda=cuda)),
+        limit=(figures["whole"][1] - figures["prompts"][1]) / steps,
     )
 
 
@@ -148,7 +155,7 @@ def table(sides: Sequence[DecodeSteps], title: str, most: int = 12) -> str:
     """Return one page: a decode step of all engines in columns, then the kernels of each."""
     cuda = any(side.cuda for side in sides)
     lines = [f"{title}; a decode step", " " * 44 + "".join(f"{f'{s.engine} {s.version}':>24}" for s in sides)]
-    lines += [f"{name:<44}" + "".join(f"{of(side):>24}" for side in sides) for name, of in _figures(cuda)]
+    lines += [f"{name:<44}" + "".join(f"{of(side):>24}" for side in sides) for name, of in _figures(sides)]
     if not cuda:
         lines += ["On a CPU, busy is the time in torch's operators. Idle is all other: Python, and threads that wait."]
     for side in sides:
@@ -157,7 +164,7 @@ def table(sides: Sequence[DecodeSteps], title: str, most: int = 12) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _figures(cuda: bool) -> list[tuple[str, Callable[[DecodeSteps], str]]]:
+def _figures(sides: Sequence[DecodeSteps]) -> list[tuple[str, Callable[[DecodeSteps], str]]]:
     def per_step(
         value: Callable[[Totals], float], digits: int = 1, factor: float = 1.0
     ) -> Callable[[DecodeSteps], str]:
@@ -166,12 +173,17 @@ def _figures(cuda: bool) -> list[tuple[str, Callable[[DecodeSteps], str]]]:
     def called(name: str) -> Callable[[DecodeSteps], str]:
         return per_step(lambda totals: (totals.calls or {}).get(name, 0))
 
+    cuda, limited = any(side.cuda for side in sides), any(side.limit for side in sides)
+    limits: list[tuple[str, Callable[[DecodeSteps], str]]] = [
+        ("  the hardware's limit, ms", lambda side: f"{1e3 * side.limit:.3f}"),
+    ]
     of_gpus: list[tuple[str, Callable[[DecodeSteps], str]]] = [
         ("copies and fills", per_step(lambda totals: totals.copies)),
         *((name + " of the host", called(name)) for name in (LAUNCHES, GRAPHS, WAITS)),
     ]
     return [
         ("ms", lambda side: f"{1e3 * side.step:.3f}"),
+        *(limits if limited else []),
         ("ms, with the profiler", per_step(lambda totals: totals.span, 3, 1e3)),
         ("  busy, ms", per_step(lambda totals: totals.busy, 3, 1e3)),
         ("  idle", lambda side: f"{100 * side.idle:.1f} %"),
@@ -193,7 +205,7 @@ def line(side: DecodeSteps, most: int = 12) -> dict[str, Any]:
     found = side.totals
     return {
         "kind": "decode steps", "engine": side.engine, "version": side.version, "steps": side.steps,
-        "step_ms": 1e3 * side.step, "prompts_ms": 1e3 * side.prompts, "cuda": side.cuda,
+        "step_ms": 1e3 * side.step, "limit_ms": 1e3 * side.limit, "prompts_ms": 1e3 * side.prompts, "cuda": side.cuda,
         "traced_ms": of_a_step(found.span), "busy_ms": of_a_step(found.busy), "idle_share": side.idle,
         "short_pauses_ms": of_a_step(found.short), "long_pauses_ms": of_a_step(found.long),
         "long_pauses": found.long_pauses / side.steps, "kernels": found.kernels / side.steps,

@@ -56,6 +56,8 @@ def _figures(sides: tuple[Line, Line], *, gpu: bool) -> Iterator[list[str]]:
     }  # fmt: skip
     for name, key in named.items():
         yield [name, *(f"{side[key]:.3f}" for side in sides)]
+    if any(side.get("limit_ms") for side in sides):
+        yield ["the hardware's limit, ms", *(f"{side['limit_ms']:.3f}" for side in sides)]
     yield ["idle", *(f"{100 * side['idle_share']:.1f} %" for side in sides)]
     yield ["kernels" if gpu else "operators", *(f"{side['kernels']:.1f}" for side in sides)]
     for name in sides[0]["calls"] if gpu else ():

@@ -9,7 +9,7 @@ from ridgeline.models import model_config
 from ridgeline.perf.hardware import find
 from ridgeline.perf.roofline import Roofline
 from ridgeline_bench.limits import hardware_named, limit_metrics, phase_limit
-from ridgeline_bench.workloads import Phase, Size, workloads
+from ridgeline_bench.workloads import Phase, Size, decoded, workloads
 
 LLAMA_1B = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,6 +54,19 @@ def test_a_shared_beginning_runs_once_but_every_prompt_runs_its_last_token() -> 
     phase_limit(Phase("x", [[7, 8, 1], [7, 8, 2], [7, 8, 9]], [1, 1, 1]), ledger)
     phase_limit(Phase("x", [[7, 8], [7, 8]], [1, 1]), ledger)
     assert [step[0] for step in ledger.steps] == [[3, 1, 1], [2, 1]]
+
+
+def test_decode_steps_are_what_whole_requests_have_more_than_their_first_tokens() -> None:
+    ledger = Ledger()
+    work = decoded(2, 3, 5, Size(vocab_size=50))
+    limits = limit_metrics(work, ledger)
+    assert (limits["prompts"].value, limits["whole"].value) == (1000.0, 5000.0)  # milliseconds
+    assert ledger.steps[2:] == [([1, 1], [3 + n, 3 + n], 2) for n in range(1, 5)]
+    prompts = [tuple(prompt) for phase in work.phases for prompt in phase.prompts]
+    prompts += [
+        tuple(prompt) for phase in decoded(2, 3, 5, Size(vocab_size=50), seed=1).phases for prompt in phase.prompts
+    ]
+    assert len(set(prompts)) == 8, "no cache of prefixes finds one"
 
 
 def test_every_step_of_a_phase_says_what_its_prompts_share() -> None:

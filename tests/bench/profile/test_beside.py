@@ -42,7 +42,7 @@ def test_rows_are_those_that_torch_sums_itself(tmp_path: Path) -> None:
 
 
 def test_decode_steps_of_a_stored_trace() -> None:
-    side = decode_steps(STORED, engine="toy", version="1", steps=3, seconds={"prompts": 0.002, "whole": 0.005})
+    side = decode_steps(STORED, {"prompts": (0.002, 0.0), "whole": (0.005, 0.0)}, engine="toy", version="1", steps=3)
     calls = {row.name: row.calls for row in side.rows}
     assert calls["aten::addmm"] == calls["aten::linear"] == 3 * 2
     assert calls["aten::relu"] == calls["aten::clamp_min"] == 3
@@ -89,7 +89,9 @@ def test_a_trace_with_kernels_by_hand_arithmetic(tmp_path: Path) -> None:
         (tmp_path / f"{name}-0.json").write_bytes(gzip.compress(written.encode()))
         disturbed = [event("kernel", "other", 1e4, 1.0), *gpu_trace(steps)]
         (tmp_path / f"{name}-1.json").write_text(json.dumps(disturbed))  # a list alone is Chrome's format too
-    side = decode_steps(tmp_path, engine="toy", version="1", steps=4, seconds={"prompts": 1e-3, "whole": 1.4e-3})
+    side = decode_steps(
+        tmp_path, {"prompts": (1e-3, 1e-4), "whole": (1.4e-3, 2e-4)}, engine="toy", version="1", steps=4
+    )
     assert side.cuda
     found = side.totals
     assert found.span == pytest.approx((570 - 10 - 110) / 1e6)  # to the last copy's end, less the prompt's 110 µs
@@ -106,7 +108,9 @@ def test_a_trace_with_kernels_by_hand_arithmetic(tmp_path: Path) -> None:
     kept = line(side, most=2)
     assert kept["step_ms"] == pytest.approx(0.1)
     assert kept["top"] == [["gemm", pytest.approx(0.04), 1.0], ["norm", pytest.approx(0.02), 1.0]]
+    assert kept["limit_ms"] == pytest.approx(0.025)
     page = table([side, side], "a toy").splitlines()
+    assert next(text for text in page if "limit" in text).split()[-2:] == ["0.025", "0.025"]
     assert page[0] == "a toy; a decode step"
     assert next(text for text in page if "graph launches" in text).split()[-2:] == ["1.0", "1.0"]
     assert next(text for text in page if text.startswith("  idle  ")).split() == ["idle", "39.6", "%", "39.6", "%"]
@@ -135,7 +139,7 @@ def test_an_engine_whose_work_cannot_be_seen_is_said(tmp_path: Path) -> None:
         (tmp_path / f"{name}-0.json").write_text('{"traceEvents": []}')
     assert totals([], cuda=True).span == 0
     with pytest.raises(InvalidConfig, match="the trace of toy has no kernel"):
-        decode_steps(tmp_path, engine="toy", version="1", steps=1, seconds={"prompts": 0.0, "whole": 1.0})
+        decode_steps(tmp_path, {"prompts": (0.0, 0.0), "whole": (1.0, 0.0)}, engine="toy", version="1", steps=1)
 
 
 def test_both_engines_decode_with_the_products_that_they_have(
