@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 
 pytest.importorskip("msgspec")
-pytest.importorskip("gguf")
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.assembly import wiring
@@ -20,13 +20,18 @@ from ridgeline.defaults import choose_block_size, choose_dtype, choose_limits, d
 from ridgeline.kernels.base.cost import StepShape
 from ridgeline.ranks import recruits
 from ridgeline.serving.processes.placement import environments
-from tests import gguf_files, tiny_models
+from ridgeline_bench.scripts.random_gguf import write
 from tests.driving import ask, rig
 from tests.ranks.test_group import group_of
 from tests.ranks.unlike_rank import on_the_cpu
 
 PROMPTS = [[(7 * n + k) % 290 + 5 for n in range(length)] for k, length in enumerate((3, 40, 90))]
-LAYERS = 4
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
 
 
 def settings(devices: str, **more: Any) -> dict[str, Any]:
@@ -89,9 +94,9 @@ def test_engines_side_by_side_do_not_share_the_cpu() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    changes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": LAYERS}
-    tiny = tiny_models.build("llama", **changes)
-    return gguf_files.write(tiny, tmp_path_factory.mktemp("gguf") / "model.gguf", kinds={"*": "Q4_0"})
+    folder = tmp_path_factory.mktemp("gguf")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return write(folder, folder / "model.gguf", "Q4_K_M")
 
 
 @pytest.mark.usefixtures("forked_ranks")
