@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ridgeline_bench.scripts import batch_sweep
+from ridgeline_bench.scripts import batch_sweep, host_layers
 from ridgeline_bench.scripts.asked import asked
 from ridgeline_bench.scripts.formats_page import stored_quality
 from ridgeline_bench.scripts.weight_forms import split
@@ -181,6 +181,15 @@ def padded(lines: list[Line]) -> list[str]:
     return found
 
 
+def divided(lines: list[Line]) -> list[str]:
+    found = []
+    for group in grouped(newest(lines, "model", "gpu", "form", "devices", "layers"), "model", "gpu", "form", "devices"):
+        named = {**group[-1], "model": f"{group[0]['model']} in {group[0]['form']}"}
+        sentence = where(named).replace(" on ", f" on {group[0]['devices']} of ", 1)
+        found += [sentence, "", *markdown(host_layers.HEADS, host_layers.rows(group)), ""]
+    return found
+
+
 def search(lines: list[Line]) -> list[str]:
     found = []
     for group in grouped(lines, "model", "workload"):
@@ -211,6 +220,7 @@ TABLES: Mapping[str, tuple[str, Callable[[list[Line]], list[str]]]] = {
     "search": ("most within", search),
     "mixture": ("mixture use", mixture),
     "padded": ("padded experts", padded),
+    "divided": ("host layers", divided),
 }
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from ridgeline.perf.precision import precision
 from ridgeline.weights.loader import read_model_config, stored_forms
 from ridgeline.worker.machine import device_name, hardware_of
 from ridgeline_bench.machine.calibrate import as_calibration, probes
+from ridgeline_bench.results import gpu
 from ridgeline_bench.scripts.asked import asked, keep
 from ridgeline_bench.scripts.driven import Driven
 from ridgeline_bench.scripts.random_gguf import write
@@ -52,6 +53,8 @@ def calibrated(device: torch.device) -> Hardware:
     """Return the hardware of a device at the rates of memory and of a square product that are measured now."""
     wanted = [each for each in probes(device, quick=True) if each.name == "read" or re.match(SQUARE, each.name)]
     record = as_calibration(device, {each.name: each.run() for each in wanted})
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # for the processes that follow
     return (hardware_of(device) or find("CPU")).with_calibration(record)
 
 
@@ -100,7 +103,7 @@ def study(file: Path, places: Places, a: Namespace) -> Iterator[dict[str, Any]]:
         }
 
 
-def scaled(lines: Sequence[dict[str, Any]]) -> list[float | None]:
+def scaled(lines: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """Return the tokens/s of each line if parts take as much more than their limits as whole models do."""
     ends = {line["layers"]: line["limit"] / line["measured"] for line in lines if line["layers"] in (0, line["of"])}
     if len(ends) < 2:
@@ -109,15 +112,16 @@ def scaled(lines: Sequence[dict[str, Any]]) -> list[float | None]:
     return [1 / (host * line["host"] + device * line["device"] + line["handed"]) for line in lines]
 
 
-def show(lines: Sequence[dict[str, Any]]) -> None:
-    """Print the lines as a table."""
-    table = columns((), ("first layers", "GB", "other layers", "GB", "tok/s", "limit", "of it", "scaled"))
-    for line in lines:
-        sizes = [f"{line[name] / 1e9:.2f}" for name in ("host_bytes", "device_bytes")]
-        share, ends = line["measured"] / line["limit"], line.get("scaled")
-        rates = [f"{line['measured']:.1f}", f"{line['limit']:.1f}", f"{share:.0%}", f"{ends:.1f}" if ends else ""]
-        table.add_row(str(line["layers"]), sizes[0], str(line["of"] - line["layers"]), sizes[1], *rates)
-    Console().print(table)
+HEADS = ("first layers", "GB", "other layers", "GB", "tokens/s", "limit", "of it", "scaled")
+
+
+def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Yield the cells of each line."""
+    for line, ends in zip(lines, scaled(lines), strict=True):
+        first, others = (f"{line[name] / 1e9:.2f}" for name in ("host_bytes", "device_bytes"))
+        rates = f"{line['measured']:.1f}", f"{line['limit']:.1f}", f"{line['measured'] / line['limit']:.0%}"
+        after = f"{ends:.1f}" if ends else ""
+        yield [str(line["layers"]), first, str(line["of"] - line["layers"]), others, *rates, after]
 
 
 def main() -> None:
@@ -135,22 +139,24 @@ def main() -> None:
     )
     if a.quick:
         vars(a).update(QUICK, layers=[0, 3, 6])
+    kinds, lines = [choose_device(name) for name in a.devices.split(",")], list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="ridgeline-") as spare:
         file = write(Path(a.model), Path(spare) / "model.gguf", a.form)
-        kinds = [choose_device(name) for name in a.devices.split(",")]
         if a.dtype == "auto":
             a.dtype = choose_dtype("auto", read_model_config(file).dtype, choose_device("cpu")).name
-        hardware = {str(kind): calibrated(kind) for kind in kinds}
-        host, device = (place(file, a.dtype, kind, hardware[str(kind)]) for kind in kinds)
-        lines = list(study(file, Places(host, device, assumed(find("CPU"))), a))
-    for line, rate in zip(lines, scaled(lines), strict=True):
-        line["scaled"] = rate
-    print(f"{a.model}, {a.form}, {a.dtype}: " + ", ".join(map(device_name, kinds)))
-    show(lines)
-    about = {"model": Path(a.model).name, "form": a.form, "dtype": a.dtype, "devices": a.devices}
-    rates = {"read": [each.bandwidth for each in (host.hardware, device.hardware)], "on": list(map(device_name, kinds))}
-    for line in lines:
-        keep(a.output, {"workload": "host-layers", **about, **rates, **line})
+        hardware = {kind: calibrated(kind) for kind in dict.fromkeys(kinds)}
+        host, device = (place(file, a.dtype, kind, hardware[kind]) for kind in kinds)
+        about = {"workload": "host layers", "model": Path(a.model).name, "form": a.form, "dtype": a.dtype}
+        rates = {"read": [hardware[kind].bandwidth for kind in kinds], "on": list(map(device_name, kinds))}
+        for line in study(file, Places(host, device, assumed(find("CPU"))), a):
+            lines.append(line)
+            keep(a.output, {**about, "gpu": gpu(), **rates, **line})
+    read = " and ".join(f"{each / 1e9:.4g} GB/s" for each in rates["read"])
+    print(f"{a.model} in {a.form} and {a.dtype} on {a.devices}, which read {read}")
+    table = columns((), HEADS)
+    for row in rows(lines):
+        table.add_row(*row)
+    Console().print(table)
 
 
 if __name__ == "__main__":

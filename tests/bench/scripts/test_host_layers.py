@@ -14,9 +14,10 @@ pytest.importorskip("msgspec")
 from ridgeline.perf.hardware import find
 from ridgeline.perf.host_layers import Places
 from ridgeline.perf.links import assumed
-from ridgeline_bench.scripts import host_layers
+from ridgeline_bench.scripts import experiments_page, host_layers
 from ridgeline_bench.scripts.random_gguf import write
 
+STORED = {"model": "m", "form": "F32", "gpu": "G", "date": "2026-11-27T01:02:03"}
 CPU = find("CPU")  # a guess, whose figures are as good as others here
 
 
@@ -39,7 +40,11 @@ def test_each_process_holds_what_is_predicted_and_whole_models_give_the_scale(fo
     slower = [line["limit"] / line["measured"] for line in (host, device)]
     assert scale[1] == pytest.approx(1 / (slower[0] * both["host"] + slower[1] * both["device"] + both["handed"]))
     assert host_layers.scaled(lines[:2]) == [None, None]
-    host_layers.show([{**line, "scaled": rate} for line, rate in zip(lines, scale, strict=True)])
+    row = list(host_layers.rows(lines))[1]
+    assert [row[0], row[2], row[4], row[-1]] == ["1", "1", f"{both['measured']:.1f}", f"{scale[1]:.1f}"]
+    shown = experiments_page.divided([{**line, **STORED} for line in lines])
+    assert shown[0] == "m in F32 on cpu,cpu of G, 2026-11-27:"
+    assert f"| {' | '.join(row)} |" in shown
 
 
 @pytest.mark.parametrize(
