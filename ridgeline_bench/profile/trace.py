@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from ridgeline.core.errors import InvalidConfig
 
 GZIP = b"\x1f\x8b"
+NO_JSON = re.compile(r":\s*-?(?:inf|nan)\b")
 
 
 class Kind(Enum):
@@ -64,7 +66,7 @@ def read_trace(path: Path) -> list[Event]:
     """
     try:
         raw = path.read_bytes()
-        written = json.loads(gzip.decompress(raw) if raw.startswith(GZIP) else raw)
+        written = _parsed((gzip.decompress(raw) if raw.startswith(GZIP) else raw).decode(errors="replace"))
         listed = written if isinstance(written, list) else written["traceEvents"]
         events = [_event(each) for each in listed if each.get("ph") == "X" and each.get("cat") in KINDS]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,6 +81,14 @@ def read_trace(path: Path) -> list[Event]:
 def on_device(events: Iterable[Event]) -> bool:
     """Whether a trace has work of a GPU."""
     return any(event.kind in (Kind.KERNEL, Kind.COPY) for event in events)
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON of a text. Kineto writes `inf` for the bandwidth of a copy that took no time, which is none."""
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        return json.loads(NO_JSON.sub(": 0", text), strict=False)
 
 
 def _event(written: dict[str, Any]) -> Event:

@@ -126,6 +126,13 @@ def test_what_is_more_in_a_run_that_goes_on_is_what_came_after(calls: list[tuple
     assert more == {(row.name, row.seconds, row.calls) for row in rows(calls[cut:])}
 
 
+def test_a_copy_that_took_no_time_and_a_name_in_no_encoding_are_read(tmp_path: Path) -> None:
+    copy = event("gpu_memcpy", "Memcpy HtoD", 5, 0, args={"bytes": 4, "memory bandwidth (GB/s)": "?"})
+    text = json.dumps({"traceEvents": [copy, event("kernel", "gemm", 6, 2)]}).replace('"?"', "inf")
+    (tmp_path / "trace.json").write_bytes(text.encode().replace(b"gemm", b"ge\xffmm\x01"))
+    assert [(e.kind, e.elapsed) for e in read_trace(tmp_path / "trace.json")] == [(Kind.COPY, 0), (Kind.KERNEL, 2)]
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "\x1f\x8b"])
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
