@@ -16,14 +16,14 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline_bench.engines import ENGINES, Engine, LoadOptions
-from ridgeline_bench.workloads import Phase, Size, Workload, decoded, uniform, warm_up, workloads
+from ridgeline_bench.workloads import PROCESSOR, Phase, Size, Workload, decoded, uniform, warm_up, workloads
 
 Say = Callable[..., None]
 
@@ -76,33 +76,44 @@ def _tasks(job: dict[str, Any], size: Size) -> Iterator[Workload]:
         yield uniform(size=size, **uniformly)
 
 
+class Spent(NamedTuple):
+    """The seconds of a phase: by the clock, and what all cores gave to this process."""
+
+    clock: float
+    processor: float
+
+
 def measure(engine: Engine, workload: Workload, say: Say) -> None:
-    """Run one workload's phases in order and report its metrics. On a CPU the same metrics follow of the time that all
-    cores gave to this process, because that of a clock is also the neighbours'."""
+    """Run one workload's phases in order and report its metrics."""
     say("workload", workload=workload.name)
-    times, given = {}, {}
+    spent = {}
     for phase in workload.phases:
-        before = time.process_time()
-        times[phase.name] = timed(engine, phase)
-        given[phase.name] = time.process_time() - before
-        say("phase", workload=workload.name, phase=phase.name, seconds=times[phase.name])
-    for metric in workload.metrics(times):
+        spent[phase.name] = timed(engine, phase)
+        say("phase", workload=workload.name, phase=phase.name, seconds=spent[phase.name].clock)
+    _report(workload, spent, say)
+
+
+def _report(workload: Workload, spent: Mapping[str, Spent], say: Say) -> None:
+    """Report a workload's metrics. On a CPU they also follow of the processor's time, because that of the clock is also
+    the neighbours'."""
+    for metric in workload.metrics({name: seconds.clock for name, seconds in spent.items()}):
         say("metric", workload=workload.name, **metric._asdict())
-    for metric in workload.metrics(given) if not _gpu() else ():
-        say("metric", workload=workload.name, **metric._replace(name=f"{metric.name}, processor")._asdict())
+    if _gpu():
+        return
+    for metric in workload.metrics({name: seconds.processor for name, seconds in spent.items()}):
+        say("metric", workload=workload.name, **metric._replace(name=metric.name + PROCESSOR)._asdict())
 
 
-def timed(engine: Engine, phase: Phase) -> float:
-    """Return the seconds of one phase. Raise RuntimeError if a request did not get all its tokens, because that is no
-    measurement."""
+def timed(engine: Engine, phase: Phase) -> Spent:
+    """Run one phase. Raise RuntimeError if a request did not get all its tokens, because that is no measurement."""
     synchronize()
-    started = time.perf_counter()
+    started, given = time.perf_counter(), time.process_time()
     counts = engine.generate(phase.prompts, phase.max_tokens, phase.temperature)
     synchronize()
-    seconds = time.perf_counter() - started
+    spent = Spent(time.perf_counter() - started, time.process_time() - given)
     if list(counts) != list(phase.max_tokens):
         raise RuntimeError(f"phase {phase.name} asked for {sum(phase.max_tokens)} tokens and got {sum(counts)}.")
-    return seconds
+    return spent
 
 
 def _latency(engine: Engine, size: Size, asked: dict[str, int], say: Say) -> None:
@@ -135,15 +146,15 @@ def _trace(engine: Engine, size: Size, asked: dict[str, Any], say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     works = (decoded(size=size, seed=seed, **asked["shape"]) for seed in itertools.count())
 
-    def anew(place: int) -> float:
+    def anew(place: int) -> Spent:
         return timed(engine, next(works).phases[place])
 
     work = next(works)
     say("workload", workload=work.name)
-    samples = {phase.name: [anew(place) for _ in range(4)][1:] for place, phase in enumerate(work.phases)}
-    for metric in work.metrics({name: sorted(times)[1] for name, times in samples.items()}):
-        each = [1e3 * seconds for seconds in samples[metric.name]]
-        say("metric", workload=work.name, **metric._replace(samples=tuple(each))._asdict())
+    runs = {phase.name: [anew(place) for _ in range(4)][1:] for place, phase in enumerate(work.phases)}
+    _report(
+        work, {name: Spent(*(sorted(times)[1] for times in zip(*run, strict=True))) for name, run in runs.items()}, say
+    )
     for (place, phase), number in itertools.product(enumerate(work.phases), range(2)):
         engine.trace(functools.partial(anew, place), folder / f"{phase.name}-{number}.json")
 

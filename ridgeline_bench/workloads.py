@@ -21,6 +21,8 @@ from ridgeline.core.errors import InvalidConfig
 
 TOKEN_RANGE = 100_000  # ids are drawn below this, or below the vocabulary's size if that is smaller
 
+PROCESSOR = ", processor"  # ends the names of metrics that follow of processor time
+
 Times = Mapping[str, float]  # phase name → seconds
 
 

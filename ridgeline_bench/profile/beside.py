@@ -17,6 +17,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline_bench.profile.profile import table_of
 from ridgeline_bench.profile.tables import WORK, Row, kernel_rows, merged
 from ridgeline_bench.profile.trace import Event, Kind, on_device, read_trace
+from ridgeline_bench.workloads import PROCESSOR
 
 SHORT = 10.0  # µs; pauses between a graph's kernels are shorter, those in which the device waits for the host longer
 LAUNCHES, GRAPHS, WAITS = "kernel launches", "graph launches", "waits"
@@ -40,8 +41,8 @@ class Totals:
 @dataclass(frozen=True, kw_only=True)
 class DecodeSteps:
     """The decode steps of one engine. `step` and `prompts` are seconds without a profiler, of one step and to the first
-    tokens, and `limit` is the least seconds of a step (0: unknown). `totals` and `rows` are of all `steps`, with a
-    profiler. On a CPU work is torch's operators."""
+    tokens. `limit` is the least seconds of a step, and `processor` the seconds that cores gave to the engine's process
+    (0: unknown). `totals` and `rows` are of all `steps`, with a profiler. On a CPU work is torch's operators."""
 
     engine: str
     version: str
@@ -52,6 +53,7 @@ class DecodeSteps:
     totals: Totals
     rows: Sequence[Row]
     limit: float = 0.0
+    processor: float = 0.0
 
     @property
     def idle(self) -> float:
@@ -88,6 +90,11 @@ def decode_steps(
 
     Raise InvalidConfig for traces without work.
     """
+
+    def of_a_step(end: str, place: int) -> float:
+        whole, prompts = (figures.get(name + end, (0.0, 0.0))[place] for name in ("whole", "prompts"))
+        return (whole - prompts) / steps
+
     first, last = _shortest(folder, "prompts"), _shortest(folder, "whole")
     cuda = on_device(last)
     both = totals(first, cuda=cuda), totals(last, cuda=cuda)
@@ -100,12 +107,13 @@ def decode_steps(
         engine=engine,
         version=version,
         steps=steps,
-        step=(figures["whole"][0] - figures["prompts"][0]) / steps,
+        step=of_a_step("", 0),
         prompts=figures["prompts"][0],
         cuda=cuda,
         totals=_more(*both),
         rows=rows_more(kernel_rows(first, cuda=cuda), kernel_rows(last, cuda=cuda)),
-        limit=(figures["whole"][1] - figures["prompts"][1]) / steps,
+        limit=of_a_step("", 1),
+        processor=of_a_step(PROCESSOR, 0),
     )
 
 
@@ -164,6 +172,10 @@ def table(sides: Sequence[DecodeSteps], title: str, most: int = 12) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+def _ms(of: Callable[[DecodeSteps], float]) -> Callable[[DecodeSteps], str]:
+    return lambda side: f"{1e3 * of(side):.3f}"
+
+
 def _figures(sides: Sequence[DecodeSteps]) -> list[tuple[str, Callable[[DecodeSteps], str]]]:
     def per_step(
         value: Callable[[Totals], float], digits: int = 1, factor: float = 1.0
@@ -173,17 +185,19 @@ def _figures(sides: Sequence[DecodeSteps]) -> list[tuple[str, Callable[[DecodeSt
     def called(name: str) -> Callable[[DecodeSteps], str]:
         return per_step(lambda totals: (totals.calls or {}).get(name, 0))
 
-    cuda, limited = any(side.cuda for side in sides), any(side.limit for side in sides)
-    limits: list[tuple[str, Callable[[DecodeSteps], str]]] = [
-        ("  the hardware's limit, ms", lambda side: f"{1e3 * side.limit:.3f}"),
+    cuda = any(side.cuda for side in sides)
+    if_known: list[tuple[str, Callable[[DecodeSteps], float]]] = [
+        ("  the hardware's limit, ms", lambda side: side.limit),
+        ("  processor time, ms", lambda side: side.processor),
     ]
+    known = [(name, _ms(of)) for name, of in if_known if any(map(of, sides))]
     of_gpus: list[tuple[str, Callable[[DecodeSteps], str]]] = [
         ("copies and fills", per_step(lambda totals: totals.copies)),
         *((name + " of the host", called(name)) for name in (LAUNCHES, GRAPHS, WAITS)),
     ]
     return [
-        ("ms", lambda side: f"{1e3 * side.step:.3f}"),
-        *(limits if limited else []),
+        ("ms", _ms(lambda side: side.step)),
+        *known,
         ("ms, with the profiler", per_step(lambda totals: totals.span, 3, 1e3)),
         ("  busy, ms", per_step(lambda totals: totals.busy, 3, 1e3)),
         ("  idle", lambda side: f"{100 * side.idle:.1f} %"),
@@ -205,7 +219,8 @@ def line(side: DecodeSteps, most: int = 12) -> dict[str, Any]:
     found = side.totals
     return {
         "kind": "decode steps", "engine": side.engine, "version": side.version, "steps": side.steps,
-        "step_ms": 1e3 * side.step, "limit_ms": 1e3 * side.limit, "prompts_ms": 1e3 * side.prompts, "cuda": side.cuda,
+        "step_ms": 1e3 * side.step, "limit_ms": 1e3 * side.limit,
+        "processor_ms": 1e3 * side.processor, "prompts_ms": 1e3 * side.prompts, "cuda": side.cuda,
         "traced_ms": of_a_step(found.span), "busy_ms": of_a_step(found.busy), "idle_share": side.idle,
         "short_pauses_ms": of_a_step(found.short), "long_pauses_ms": of_a_step(found.long),
         "long_pauses": found.long_pauses / side.steps, "kernels": found.kernels / side.steps,

@@ -16,10 +16,10 @@ from typing import Any
 
 from ridgeline_bench.profile.beside import SHORT
 from ridgeline_bench.results import Record, read
+from ridgeline_bench.workloads import PROCESSOR
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 COMPARED, PROFILED = RESULTS / "engines-cpu.jsonl", RESULTS / "decode-steps.jsonl"
-SPENT = ", processor"  # ends the names of metrics that count processor time
 Line = Mapping[str, Any]
 
 
@@ -29,8 +29,8 @@ def compared(records: Sequence[Record]) -> list[str]:
     pairs = list(zip(runs[::2], runs[1::2], strict=True))
     heads = [f"{theirs[0].engine} {theirs[0].version}" for _, theirs in pairs]
     rows = [f"| ours \\| theirs | {' | '.join(heads)} |", "|---" * (1 + len(pairs)) + "|"]
-    for first in (r for r in runs[0] if r.metric.endswith(SPENT)):
-        name = f"{first.workload} {first.metric.removesuffix(SPENT)}, {first.unit}"
+    for first in (r for r in runs[0] if r.metric.endswith(PROCESSOR)):
+        name = f"{first.workload} {first.metric.removesuffix(PROCESSOR)}, {first.unit}"
         rows.append(f"| {name} | {' | '.join(_cell(first, *pair) for pair in pairs)} |")
     return rows
 
@@ -51,13 +51,14 @@ def beside(own: Line, peer: Line) -> list[str]:
 
 def _figures(sides: tuple[Line, Line], *, gpu: bool) -> Iterator[list[str]]:
     named = {
-        "ms, without a profiler": "step_ms", "ms, with it": "traced_ms", "of that busy": "busy_ms",
+        "the hardware's limit, ms": "limit_ms",
+        "ms, without a profiler": "step_ms", "processor time, ms": "processor_ms", "ms, with a profiler": "traced_ms",
+        "of that busy": "busy_ms",
         f"idle in pauses up to {SHORT:g} µs": "short_pauses_ms", "idle in longer pauses": "long_pauses_ms",
     }  # fmt: skip
     for name, key in named.items():
-        yield [name, *(f"{side[key]:.3f}" for side in sides)]
-    if any(side.get("limit_ms") for side in sides):
-        yield ["the hardware's limit, ms", *(f"{side['limit_ms']:.3f}" for side in sides)]
+        if any(side[key] for side in sides):
+            yield [name, *(f"{side[key]:.3f}" for side in sides)]
     yield ["idle", *(f"{100 * side['idle_share']:.1f} %" for side in sides)]
     yield ["kernels" if gpu else "operators", *(f"{side['kernels']:.1f}" for side in sides)]
     for name in sides[0]["calls"] if gpu else ():

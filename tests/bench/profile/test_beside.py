@@ -89,9 +89,9 @@ def test_a_trace_with_kernels_by_hand_arithmetic(tmp_path: Path) -> None:
         (tmp_path / f"{name}-0.json").write_bytes(gzip.compress(written.encode()))
         disturbed = [event("kernel", "other", 1e4, 1.0), *gpu_trace(steps)]
         (tmp_path / f"{name}-1.json").write_text(json.dumps(disturbed))  # a list alone is Chrome's format too
-    side = decode_steps(
-        tmp_path, {"prompts": (1e-3, 1e-4), "whole": (1.4e-3, 2e-4)}, engine="toy", version="1", steps=4
-    )
+    figures = {"prompts": (1e-3, 1e-4), "whole": (1.4e-3, 2e-4)}
+    figures |= {"prompts, processor": (2e-3, 0.0), "whole, processor": (4e-3, 0.0)}
+    side = decode_steps(tmp_path, figures, engine="toy", version="1", steps=4)
     assert side.cuda
     found = side.totals
     assert found.span == pytest.approx((570 - 10 - 110) / 1e6)  # to the last copy's end, less the prompt's 110 µs
@@ -108,7 +108,7 @@ def test_a_trace_with_kernels_by_hand_arithmetic(tmp_path: Path) -> None:
     kept = line(side, most=2)
     assert kept["step_ms"] == pytest.approx(0.1)
     assert kept["top"] == [["gemm", pytest.approx(0.04), 1.0], ["norm", pytest.approx(0.02), 1.0]]
-    assert kept["limit_ms"] == pytest.approx(0.025)
+    assert (kept["limit_ms"], kept["processor_ms"]) == (pytest.approx(0.025), pytest.approx(0.5))
     page = table([side, side], "a toy").splitlines()
     assert next(text for text in page if "limit" in text).split()[-2:] == ["0.025", "0.025"]
     assert page[0] == "a toy; a decode step"
@@ -164,6 +164,7 @@ def test_both_engines_decode_with_the_products_that_they_have(
     for kept, products in ((own, 2 * 4 + 1), (peer, 2 * 7 + 1)):
         assert {name: calls for name, _, calls in kept["top"]}["aten::mm"] == products
         assert kept["kernels"] > products
+        assert (kept["processor_ms"] > 0) != torch.cuda.is_available()
         assert kept["busy_ms"] + kept["short_pauses_ms"] + kept["long_pauses_ms"] == pytest.approx(kept["traced_ms"])
         assert kept["machine"]["torch"] == torch.__version__
         assert kept["options"]["output_len"] == 9
