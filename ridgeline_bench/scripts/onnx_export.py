@@ -2,7 +2,7 @@
 
     pip install 'ridgeline[onnx]'
     python -m ridgeline_bench.scripts.onnx_export FOLDER [--opsets 18 23] [--levels none basic extended all]
-        [--providers cpu|cuda|tensorrt] [--threads 2] [--out FOLDER] [--output results.jsonl]
+        [--providers cuda] [--threads 2] [--out FOLDER] [--output results.jsonl]
     python -m ridgeline_bench.scripts.onnx_export embedded --quick         # a CPU, a minute
     python -m ridgeline_bench.scripts.onnx_export embedded --page          # writes the tables of docs/onnx.md
 
@@ -11,7 +11,7 @@ Runtime loads it at each level of its graph optimization, and says which of its 
 must be those of the engine, and every logit that of the network without a cache, within 1e-4 of the largest: a
 session that differs has no figure. All figures are of float32 and one sequence, the least of --rounds runs.
 
-The model is a folder or an embedded model's name. --out keeps the files: the exported graph, and per level the one
+The model is a folder or an embedded model's name. --providers is cpu, cuda or tensorrt. --out keeps the files: the exported graph, and per level the one
 that ONNX Runtime made of it.
 """
 

@@ -141,7 +141,7 @@ class OpSweep(Sweep):
             if not theirs.numel():
                 continue
             if not theirs.is_floating_point():
-                worst = worst if torch.equal(ours, theirs) else torch.inf
+                worst = worst if torch.equal(ours.to(theirs.dtype), theirs) else torch.inf
                 continue
             excess = (ours.float() - theirs.float()).abs() / allowed(theirs, case)
             worst = max(worst, float(excess.nan_to_num(torch.inf).max()))

@@ -1,5 +1,6 @@
-"""Other projects' kernels for the arguments of our ops, as sweeps time them beside ours: vLLM's, and those of
-flash-linear-attention, from its own package or as vLLM has them.
+"""Other projects' kernels for the arguments of our ops, as sweeps time them beside ours: vLLM's, FlashInfer's
+(flashinfer_peers.py), ThunderKittens' (thunderkittens.py), and those of flash-linear-attention, from its own package or
+as vLLM has them.
 
 vLLM's kernels of prompts do not gather rows' states nor put them back, and what flash-linear-attention takes as ready,
 decays and strengths, is not in its time, so they have a little less to do. Outputs are compared, states are not. One of
@@ -22,6 +23,7 @@ from ridgeline.kernels.scans.gated_delta.op import DeltaInputs
 from ridgeline.kernels.scans.metadata import ScanMetadata
 from ridgeline.kernels.scans.selective_scan.op import ScanInputs
 from ridgeline.kernels.scans.ssd.op import SsdInputs
+from ridgeline_bench.sweep import flashinfer_peers, thunderkittens
 
 VLLM_CHUNK = 256
 FLA = {  # package → where it has flash-linear-attention
@@ -33,23 +35,23 @@ FLA = {  # package → where it has flash-linear-attention
 class PeerKernel:
     """A peer with what it makes of the arguments once: inputs in its own order, chunks, places of states.
 
-    `prepare` takes the op's arguments, and returns a call without arguments.
+    `prepare` takes the op's arguments, and returns a call without arguments. Arguments are known again by their first.
     """
 
-    def __init__(self, prepare: Callable[..., Callable[[], Tensor]]) -> None:
+    def __init__(self, prepare: Callable[..., Callable[[], Any]]) -> None:
         self.prepare = prepare
-        self._made: dict[int, tuple[Any, Callable[[], Tensor]]] = {}
+        self._made: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def forget(self) -> None:
         """Give back what was made of other arguments."""
         self._made.clear()
 
-    def __call__(self, given: Any, states_N: Tensor, metadata: ScanMetadata) -> Tensor:
+    def __call__(self, *given: Any, **options: Any) -> Any:
         """Raises AssertionError if the peer has no such function, or it fails."""
         try:
-            if id(metadata) not in self._made:
-                self._made[id(metadata)] = metadata, self.prepare(given, states_N, metadata)
-            return self._made[id(metadata)][1]()
+            if id(given[0]) not in self._made:
+                self._made[id(given[0])] = given[0], self.prepare(*given, **options)
+            return self._made[id(given[0])][1]()
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise AssertionError(f"{type(error).__name__}: {error}"[:300]) from error
 
@@ -164,6 +166,12 @@ def _found() -> dict[str, dict[str, PeerKernel]]:
             for turned in (False, True):
                 peer = PeerKernel(partial(_fla_gated_delta, sources, turned))
                 peers.setdefault("gated_delta", {})[package + " [V, K]" * turned] = peer
+    if importlib.util.find_spec("flashinfer"):
+        for name, prepare in flashinfer_peers.PEERS.items():
+            peers.setdefault(name, {})["flashinfer"] = PeerKernel(prepare)
+    if thunderkittens.LIBRARY.exists():
+        for name, prepare in thunderkittens.PEERS.items():
+            peers.setdefault(name, {})["thunderkittens"] = PeerKernel(prepare)
     return peers
 
 
