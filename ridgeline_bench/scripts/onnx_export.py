@@ -11,8 +11,8 @@ Runtime loads it at each level of its graph optimization, and says which of its 
 must be those of the engine, and every logit that of the network without a cache, within 1e-4 of the largest: a
 session that differs has no figure. All figures are of float32 and one sequence, the least of --rounds runs.
 
-The model is a folder or an embedded model's name. --providers is cpu, cuda or tensorrt. --out keeps the files: the exported graph, and per level the one
-that ONNX Runtime made of it.
+The model is a folder or an embedded model's name. --providers is cpu, cuda or tensorrt. --out keeps the files: the
+exported graph, and per level the one that ONNX Runtime made of it.
 """
 
 from __future__ import annotations

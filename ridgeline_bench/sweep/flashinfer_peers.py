@@ -1,9 +1,9 @@
 """FlashInfer's kernels for the arguments of our ops, as sweeps time them beside ours.
 
     ridgeline bench sweep paged_attention | latent_attention | rms_norm | gated_activation | rope | sample
-    python -m ridgeline_bench.sweep.flashinfer_peers      # compile what these need, before a sweep waits for it
+    python -m ridgeline_bench.sweep.flashinfer_peers      # calls each once, so that no sweep waits for a compiler
 
-FlashInfer compiles its kernels when they are first called, with nvcc and ninja. Its plans (which rows are cut into how
+FlashInfer compiles a kernel when it is first called, with nvcc and ninja. Its plans (which rows are cut into how
 many pieces) are made once, as an engine makes them for all layers of a step, so they are not in the times. The
 caches are ours: blocks [N, G, P, D] are FlashInfer's layout HND, and are read where they lie.
 
@@ -23,6 +23,8 @@ Legend:
 from __future__ import annotations
 
 import importlib
+import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ from torch import Tensor
 
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.base.kv_cache import KVScales
+from ridgeline.kernels.ops import OPS
 
 WORKSPACE = 128 << 20  # bytes, as FlashInfer recommends
 Call = Callable[[], Any]
@@ -162,3 +165,24 @@ def sample(logits_RV: Tensor, *tables: Any) -> Call:
 PEERS: dict[str, Callable[..., Call]] = {
     each.__name__: each for each in (paged_attention, latent_attention, rms_norm, gated_activation, rope, sample)
 }
+
+
+def first_calls(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Call each peer on the smallest real case of one token a row and of several, and print how long that took."""
+    for name, prepare in PEERS.items():
+        cases = sorted(OPS[name].cases().real, key=lambda case: case.cost(2).bytes)
+        for kind in dict.fromkeys(_alone(case) for case in cases):
+            case = next(each for each in cases if _alone(each) == kind)
+            started = time.monotonic()
+            prepare(*case.inputs(dtype, device), **case.options(dtype, device))()
+            sys.stdout.write(f"{name} {case.label}: {time.monotonic() - started:.1f} s\n")
+            sys.stdout.flush()
+
+
+def _alone(case: Any) -> bool:
+    """Return True for attention of rows of one token each."""
+    return all(row[0] == 1 for row in case.rows) if isinstance(getattr(case, "rows", None), tuple) else False
+
+
+if __name__ == "__main__":
+    first_calls(torch.device("cuda"))

@@ -16,6 +16,7 @@ from ridgeline.kernels.attention.paged.cases import AttentionCase, scattered
 from ridgeline.kernels.base.case import OpCase
 from ridgeline.kernels.ops import OPS
 from ridgeline_bench.kernels import allowed
+from ridgeline_bench.sweep import flashinfer_peers
 from ridgeline_bench.sweep.flashinfer_peers import PEERS, pages
 from ridgeline_bench.sweep.of_op import copied
 from ridgeline_bench.sweep.peers import PeerKernel
@@ -122,6 +123,21 @@ def test_the_plain_functions_take_what_flashinfer_takes(monkeypatch: pytest.Monk
         same(getattr(plain_flashinfer, name), getattr(real, name))
     name = "top_k_top_p_sampling_from_logits"
     same(getattr(plain_flashinfer.sampling, name), getattr(real.sampling, name))
+
+
+def test_each_peer_is_called_once_for_decoding_and_once_for_prompts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called = list[tuple[str, Any]]()
+
+    def noted(name: str) -> Any:
+        return lambda *given, **options: lambda: called.append((name, given))
+
+    monkeypatch.setattr(flashinfer_peers, "PEERS", {name: noted(name) for name in ("rms_norm", "paged_attention")})
+    flashinfer_peers.first_calls(CPU)
+    assert [name for name, _ in called] == ["rms_norm", "paged_attention", "paged_attention"]
+    assert [given[3].tokens_each == 1 for name, given in called[1:]] == [True, False]
+    assert capsys.readouterr().out.count(" s\n") == 3
 
 
 def same(ours: Any, theirs: Any) -> None:
