@@ -83,8 +83,8 @@ def totals(events: Sequence[Event], *, cuda: bool) -> Totals:
 def decode_steps(
     folder: Path, figures: Mapping[str, tuple[float, float]], *, engine: str, version: str, steps: int
 ) -> DecodeSteps:
-    """Return the figures of `steps` decode steps, by the traces of both runs, `prompts-*.json` and `whole-*.json`. Of
-    traces of one run the shortest counts, since what disturbs only adds.
+    """Return the figures of `steps` decode steps, by the traces of both runs: `prompts-*.json` and `whole-*.json`, or
+    compressed ones. Of traces of one run the shortest counts, since what disturbs only adds.
 
     figures: by the names of both runs, their seconds without a profiler and the least that they could have taken.
 
@@ -118,7 +118,7 @@ def decode_steps(
 
 
 def _shortest(folder: Path, name: str) -> list[Event]:
-    traces = [read_trace(path) for path in sorted(folder.glob(f"{name}-*.json"))]
+    traces = [read_trace(path) for path in sorted(folder.glob(f"{name}-*.json*"))]
     return min(traces, key=lambda events: totals(events, cuda=on_device(events)).span, default=[])
 
 

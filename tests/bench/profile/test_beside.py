@@ -49,8 +49,8 @@ def test_decode_steps_of_a_stored_trace() -> None:
     assert side.step == pytest.approx(0.001)
     assert not side.cuda
     assert side.totals.span == pytest.approx(side.totals.busy + side.totals.short + side.totals.long)
-    whole = read_trace(STORED / "whole-0.json")
-    first = read_trace(STORED / "prompts-0.json")
+    whole = read_trace(STORED / "whole-0.json.gz")
+    first = read_trace(STORED / "prompts-0.json.gz")
     inner = sum(e.own for e in whole if e.kind is Kind.OPERATOR) - sum(e.own for e in first if e.kind is Kind.OPERATOR)
     assert side.totals.busy == pytest.approx(inner / 1e6, rel=1e-6), "one thread: own times fill the work"
 
