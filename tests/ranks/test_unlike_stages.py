@@ -23,7 +23,6 @@ from ridgeline.ranks import recruits
 from ridgeline.serving.processes.placement import environments
 from ridgeline_bench.scripts.random_gguf import write
 from tests.driving import ask, rig
-from tests.ranks.test_group import group_of
 from tests.ranks.unlike_rank import on_the_cpu
 
 PROMPTS = [[(7 * n + k) % 290 + 5 for n in range(length)] for k, length in enumerate((3, 40, 90))]
@@ -108,12 +107,12 @@ def test_stages_on_two_devices_give_the_tokens_of_one(model: Path, monkeypatch: 
         want = one.run(*asked)
     with rig(model, **options, **settings("cpu,cpu")) as two:
         alike = two.run(*asked)
-        assert group_of(two).facts.block_size == 16
+        assert two.worker.facts.block_size == 16
     # The second device goes by the name of a GPU
     monkeypatch.setattr(recruits, "MODULE", "tests.ranks.unlike_rank")
     monkeypatch.setattr(wiring, "device_of_rank", on_the_cpu)
     with rig(model, **options, **settings("cpu,cuda", pipeline_layer_partition="1,3")) as two:
-        unlike, facts = two.run(*asked), group_of(two).all_facts
+        unlike, facts = two.run(*asked), two.worker.all_facts
     assert [each.block_size for each in facts] == [64, 64]
     assert facts[1].weights > facts[0].weights, "three layers are more than one"
     for name, outcome in want.items():
