@@ -128,11 +128,12 @@ def stages(model: ModelSpec, part: ModelSpec, pp: int, wanted: str | None = None
 
 
 def stage_weights(stage: Stage, precision: Precision) -> float:
-    """Return the bytes of a stage's weights: tables only where they are used, so a tied one is there twice."""
+    """Return the bytes of a stage's weights: tables only where they are used. So a tied one is there twice, unless the
+    last stage has another form of it to score with."""
     model, count = stage.model, parameters(stage.model)
     table = model.vocab_size * model.hidden_size
-    lacks = 0.0
-    if not stage.first and not (stage.last and model.tie_word_embeddings):
+    lacks, beside = 0.0, any(name == "unembed" for name, _, _ in precision.held)
+    if not stage.first and not (stage.last and model.tie_word_embeddings and not beside):
         lacks += count.embed * precision.item
     if not stage.last:
         lacks += table * precision.weight_of("unembed", precision.item if count.unembed else 0.0)

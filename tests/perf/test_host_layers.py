@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_the_cache_is_read_where_its_layers_are() -> None:
     each = 2 * 2 * 8 * 128 * 10_000  # bytes: keys and values of 8 heads
     assert long.host - short.host == pytest.approx(8 * each / 100e9, rel=0.01)
     assert long.device - short.device == pytest.approx(24 * each / 2e12, rel=0.01)
+
+
+def test_a_tied_table_is_at_both_places_unless_it_is_scored_with_in_another_form() -> None:
+    spec = read_model_config(LLAMA_8B).spec
+    tied, plain = replace(spec, tie_word_embeddings=True), precision("bfloat16")
+    coded = replace(plain, held=(("unembed", 0.5, "bfloat16"),))
+    for how, more in ((plain, TABLE), (coded, 0)):  # bytes that both places hold together beyond one device's
+        where = Places(Place(HOST, how), Place(DEVICE, how), LINKS)
+        divided, whole = host_layers(tied, [8, 0], where, "bfloat16", 1)
+        assert divided.host_bytes + divided.device_bytes == pytest.approx(whole.device_bytes + more, rel=1e-6)
+        head = TABLE if how is plain else TABLE / 4
+        assert divided.device_bytes == pytest.approx(24 * LAYER + head, rel=1e-3)
 
 
 def test_more_layers_than_the_model_has_are_refused() -> None:
