@@ -82,6 +82,22 @@ def test_the_notice_of_each_cloud_is_seen_when_it_comes(metadata: str, cloud: st
     assert NOTICE.keys() == METADATA.keys() == CLOUDS.keys()
 
 
+@pytest.mark.parametrize("cloud", sorted(CLOUDS))
+def test_the_metadata_service_is_asked_without_a_proxy(
+    metadata: str, cloud: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy of the environment would ask its own machine, if it let such an address through at all."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    Metadata.notice = True
+    program = f"from deploy.spot.watch import CLOUDS; raise SystemExit(not CLOUDS[{cloud!r}]({metadata!r}))"
+    assert (
+        subprocess.run([sys.executable, "-c", program], cwd=WATCH.parents[2], timeout=60, check=False).returncode == 0
+    )
+
+
 def test_requests_finish_within_the_notice_and_new_ones_are_sent_away(metadata: str) -> None:
     (drain,) = re.findall(r"--shutdown-timeout (\d+)", WATCH.read_text())[:1]
     assert int(drain) + 2 * MARGIN < NOTICE["aws"]
@@ -125,8 +141,9 @@ def test_signals_and_exit_codes_pass_through(metadata: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_pods_on_spot_nodes_end_within_the_notice() -> None:
-    command = ["kubectl", "kustomize", str(WATCH.parents[1] / "kubernetes-spot")]
+@pytest.mark.parametrize(("folder", "cloud"), [("kubernetes-spot", "aws"), ("kubernetes-spot-short", "azure")])
+def test_pods_on_spot_nodes_end_within_the_notice(folder: str, cloud: str) -> None:
+    command = ["kubectl", "kustomize", str(WATCH.parents[1] / folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     found = {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
     for document in found.values():
@@ -135,7 +152,7 @@ def test_pods_on_spot_nodes_end_within_the_notice() -> None:
     (container,) = pod["containers"]
     grace, before = pod["terminationGracePeriodSeconds"], container["lifecycle"]["preStop"]["sleep"]["seconds"]
     (drain,) = (int(each.partition("=")[2]) for each in container["args"] if each.startswith("--shutdown-timeout="))
-    assert before + drain + 2 * MARGIN < grace < NOTICE["aws"]
+    assert before + drain + 2 * MARGIN < grace < NOTICE[cloud]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert {each["key"] for each in pod["tolerations"]} >= {"nvidia.com/gpu", "cloud.google.com/gke-spot"}
     (spread,) = pod["topologySpreadConstraints"]
