@@ -28,6 +28,8 @@ METADATA = {
 PERIOD = 2.0  # seconds between two looks
 PATIENCE = 5.0  # seconds for an answer
 TOKEN_LIFE = 60  # seconds
+# The metadata service answers on the machine's own link only, and a proxy would ask for the metadata of its machine.
+DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def ask(url: str, method: str = "GET", **headers: str) -> str | None:
@@ -35,7 +37,7 @@ def ask(url: str, method: str = "GET", **headers: str) -> str | None:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url, method=method, headers=names)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with DIRECTLY.open(request, timeout=PATIENCE) as answer:
             return str(answer.read().decode())
     except (OSError, ValueError) as error:
         if not (isinstance(error, urllib.error.HTTPError) and error.code == 404):

@@ -293,7 +293,8 @@ def test_the_image_is_healthy_while_the_server_is(deployed: Deployed) -> None:
     check = [sys.executable, *instruction("HEALTHCHECK")[1:]]
     there = [part.replace(":8000/", f":{deployed.port}/") for part in check]
     nobody = [part.replace(":8000/", f":{_free_ports()[0]}/") for part in check]
-    assert subprocess.run(there, stderr=subprocess.PIPE, timeout=120, check=False).returncode == 0
+    proxied = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}  # as containers may have it
+    assert subprocess.run(there, stderr=subprocess.PIPE, timeout=120, check=False, env=proxied).returncode == 0
     assert subprocess.run(nobody, stderr=subprocess.PIPE, timeout=120, check=False).returncode == 1
 
 
