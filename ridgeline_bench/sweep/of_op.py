@@ -113,7 +113,7 @@ class OpSweep(Sweep):
         (given, options), case = arguments, self.case_of(job)
         if not case.checked:
             return None
-        return copied((self.of.reference(*given, **options), case.written(given)))
+        return copied(self.of.reference(*given, **options)), copied(case.written(given))
 
     def defined(self, job: Job, arguments: Any, result: Any) -> Any:
         """Return copies, since the next launch writes to the same arguments; of a peer the outputs alone."""

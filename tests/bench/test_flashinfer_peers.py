@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from ridgeline.kernels.ops import OPS
 from ridgeline_bench.kernels import allowed
 from ridgeline_bench.sweep import flashinfer_peers
 from ridgeline_bench.sweep.flashinfer_peers import PEERS, pages
-from ridgeline_bench.sweep.of_op import copied
+from ridgeline_bench.sweep.of_op import OpSweep, copied
+from ridgeline_bench.sweep.options import SweepOptions
 from ridgeline_bench.sweep.peers import PeerKernel
 from tests.bench import plain_flashinfer
 
@@ -79,6 +81,26 @@ def test_a_row_without_tokens_is_refused() -> None:
     batch, _ = scattered([(1, 3), (0, 0)], 4, CPU, torch.Generator())
     with pytest.raises(ValueError, match="no rows without tokens"):
         pages(batch, 4)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "rope", "sample"])
+def test_a_sweep_checks_a_peer_that_writes_to_its_arguments(name: str) -> None:
+    sweep = OpSweep(SweepOptions(name=name, dry=True), "cpu")
+    sweep.dry, sweep.peers = False, {"flashinfer": PeerKernel(PEERS[name])}
+    ours = next(job for job in sweep.jobs() if "+residual" in job.case or name != "rms_norm")
+    peer, reference = (replace(ours, cut=cut, chosen=False) for cut in ("flashinfer", "reference"))
+    arguments = sweep.arguments(ours)[0]
+    for job in (peer, reference, peer):
+        error = sweep.check(job, arguments)
+        assert error is not None
+        assert error <= 1
+    sweep.peers = {"flashinfer": PeerKernel(lambda *given: lambda: doubled(sweep.of.reference(*given)))}
+    with pytest.raises(AssertionError, match="error"):
+        sweep.check(peer, arguments)
+
+
+def doubled(result: Any) -> Any:
+    return tuple(2 * x + 1 for x in result) if isinstance(result, tuple) else 2 * result + 1
 
 
 def test_a_plan_is_made_once_for_the_same_arguments() -> None:
