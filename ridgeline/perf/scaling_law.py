@@ -51,7 +51,11 @@ class ScalingLaw:
         return float(self.floor + self.a / parameters**self.alpha + self.b / tokens**self.beta)
 
     def best(self, flops: float) -> tuple[float, float]:
-        """Return the (parameters, tokens) of the least loss for so many FLOPs of training."""
+        """Return the (parameters, tokens) of the least loss for so many FLOPs of training. Raise InvalidConfig if the
+        law says that one of both gains nothing."""
+        if not (self.a > 0 and self.b > 0):
+            idle = "parameters" if not self.a > 0 else "tokens"
+            raise InvalidConfig(f"these runs show no gain by {idle}, so no split of FLOPs is best; train for longer.")
         both, budget = self.alpha + self.beta, flops / FLOPS
         ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / both)
         return ratio * budget ** (self.beta / both), budget ** (self.alpha / both) / ratio

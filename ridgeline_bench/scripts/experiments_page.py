@@ -80,7 +80,9 @@ def gains(lines: list[Line]) -> list[str]:
              str(line["steps"]), f"{line['latency_mean_s']:.2f}"]
             for line in group
         ]  # fmt: skip
-        found += [where(group[0]), "", *markdown(heads, rows), ""]
+        best = max(group, key=lambda line: line["gain"])
+        sentence = f"The largest single gain is that of {best['step']}: {best['gain']:.2f} times the rate before it."
+        found += [where(group[0]), "", *markdown(heads, rows), "", *wrapped(sentence), ""]
     return found
 
 
@@ -113,6 +115,12 @@ def static(lines: list[Line]) -> list[str]:
             for line in group
         ]  # fmt: skip
         found += [where(group[0]), "", *markdown(heads, rows), ""]
+        way = {line["way"]: line for line in group}
+        if {"static", "continuous"} <= way.keys():
+            gain = way["continuous"]["tokens_per_second"] / way["static"]["tokens_per_second"]
+            more = way["static"]["steps"] / way["continuous"]["steps"]
+            sentence = f"Continuous batches have {gain:.2f} times the rate of static ones, which take {more:.2f} times"
+            found += [*wrapped(f"{sentence} as many steps."), ""]
     return found
 
 
@@ -126,7 +134,14 @@ def chunks(lines: list[Line]) -> list[str]:
              f"{line['least_step_ms']:.1f}", f"{line['ttft_ms']:.0f}", f"{line['prompt_tokens_per_second']:,.0f}"]
             for line in group
         ]  # fmt: skip
-        found += [where(group[0]), "", *markdown([*heads, "prompt tokens/s"], rows), ""]
+        least, most = (choose(group, key=lambda line: line["chunk"]) for choose in (min, max))
+        sentence = (
+            f"Chunks of {least['chunk']} in place of {most['chunk']} tokens make the 99th percentile of ITL "
+            f"{most['itl_p99_ms'] / least['itl_p99_ms']:.0f} times smaller and TTFT "
+            f"{least['ttft_ms'] / most['ttft_ms']:.2f} times as long."
+        )
+        table = markdown([*heads, "prompt tokens/s"], rows)
+        found += [where(group[0]), "", *table, "", *wrapped(sentence), ""]
     return found
 
 
@@ -161,7 +176,9 @@ def padded(lines: list[Line]) -> list[str]:
             "tokens",
             "busiest",
             "grouped, ms",
+            "TFLOP/s",
             "padded, ms",
+            "TFLOP/s",
             "useful rows",
             "1.25, ms",
             "dropped",
@@ -171,14 +188,32 @@ def padded(lines: list[Line]) -> list[str]:
         for case in grouped(group, "tokens", "skew"):
             way = {line["way"]: line for line in case}
             rows.append([
-                str(case[0]["tokens"]), f"{case[0]['imbalance']:.2f}", f"{way['grouped']['ms']:.3f}",
-                f"{way['padded, all']['ms']:.3f}", f"{100 * way['padded, all']['useful']:.0f} %",
+                str(case[0]["tokens"]), f"{case[0]['imbalance']:.2f}",
+                *(cell for name in ("grouped", "padded, all") for cell in (
+                    f"{way[name]['ms']:.3f}", f"{way[name]['tflops']:.0f}",
+                )),
+                f"{100 * way['padded, all']['useful']:.0f} %",
                 f"{way['padded, 1.25']['ms']:.3f}", f"{100 * way['padded, 1.25']['dropped']:.1f} %",
                 f"{way['one by one']['ms']:.3f}",
             ])  # fmt: skip
         named = {"model": group[0]["shape"], "gpu": group[0]["gpu"], "date": group[-1]["date"]}
-        found += [where(named), "", *markdown(heads, rows), ""]
+        found += [where(named), "", *markdown(heads, rows), "", *wrapped(_of_padding(group)), ""]
     return found
+
+
+def _of_padding(lines: Sequence[Line]) -> str:
+    """Return the sentence that says what padding costs with the most tokens, with even and with uneven routes."""
+    most = max(line["tokens"] for line in lines)
+    skews = sorted({line["skew"] for line in lines if line["tokens"] == most})
+    told = []
+    for skew in dict.fromkeys((skews[0], skews[-1])):
+        way = {line["way"]: line for line in lines if (line["tokens"], line["skew"]) == (most, skew)}
+        grouped, padded = (way[name]["tflops"] for name in ("grouped", "padded, all"))
+        told.append(
+            f"{padded:.0f} in place of {grouped:.0f} where the busiest expert has {way['grouped']['imbalance']:.2f} "
+            f"times the mean, which is {100 * padded / grouped:.0f} %"
+        )
+    return f"With {most:,} tokens padded products reach, in useful TFLOP/s, {'; '.join(told)}."
 
 
 def divided(lines: list[Line]) -> list[str]:

@@ -189,20 +189,24 @@ WAYS: dict[str, int | None] = {"float32": None, "current": 0, "delayed, 16 steps
 
 def main() -> None:
     given = asked(
-        __doc__, steps=300, layers=(4, "and heads of 64"), jump=[1.0, 64.0],
+        __doc__, steps=300, layers=(4, "and heads of 64"), length=(256, "tokens of a sequence"),
+        batch=(16, "sequences of a step"), jump=[1.0, 64.0],
         device="cuda" if torch.cuda.is_available() else "cpu", output=Path,
         quick=(False, "twelve steps of one layer, in seconds on a CPU"),
     )  # fmt: skip
-    steps, layers, shape = (12, 1, (64, 2)) if given.quick else (given.steps, given.layers, (256, 16))
+    if given.quick:
+        given.steps, given.layers, given.length, given.batch = 12, 1, 64, 2
+        torch.set_num_threads(1)  # more of them wait for each other longer than they work
     with tempfile.TemporaryDirectory() as folder:
-        data = corpus(Path(folder), *shape, most=8 if given.quick else None)
+        data = corpus(Path(folder), given.length, given.batch, most=8 if given.quick else None)
         print(f"{'scales':20}{'jump':>6}{'loss':>9}{'worst':>9}{'saturated: forward':>20}{'gradients':>12}")
         for jump in given.jump:
             for way, history in WAYS.items():
-                made = train(data, layers, steps, history, jump, given.device)
+                made = train(data, given.layers, given.steps, history, jump, given.device)
                 shares = "".join(f"{share:{width}.4%}" for share, width in zip(made.saturated, (20, 12), strict=True))
                 print(f"{way:20}{jump:6g}{made.loss:9.4f}{made.worst:9.4f}{shares}", flush=True)
-                about = {"workload": "FP8 scales", "scales": way, "jump": jump, "steps": steps}
+                about = {"workload": "FP8 scales", "scales": way, "jump": jump, "steps": given.steps}
+                about |= {"layers": given.layers, "tokens": given.length * given.batch, "device": given.device}
                 keep(given.output, about | made._asdict())
 
 

@@ -1,7 +1,7 @@
 """Why rotary positions fail beyond training, and what PI, NTK, YaRN and LongRoPE do about it, on the embedded model.
 
     python -m ridgeline_bench.scripts.long_context [--longest 16384] [--sequences 4] [--steps 100] [--output FILE.jsonl]
-    python -m ridgeline_bench.scripts.long_context --longest 512 --trained 256 --sequences 1 --steps 1 --quick
+    python -m ridgeline_bench.scripts.long_context --quick                        # a CPU, seconds
     python -m ridgeline_bench.scripts.long_context --draw benchmarks/results/long-context.jsonl
 
 The model was trained on sequences of 2,048 tokens. Held-out modules form one stream, and every length reads the same
@@ -16,7 +16,8 @@ work, and rises where they fail.
     LongRoPE    Ding et al., arXiv 2402.13753: a factor for each pair, found by a search that begins with those above
 
 The factor is that of the length over 2,048. With --steps, each method but "in window" is trained further at the longest
-length, and measured at every length with the factor of the longest. --quick begins with random weights of a tiny model.
+length, and measured at every length with the factor of the longest. --quick reads 512 tokens with random weights of a
+tiny model.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ def main() -> None:
         __doc__, longest=(16_384, "tokens"), sequences=(4, "of the longest length, to measure on"),
         search=(4, "rounds of LongRoPE's search"), steps=(0, "of training further; 0: none"),
         batch=(4, "sequences of a step"), megabytes=(24.0, "of text to train further on"),
-        trained=(0, "the context of training, if not the model's own"), quick=(False, "a tiny model"),
+        trained=(0, "the context of training, if not the model's own"), quick=(False, "a tiny model, 512 tokens"),
         device="cuda" if torch.cuda.is_available() else "cpu", output=Path, draw=(Path, "draw this file's lines"),
     )  # fmt: skip
     if a.draw:
@@ -278,6 +279,9 @@ def main() -> None:
         PICTURE.write_text(drawing(lines))
         print(page_table(lines))
         return
+    if a.quick:
+        torch.set_num_threads(1)  # more of them wait for each other longer than they work
+        a.longest, a.trained, a.sequences, a.search = 512, 256, 1, 1
     lines, console = list[dict[str, Any]](), Console(width=120)
     for line in experiment(a, console).lines():
         lines.append(line)

@@ -1,7 +1,7 @@
 """A scaling law fitted to small models of ours, and what it predicts of larger ones that it has not seen.
 
     python -m ridgeline_bench.scripts.scaling_laws --output FILE.jsonl       # one GPU, two minutes
-    python -m ridgeline_bench.scripts.scaling_laws --widths 64 128 192 --lengths 0.01 0.02 0.04 --held-out 256 --batch 2
+    python -m ridgeline_bench.scripts.scaling_laws --quick                                      # a CPU, seconds
     python -m ridgeline_bench.scripts.scaling_laws --fit benchmarks/results/scaling-laws.jsonl  # without training
 
 Every run is a model of its own with its own learning-rate schedule, as the law wants it (Hoffmann et al., arXiv
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from ridgeline.core.errors import InvalidConfig
 from ridgeline.models import model_config
 from ridgeline.perf.scaling_law import Run, ScalingLaw, errors, fit
 from ridgeline.training.embedded import llama_config
@@ -94,7 +95,10 @@ def told(law: ScalingLaw, fitted: list[Run], predicted: list[Run]) -> tuple[Tabl
     if predicted:
         lines.append(f"largest error of a prediction: {max(errors(law, predicted)):.2%}")
     for flops in (1e15, 1e16, 1e17):
-        parameters, tokens = law.best(flops)
+        try:
+            parameters, tokens = law.best(flops)
+        except InvalidConfig as error:
+            return table, [*lines, str(error)]
         lines.append(
             f"{flops:.0e} FLOPs are spent best on {parameters:,.0f} parameters and {tokens:,.0f} tokens, "
             f"{tokens / parameters:.0f} for each"
@@ -124,8 +128,12 @@ def main() -> None:
         held_out=(384, "the narrowest width that is predicted"), length=(1024, "tokens of a sequence"),
         batch=(32, "sequences of a step"), scored=(128, "sequences"), megabytes=(48.0, "of text"),
         device="cuda" if torch.cuda.is_available() else "cpu", output=Path, fit=(Path, "fit this file's runs"),
-        draw=(False, "draw docs/images/scaling-laws.svg too"),
+        quick=(False, "narrow models and few tokens"), draw=(False, "draw docs/images/scaling-laws.svg too"),
     )  # fmt: skip
+    if a.quick:
+        torch.set_num_threads(1)  # more of them wait for each other longer than they work
+        a.widths, a.lengths, a.held_out = [64, 128, 192, 256], [0.0005, 0.001, 0.002], 256
+        a.length, a.batch, a.scored, a.megabytes = 64, 2, 4, 1.0
     console, lines = Console(width=120), list[dict[str, Any]]()
     if a.fit:
         lines = [json.loads(line) for line in a.fit.read_text().splitlines()]

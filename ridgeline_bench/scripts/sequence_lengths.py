@@ -286,8 +286,11 @@ def main() -> None:
         width=(2048, "channels that a mixer puts out"), device="cuda" if torch.cuda.is_available() else "cpu",
         only=("", "forms whose name contains this"), seconds=(115.0, "begin no measurement after so long"),
         commit=("", "of this code, if there is no checkout to ask"), output=(Path, "file to add result lines to"),
-        draw=(Path, "draw this file's lines"),
+        quick=(False, "few tokens and channels"), draw=(Path, "draw this file's lines"),
     )  # fmt: skip
+    if a.quick:
+        torch.set_num_threads(1)  # more of them wait for each other longer than they work
+        a.tokens, a.lengths, a.width, a.seconds = 256, [64, 128], 128, 5.0
     if a.draw:
         records = read([a.draw])
         PICTURE.write_text(drawing(records))

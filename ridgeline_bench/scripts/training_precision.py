@@ -190,8 +190,11 @@ def main() -> None:
     a = asked(
         __doc__, shape=OneOf(SHAPES), steps=300, length=(1024, "tokens of a sequence"), batch=(32, "sequences"),
         lr=4e-3, megabytes=(12.0, "of text"), device="cuda" if torch.cuda.is_available() else "cpu", output=Path,
-        draw=(Path, "draw this file's lines"),
+        quick=(False, "six steps of a tiny model"), draw=(Path, "draw this file's lines"),
     )  # fmt: skip
+    if a.quick:
+        torch.set_num_threads(1)  # more of them wait for each other longer than they work
+        a.shape, a.steps, a.length, a.batch, a.megabytes = "tiny", 6, 64, 2, 1.0
     if a.draw:
         stored = [json.loads(line) for line in a.draw.read_text().splitlines()]
         PICTURE.write_text(drawing(stored))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from ridgeline_bench.scripts.float8_scaling import E4M3, E5M2, Product, Scale, Scales, corpus, train
+from ridgeline_bench.scripts.float8_scaling import E4M3, E5M2, WAYS, Product, Scale, Scales, corpus, train
 
 
 def test_a_current_scale_puts_the_largest_number_at_the_format_s_end() -> None:
@@ -52,3 +53,21 @@ def test_training_learns_in_every_way_and_a_jump_saturates_delayed_gradients_alo
     assert current.saturated == (0.0, 0.0)
     assert delayed.saturated[1] > 0.01
     assert delayed.loss == pytest.approx(plain.loss, rel=0.05)
+
+
+def test_the_page_shows_the_stored_lines_and_says_what_they_say() -> None:
+    root = Path(__file__).parents[2]
+    lines = [json.loads(line) for line in (root / "benchmarks/results/float8-scaling.jsonl").read_text().splitlines()]
+    page = (root / "docs/training.md").read_text()
+    assert {(line["scales"], line["jump"]) for line in lines} == {(way, jump) for way in WAYS for jump in (1.0, 64.0)}
+    plain = {line["jump"]: line["loss"] for line in lines if line["scales"] == "float32"}
+    for line in lines:
+        forward, gradients = line["saturated"]
+        cells = [line["scales"], f"{line['jump']:g}", f"{line['loss']:.4f}", f"{line['worst']:.4f}"]
+        assert f"| {' | '.join([*cells, f'{forward:.4%}', f'{gradients:.4%}'])} |" in page
+        assert line["loss"] == pytest.approx(plain[line["jump"]], rel=3e-3)
+        assert (forward > 0 or gradients > 0) == line["scales"].startswith("delayed")
+    by_history = [line for jump in plain for line in lines if line["jump"] == jump and sum(line["saturated"])]
+    for longer, shorter in zip(by_history[::2], by_history[1::2], strict=True):
+        assert longer["saturated"][0] < shorter["saturated"][0]
+        assert longer["saturated"][1] < shorter["saturated"][1]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.errors import InvalidConfig
 from ridgeline.perf.scaling_law import Run, ScalingLaw, errors, fit
+from ridgeline_bench.scripts.scaling_laws import told
 
 CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)  # Hoffmann et al., equation 10
 SIZES = [(n, d) for n in (1e6, 4e6, 16e6, 64e6) for d in (1e7, 5e7, 2.5e8, 1e9)]
@@ -64,3 +65,12 @@ def test_chinchillas_own_constants_give_its_optimum() -> None:
 def test_runs_that_cannot_decide_a_law_are_refused(runs: list[Run], said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         fit(runs)
+
+
+@pytest.mark.parametrize(("a", "b", "idle"), [(0.0, 2.0, "parameters"), (2.0, 0.0, "tokens")])
+def test_a_law_without_a_gain_by_one_of_both_has_no_best_split(a: float, b: float, idle: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"no gain by {idle}"):
+        ScalingLaw(1.0, a, 0.3, b, 0.3).best(1e18)
+    table, said = told(ScalingLaw(1.0, a, 0.3, b, 0.3), [Run(1e6, 1e6, 3.0)], [])
+    assert table.row_count == 1
+    assert f"no gain by {idle}" in said[-1]

@@ -1,1 +1,1 @@
-"""What the project's pages and stored results say about its code, checked against the code itself."""
+"""Checks of what the project's pages and stored results say about its code."""

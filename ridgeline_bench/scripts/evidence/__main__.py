@@ -1,4 +1,4 @@
-"""What pages and stored results say about the code, checked: the command ends with 1 and names whatever is not so.
+"""Check what pages and stored results say about the code: the command ends with 1 and names whatever is not so.
 
     python -m ridgeline_bench.scripts.evidence [--only pages results pictures]
     python -m ridgeline_bench.scripts.evidence --draw        # all pictures anew, from what is stored

@@ -1,4 +1,4 @@
-"""What the pages name: links, files, folders, modules, commands with their options, flags and targets of make.
+"""Names that pages use: links, files, folders, modules, commands with their options, flags and targets of make.
 
 docs/growth.md writes files that are planned in italics, and all others as code, as other pages do.
 """

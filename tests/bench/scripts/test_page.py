@@ -31,9 +31,11 @@ from ridgeline_bench.scripts import (
     padded_experts,
 )
 from ridgeline_bench.scripts.driven import Driven
+from ridgeline_bench.scripts.evidence.commands import parser_of
 from ridgeline_bench.scripts.jobs import Job, read_jobs
 
 QUEUE = Path(__file__).parents[3] / "benchmarks" / "experiments.txt"
+WITHOUT_MODELS = {f"ridgeline_bench.scripts.{name}" for name in ("experiments_page", "jobs")}
 PAGE = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text()
 
 
@@ -60,6 +62,12 @@ def test_a_script_takes_the_arguments_of_its_job(job: Job, monkeypatch: pytest.M
         monkeypatch.setattr(found, "asked", taken)
         with pytest.raises(Asked):
             found.main()
+
+
+@pytest.mark.parametrize("module", sorted(set(re.findall(r"ridgeline_bench\.scripts\.\w+", PAGE)) - WITHOUT_MODELS))
+def test_every_experiment_has_a_quick_form_and_keeps_its_lines(module: str) -> None:
+    flags = {flag for action in parser_of(module)._actions for flag in action.option_strings}
+    assert {"--quick", "--output"} <= flags
 
 
 def test_the_page_explains_every_script_of_the_queue() -> None:
@@ -125,7 +133,8 @@ def test_every_kind_of_line_that_scripts_store_becomes_a_table(driven: Driven) -
     for cells in (
         "| bf16 | 1 | 16.1 | 30.0 | 100 | 700 | 70 % | 6.673 |", "| quantized | 10 | 1.50 | 1.50 | 9 | 2.00 |",
         "| 4 | 5.25 | 5.47 | 80.00 | 50 | 50 % |", "experts are 96.0 % of the parameters",
-        "1.10 to 1.70 times the mean", "m on G, 2026-11-27:", "33 requests/s miss it.", "| continuous |",
+        "1.10 to 1.70 times the mean", "times the rate of static ones", "that of quantized: 1.50 times",
+        "m on G, 2026-11-27:", "33 requests/s miss it.", "| continuous |",
     ):  # fmt: skip
         assert cells in text, cells
     assert text.count("\n|---|") + text.count("\n| --- |") >= 9
