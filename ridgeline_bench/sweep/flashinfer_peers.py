@@ -1,6 +1,6 @@
 """FlashInfer's kernels for the arguments of our ops, as sweeps time them beside ours.
 
-    ridgeline bench sweep paged_attention | latent_attention | rms_norm | gated_activation | rope | sample
+    ridgeline bench sweep paged_attention        # or decode_attention, latent_attention, rms_norm, gated_activation, …
     python -m ridgeline_bench.sweep.flashinfer_peers      # calls each once, so that no sweep waits for a compiler
 
 FlashInfer compiles a kernel when it is first called, with nvcc and ninja. Its plans (which rows are cut into how
@@ -9,6 +9,7 @@ caches are ours: blocks [N, G, P, D] are FlashInfer's layout HND, and are read w
 
 What a function takes in place of our op's contract:
 
+    decode_attention  three launches: rotation, keys and values into the pages, attention. No norms of heads
     paged_attention   no sinks, no trees, no 8-bit caches; ALiBi by its own slopes, so not by ours
     latent_attention  no trees; latents and rotated parts are two views of our cache
     rms_norm          with a residual it writes to its arguments
@@ -35,6 +36,7 @@ from torch import Tensor
 from ridgeline.kernels.attention.paged.op import RaggedBatch, Softmax
 from ridgeline.kernels.base.kv_cache import KVScales
 from ridgeline.kernels.ops import OPS
+from ridgeline.kernels.small.rotary.op import Projected, split_heads
 
 WORKSPACE = 128 << 20  # bytes, as FlashInfer recommends
 Call = Callable[[], Any]
@@ -105,6 +107,30 @@ def paged_attention(
     return lambda: wrapper.run(q_THD, (k_cache, v_cache))
 
 
+def decode_attention(projected: Projected, batch: RaggedBatch, softmax: Softmax, buffer: Any = None) -> Call:
+    """A decode step's attention from the projection on. It rotates in place, in the projection."""
+    flashinfer, p = importlib.import_module("flashinfer"), projected
+    if p.q_norm_D is not None or p.v_norm or buffer is not None:
+        raise ValueError("FlashInfer's rotation and attention have no norms of heads, and round nothing.")
+    caches, width = (p.k_cache_NGPD, p.v_cache_NGPD), p.k_cache_NGPD.shape[3]
+    q_THD, k_TGD, v_TGD = split_heads(p.qkv_TX, p.num_heads, p.num_kv_heads, width)
+    attend = paged_attention(q_THD, *caches, batch, softmax, p.scales)
+    table, rows = pages(batch, p.k_cache_NGPD.shape[2]), torch.arange(len(q_THD), device=q_THD.device).int()
+    places_T = (batch.kv_len_R - 1).int()  # in the pages
+    rotate = None if p.cos_sin_ZY is None else rope(q_THD, k_TGD, p.cos_sin_ZY, p.positions_T)
+
+    def step() -> Tensor:
+        if rotate is not None:
+            rotate()
+        flashinfer.append_paged_kv_cache(
+            k_TGD, v_TGD, rows, places_T, caches, table.indices_I, table.indptr_R1, table.last_R, "HND"
+        )
+        out_THD: Tensor = attend()
+        return out_THD
+
+    return step
+
+
 def latent_attention(q_THL: Tensor, q_THY: Tensor, cache_NPW: Tensor, batch: RaggedBatch, *, scale: float) -> Call:
     """Attention to latent vectors, which FlashInfer reads as two caches."""
     flashinfer = importlib.import_module("flashinfer")
@@ -147,7 +173,7 @@ def gated_activation(x_T2F: Tensor, kind: str) -> Call:
 
 def rope(q_THD: Tensor, k_TGD: Tensor, cos_sin_ZY: Tensor, positions_T: Tensor) -> Call:
     """The rotation, in place."""
-    rotate = importlib.import_module("flashinfer").apply_rope_with_cos_sin_cache_inplace
+    rotate, positions_T = importlib.import_module("flashinfer").apply_rope_with_cos_sin_cache_inplace, positions_T.int()
 
     def rotated() -> tuple[Tensor, Tensor]:
         rotate(positions_T, q_THD.flatten(1), k_TGD.flatten(1), q_THD.shape[-1], cos_sin_ZY, is_neox=True)
@@ -163,7 +189,8 @@ def sample(logits_RV: Tensor, *tables: Any) -> Call:
 
 
 PEERS: dict[str, Callable[..., Call]] = {
-    each.__name__: each for each in (paged_attention, latent_attention, rms_norm, gated_activation, rope, sample)
+    each.__name__: each
+    for each in (decode_attention, paged_attention, latent_attention, rms_norm, gated_activation, rope, sample)
 }
 
 

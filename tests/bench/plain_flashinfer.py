@@ -147,6 +147,17 @@ def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_
         heads[..., :half], heads[..., half : 2 * half] = a * cos - b * sin, b * cos + a * sin
 
 
+def append_paged_kv_cache(
+    append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, kv_last_page_len,
+    kv_layout="NHD",
+):  # fmt: skip
+    caches = [x.transpose(1, 2) if kv_layout == "HND" else x for x in paged_kv_cache]
+    for new, cache in zip((append_key, append_value), caches, strict=True):
+        for token, (row, position) in enumerate(zip(batch_indices.tolist(), positions.tolist(), strict=True)):
+            page = int(kv_indices[int(kv_indptr[row]) + position // cache.shape[1]])
+            cache[page, position % cache.shape[1]] = new[token]
+
+
 def top_k_top_p_sampling_from_logits(
     logits, top_k, top_p, indices=None, filter_apply_order="top_k_first", deterministic=True, generator=None,
     check_nan=False,

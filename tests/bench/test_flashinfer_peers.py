@@ -27,6 +27,7 @@ from tests.bench import plain_flashinfer
 CPU = torch.device("cpu")
 CASES = [(name, case) for name in PEERS for case in OPS[name].cases().small]
 REFUSED = {  # by a word of the sentence: which cases
+    "no norms of heads": lambda case: getattr(case, "norm", False) or getattr(case, "v_norm", False),
     "sinks": lambda case: getattr(case, "sinks", False),
     "slopes": lambda case: getattr(case, "alibi", False),
     "rows without tokens": lambda case: False,
@@ -140,7 +141,7 @@ def test_the_plain_functions_take_what_flashinfer_takes(monkeypatch: pytest.Monk
     same(plain_flashinfer.mla.BatchMLAPagedAttentionWrapper.plan, real.mla.BatchMLAPagedAttentionWrapper.plan)
     for name in (
         "rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul",
-        "apply_rope_with_cos_sin_cache_inplace",
+        "apply_rope_with_cos_sin_cache_inplace", "append_paged_kv_cache",
     ):  # fmt: skip
         same(getattr(plain_flashinfer, name), getattr(real, name))
     name = "top_k_top_p_sampling_from_logits"
