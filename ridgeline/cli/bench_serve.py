@@ -51,8 +51,8 @@ def serve(
     for package in ("httptools", "msgspec"):
         if importlib.util.find_spec(package) is None:
             raise InvalidConfig(f"this needs {package}, which is not installed; pip install 'ridgeline[serve]'.")
-    if body.endpoint not in ("completions", "chat"):
-        raise InvalidConfig(f"--endpoint must be completions or chat, got {body.endpoint!r}.")
+    if body.endpoint not in ("completions", "chat", "generate"):
+        raise InvalidConfig(f"--endpoint must be completions, chat or generate, got {body.endpoint!r}.")
     if report.plot is not None and report.plot.suffix not in (".svg", ".png", ".pdf"):
         raise InvalidConfig(f"--plot writes .svg, .png or .pdf, got {str(report.plot)!r}.")
     from ridgeline_bench.serving.campaign import Campaign
@@ -61,7 +61,7 @@ def serve(
     from ridgeline_bench.serving.session import Sending, parse_rates
     from ridgeline_bench.serving.start import Elsewhere, ended_by_sigterm
 
-    work = _work(load, server.vocab_size, chat=body.endpoint == "chat")
+    work = _work(load, server.vocab_size, endpoint=body.endpoint)
     ignore_eos = True if body.ignore_eos else None
     fields = {"temperature": body.temperature, "ignore_eos": ignore_eos, **json_object(body.extra, "--extra")}
     if client.search_slo and client.slo:
@@ -104,7 +104,7 @@ def serve(
         raise typer.Exit(int(notes.failed))
 
 
-def _work(load: LoadFlags, vocab_size: int, *, chat: bool) -> Work:
+def _work(load: LoadFlags, vocab_size: int, *, endpoint: str) -> Work:
     """Return the requests that the options describe. Raise InvalidConfig."""
     from ridgeline_bench.serving import trace as traces
     from ridgeline_bench.serving.work import Lengths, Work, prefix
@@ -121,7 +121,8 @@ def _work(load: LoadFlags, vocab_size: int, *, chat: bool) -> Work:
         prefix_tokens=prefix_tokens,
         prefix_groups=prefix_groups,
         vocab_size=vocab_size,
-        chat=chat,
+        chat=endpoint == "chat",
+        text=endpoint == "generate",
         trace=rows,
     )
 

@@ -59,7 +59,9 @@ class LoadFlags:
 class BodyFlags:
     """The body of a request."""
 
-    endpoint: Annotated[str, typer.Option(help="completions (token ids) or chat (words).")] = "completions"
+    endpoint: Annotated[
+        str, typer.Option(help="completions (token ids), chat (words), or generate (words, Triton's).")
+    ] = "completions"
     temperature: Annotated[float, typer.Option(min=0, help="Temperature of sampling.")] = 0.0
     ignore_eos: Annotated[bool, typer.Option(help="Answers have exactly the length asked for.")] = True
     extra: Annotated[str, typer.Option(help="JSON object of further body fields; null removes one of ours.")] = ""

@@ -61,14 +61,18 @@ class Load:
         return len(self._work)
 
     def _encode(self, request: Request) -> bytes:
-        chat = self._task.work.chat
+        work, fields = self._task.work, dict(self._task.body)
+        if work.text:
+            route = f"/v2/models/{fields.pop('model')}/generate_stream"
+        else:
+            route = "/v1/chat/completions" if work.chat else "/v1/completions"
         body = {
-            "messages" if chat else "prompt": request.prompt,
-            "max_completion_tokens" if chat else "max_tokens": request.max_tokens,
-            **self._task.body,
+            "text_input" if work.text else "messages" if work.chat else "prompt": request.prompt,
+            "max_completion_tokens" if work.chat else "max_tokens": request.max_tokens,
+            **fields,
         }
         kept = {name: value for name, value in body.items() if value is not None}
-        return self._client.encode("/v1/chat/completions" if chat else "/v1/completions", msgspec.json.encode(kept))
+        return self._client.encode(route, msgspec.json.encode(kept))
 
     async def run(self, start: float) -> None:
         """Send the requests. Arrivals count from the moment `start` of the monotonic clock."""
@@ -85,7 +89,7 @@ class Load:
             waits = self._places.locked()
             await self._places.acquire()
             free = time.monotonic() if waits else due
-        stream, error, message, answer = Stream(), "", "", NO_ANSWER
+        stream, error, message, answer = Stream(marked=not self._task.work.text), "", "", NO_ANSWER
         sent = time.monotonic()
         try:
             async with asyncio.timeout(min(self._task.timeout, self._task.until - sent)):

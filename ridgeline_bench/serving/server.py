@@ -28,12 +28,18 @@ class Server:
     vocab_size: int = 0
 
     @classmethod
-    def ask(cls, url: str, headers: dict[str, str], model: str = "") -> Server:
-        """Ask a server about one of its models, or the first if none is named. Raise InvalidConfig if it cannot be
-        reached."""
+    def ask(cls, url: str, headers: dict[str, str], model: str = "", *, kserve: bool = False) -> Server:
+        """Ask a server about one of its models, or the first if none is named. Over KServe's protocol, which lists no
+        models, one must be named. Raise InvalidConfig if it cannot be reached."""
         url = url.rstrip("/").removesuffix("/v1")
         if not url.startswith(("http://", "https://")):
             raise InvalidConfig(f"--url must begin with http:// or https://, got {url!r}.")
+        if kserve:
+            if not model:
+                raise InvalidConfig("--endpoint generate needs the model's name; give --model.")
+            _get(f"{url}/v2/models/{model}", headers)
+            known = _get(f"{url}/v2", headers)
+            return cls(url=url, model=model, engine=str(known.get("name")), version=str(known.get("version", "")))
         models = _get(f"{url}/v1/models", headers).get("data", [])
         found = next((m for m in models if not model or m.get("id") == model), None)
         if found is None:

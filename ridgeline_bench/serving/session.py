@@ -75,7 +75,7 @@ class Session:
         """Ask the server what it serves, and check that the work suits it. `until` is the monotonic moment at which
         everything must be over."""
         headers = {"Authorization": f"Bearer {sending.api_key}"} if sending.api_key else {}
-        server = Server.ask(url, headers, model)
+        server = Server.ask(url, headers, model, kserve=work.text)
         work = replace(work, vocab_size=work.vocab_size or server.vocab_size)
         _check(work, server)
         task = Task(
@@ -85,7 +85,7 @@ class Session:
             rate=math.inf,
             point="",
             share=(0, 1),
-            body={"model": server.model, **STREAMING, **sending.fields},
+            body={"model": server.model, **({"stream": True} if work.text else STREAMING), **sending.fields},
             max_concurrency=sending.max_concurrency,
             timeout=sending.timeout,
             until=until,
@@ -132,7 +132,7 @@ class Session:
 
 
 def _check(work: Work, server: Server) -> None:
-    needs_ids = not work.chat and not all("prompt" in row for row in work.trace or ({},))
+    needs_ids = not (work.chat or work.text) and not all("prompt" in row for row in work.trace or ({},))
     if needs_ids and not work.vocab_size:
         raise InvalidConfig(f"{server.url} does not say how large its vocabulary is; give --vocab-size.")
     if work.burstiness <= 0:

@@ -36,6 +36,7 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    text_output: str | None = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -53,14 +54,14 @@ class Stream:
     """A stream. `moments` and `counts` are those of every piece with tokens, side by side.
 
     `exact` means that the counts are the server's own (running usage, or token ids); otherwise each piece with text
-    counts as one token. `ended` means that `[DONE]` has come.
+    counts as one token. `ended` means that `[DONE]` has come, if the server's streams are `marked` so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, marked: bool = True) -> None:
         self.moments: list[float] = []
         self.counts: list[int] = []
         self.exact = True
-        self.ended = False
+        self.ended = not marked
         self.failure: StreamFailed | None = None
         self.prompt_tokens = self.cached_tokens = 0
         self._reported = 0  # completion tokens by the server's usage
@@ -111,7 +112,7 @@ class Stream:
         elif usage is not None and event.choices:
             new = usage.completion_tokens - self._reported
         else:
-            new = sum(map(_has_text, event.choices))
+            new = sum(map(_has_text, event.choices)) + bool(event.text_output)
             self.exact &= not new
         if usage is not None:
             self._reported = usage.completion_tokens

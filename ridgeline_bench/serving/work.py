@@ -93,6 +93,7 @@ class Work:
     `count` or `duration` (seconds) says how much; the shorter counts if both are given. `burstiness` is the shape of
     the gamma distribution of gaps (1: Poisson; below: burstier; inf: evenly spaced). Each request begins with the
     `prefix_tokens` of one of `prefix_groups` groups. `trace` holds rows of a trace file, which replace draws.
+    Prompts are token ids, messages of a `chat`, or each a `text`.
     """
 
     seed: int = 0
@@ -105,6 +106,7 @@ class Work:
     prefix_groups: int = 1
     vocab_size: int = 0
     chat: bool = False
+    text: bool = False
     trace: tuple[dict[str, Any], ...] = field(default=())
 
     def arrivals(self, rate: float) -> list[float]:
@@ -170,6 +172,8 @@ class Work:
             self._draw(f"{point}/{index}", input_len),
             self._draw(f"{point}/group {group}", self.prefix_tokens),
         )
+        if self.text:
+            return Request(index=index, at=at, prompt=" ".join([*before, *own]), max_tokens=max_tokens)
         if self.chat:
             system = [{"role": "system", "content": " ".join(before)}] if before else []
             messages = [*system, {"role": "user", "content": " ".join(own)}]
@@ -178,6 +182,6 @@ class Work:
         return Request(index=index, at=at, prompt=tokens, max_tokens=max_tokens, prompt_tokens=len(tokens))
 
     def _draw(self, what: str, count: int) -> list[Any]:
-        """Return words for a chat, else token ids."""
+        """Return words for a chat or a text, else token ids."""
         rng = random.Random(f"{self.seed}/{what}")
-        return rng.choices(WORDS if self.chat else range(self.vocab_size), k=count)
+        return rng.choices(WORDS if self.chat or self.text else range(self.vocab_size), k=count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import time
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from ridgeline.serving.repository.queue import Queue, read_queue
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.version import __version__
 from ridgeline.weights.folder import EMBEDDED_MODEL
+from ridgeline_bench.serving.figures import Slo
+from ridgeline_bench.serving.session import Sending, Session
+from ridgeline_bench.serving.work import Lengths, Work
 from tests.serving.clients.asked import needing
 from tests.serving.conftest import MODEL, PATIENCE, Server, StartServer, engine_in_a_thread
 
@@ -48,6 +52,25 @@ def infer_body(*inputs: dict[str, Any], **parameters: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def want(server: Server) -> str:
     return server.client.completions.create(model=MODEL, prompt=PROMPT, **GREEDY).choices[0].text  # type: ignore[call-overload]
+
+
+def test_bench_serve_measures_its_streams(server: Server) -> None:
+    """Over the route that Triton has too, where texts are words and streams end without a mark."""
+    work = Work(count=3, text=True, input_len=Lengths.parse("6", ""), output_len=Lengths.parse("9", ""))
+    fields = {"ignore_eos": True, "temperature": 0}
+    sending = Sending(rates=[math.inf], slo=Slo.parse("ttft=60000"), fields=fields, timeout=PATIENCE)
+    session = Session.begin(server.url, MODEL, work, sending)
+    assert (session.server.engine, session.server.version) == ("ridgeline", __version__)
+    [point] = session.measure()
+    assert (point.num_completed, point.errors) == (3, {})
+    assert 0 < point.output_rate * point.duration <= 3 * 9, "pieces with text"
+    assert not point.exact
+    assert point.goodput is not None
+    assert point.goodput > 0
+    with pytest.raises(InvalidConfig, match="give --model"):
+        Session.begin(server.url, "", work, sending)
+    with pytest.raises(InvalidConfig, match="404"):
+        Session.begin(server.url, "other", work, sending)
 
 
 def test_the_server_and_its_model_describe_themselves(server: Server) -> None:
