@@ -225,6 +225,19 @@ def divided(lines: list[Line]) -> list[str]:
     return found
 
 
+def agents(lines: list[Line]) -> list[str]:
+    found = []
+    for group in grouped(newest(lines, "model", "gpu", "engine", "way"), "model", "gpu", "engine"):
+        heads = ["way", "first step, s", "a later one, s", "tokens of prompts", "of which ran", "least", "written/s"]
+        rows = [
+            [line["way"], *(f"{line[name]:.3f}" for name in ("first_step_s", "later_step_s")),
+             *(f"{line[name]:,}" for name in ("prompt_tokens", "ran", "least")), f"{line['written_per_second']:,.0f}"]
+            for line in group
+        ]  # fmt: skip
+        found += [where(group[0]).replace(" on ", f", {group[0]['engine']}, on ", 1), "", *markdown(heads, rows), ""]
+    return found
+
+
 def search(lines: list[Line]) -> list[str]:
     found = []
     for group in grouped(lines, "model", "workload"):
@@ -255,6 +268,7 @@ TABLES: Mapping[str, tuple[str, Callable[[list[Line]], list[str]]]] = {
     "search": ("most within", search),
     "mixture": ("mixture use", mixture),
     "padded": ("padded experts", padded),
+    "agents": ("agents", agents),
     "divided": ("host layers", divided),
 }
 

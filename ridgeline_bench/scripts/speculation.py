@@ -3,7 +3,7 @@
     python -m ridgeline_bench.scripts.speculation [--model FOLDER] [--dummy] [--threads 2] [--rounds 5]
         [--batches 1 4 16]
         [--tokens 128] [--drafts 4] [--ways lookup eagle3] [--draft FOLDER]
-        [--eagle3 FOLDER] [--medusa FOLDER] [--temperatures 0 1]
+        [--eagle3 FOLDER] [--medusa FOLDER] [--temperatures 0 1] [--quick]
         [--output benchmarks/results/speculation-cpu.jsonl]
 
 Each way has a process of its own, and they take turns, so that other work on the machine slows all of them alike: the
@@ -123,8 +123,10 @@ def main() -> None:
         __doc__, model="", dummy=False, threads=2, rounds=5, batches=[1, 4, 16], tokens=128, drafts=4,
         ways=([str], "beside plain (default: all that there is a model for)"), draft=(str, "folder of a draft model"),
         eagle3=(str, "folder of a head of EAGLE-3"), medusa=(str, "folder of Medusa's heads"), temperatures=[0.0],
-        output=Path,
+        quick=(False, "lookup alone, one round of 16 tokens"), output=Path,
     )  # fmt: skip
+    if a.quick:
+        a.ways, a.threads, a.rounds, a.batches, a.tokens = a.ways or ["lookup"], 1, 1, [1], 16
     settings = settings_of(a.model)
     if a.dummy:
         settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
