@@ -159,12 +159,16 @@ def names(prefix: str, layers: int) -> list[str]:
 
 
 def export(network: CachedNetwork, file: Path, opset: int) -> None:
-    """Write the ONNX file, its weights beside it in `file`.data. The sizes B, S and P stay free."""
+    """Write the ONNX file, its weights beside it in `file`.data. The sizes B, S and P stay free.
+
+    Raise InvalidConfig for an opset that the exporter does not reach.
+    """
     spec = network.decoder.spec
     layers, given = len(spec.layers), (torch.zeros(2, 3, dtype=torch.int64), empty_past(spec, 2, 5))
     batch, tokens, past = Dim("batch"), Dim("tokens"), Dim("past")
     free = {"input_ids": {0: batch, 1: tokens}, "past": [{0: batch, 2: past}] * (2 * layers)}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of torchvision, which is not needed
+    for told in ("torch.onnx", "onnxscript"):  # of torchvision, which is not needed, and of opsets, as below
+        logging.getLogger(told).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that two equal axes share
         program = torch.onnx.export(
@@ -172,4 +176,6 @@ def export(network: CachedNetwork, file: Path, opset: int) -> None:
             input_names=["input_ids", *names("past", layers)], output_names=["logits", *names("present", layers)],
         )  # fmt: skip
     assert program is not None
+    if (made := program.model.opset_imports[""]) != opset:
+        raise InvalidConfig(f"torch's exporter writes this model in opset {made} and cannot turn it into {opset}.")
     program.save(str(file), external_data=True)

@@ -25,7 +25,7 @@ from ridgeline.weights.loader import fill_dummy, read_model_config
 from ridgeline_bench.scripts import onnx_export, onnx_page
 from ridgeline_bench.scripts.experiments_page import stored
 from ridgeline_bench.scripts.onnx_export import Work, fault, measured
-from ridgeline_bench.scripts.onnx_network import CachedNetwork, check_exportable, empty_past, open_network
+from ridgeline_bench.scripts.onnx_network import CachedNetwork, check_exportable, empty_past, export, open_network
 from ridgeline_bench.scripts.onnx_sessions import Session, Spoken, check_provider, needed, node_counts, passes
 from ridgeline_bench.scripts.random_model import write
 
@@ -133,6 +133,13 @@ def test_a_provider_that_is_not_there_is_refused_in_a_sentence() -> None:
     check_provider("cpu", onnxruntime)
     with pytest.raises(InvalidConfig, match=r"pip install 'ridgeline\[onnx\]'"):
         needed("onnx_that_is_not_there")
+
+
+@pytest.mark.usefixtures("found")
+def test_an_opset_that_the_exporter_does_not_reach_is_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="in opset 18 and cannot turn it into 7"):
+        export(open_network(tiny, 16), tmp_path / "old.onnx", 7)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_layers_that_the_cache_of_keys_does_not_describe_are_refused() -> None:
