@@ -80,3 +80,12 @@ def test_every_room_of_the_engine_is_there() -> None:
 def test_there_are_many_subjects_and_each_is_named_once() -> None:
     assert len(ROWS) > 70
     assert len({row.subject for row in ROWS}) == len(ROWS)
+
+
+def test_each_subject_of_the_life_of_a_request_has_a_row() -> None:
+    life = PAGE.read_text().split("## Where they act")[1].split("\n## ")[0]
+    moments = [[cell.strip() for cell in line.strip("|").split("|")] for line in life.splitlines() if line[:1] == "|"]
+    named = [subject.strip() for _, subjects, why in moments[2:] for subject in subjects.split(";") if why]
+    assert len(named) > 25
+    assert len(set(named)) == len(named)
+    assert set(named) - {row.subject for row in ROWS} == set()
