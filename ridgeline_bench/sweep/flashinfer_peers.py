@@ -1,7 +1,7 @@
 """FlashInfer's kernels for the arguments of our ops, as sweeps time them beside ours.
 
     ridgeline bench sweep paged_attention        # or decode_attention, latent_attention, rms_norm, gated_activation, …
-    python -m ridgeline_bench.sweep.flashinfer_peers      # calls each once, so that no sweep waits for a compiler
+    python -m ridgeline_bench.sweep.flashinfer_peers [OP …]   # calls each once, so no sweep waits for a compiler
 
 FlashInfer compiles a kernel when it is first called, with nvcc and ninja. Its plans (which rows are cut into how
 many pieces) are made once, as an engine makes them for all layers of a step, so they are not in the times. The
@@ -26,7 +26,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -194,9 +194,11 @@ PEERS: dict[str, Callable[..., Call]] = {
 }
 
 
-def first_calls(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Call each peer on the smallest real case of one token a row and of several, and print how long that took."""
-    for name, prepare in PEERS.items():
+def first_calls(device: torch.device, names: Sequence[str] = (), dtype: torch.dtype = torch.bfloat16) -> None:
+    """Call each peer, or those of some ops, on the smallest real case of one token a row and of several, and print how
+    long that took."""
+    for name in names or PEERS:
+        prepare = PEERS[name]
         cases = sorted(OPS[name].cases().real, key=lambda case: case.cost(2).bytes)
         for kind in dict.fromkeys(_alone(case) for case in cases):
             case = next(each for each in cases if _alone(each) == kind)
@@ -212,4 +214,4 @@ def _alone(case: Any) -> bool:
 
 
 if __name__ == "__main__":
-    first_calls(torch.device("cuda"))
+    first_calls(torch.device("cuda"), sys.argv[1:])

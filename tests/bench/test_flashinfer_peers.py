@@ -161,6 +161,8 @@ def test_each_peer_is_called_once_for_decoding_and_once_for_prompts(
     assert [name for name, _ in called] == ["rms_norm", "paged_attention", "paged_attention"]
     assert [given[3].tokens_each == 1 for name, given in called[1:]] == [True, False]
     assert capsys.readouterr().out.count(" s\n") == 3
+    flashinfer_peers.first_calls(CPU, ["rms_norm"])
+    assert [name for name, _ in called[3:]] == ["rms_norm"]
 
 
 def same(ours: Any, theirs: Any) -> None:
