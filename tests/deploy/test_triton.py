@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -357,6 +358,18 @@ def test_a_model_that_cannot_be_loaded_says_why(
     assert threading.active_count() == before
 
 
+def test_counters_go_on_where_another_engine_counts_from_zero(backend: Any) -> None:
+    figures = backend.Figures(model="counted", version="1")
+    for started, tokens in ((1.0, 5), (1.0, 7), (2.0, 3), (2.0, 3)):
+        counters = {"prompt_tokens": 0, "generation_tokens": tokens}
+        figures.show(
+            SimpleNamespace(started=started, running=tokens, waiting=0, counters=counters, finished={"stop": 1})
+        )
+    assert MetricFamily.shown["vllm:generation_tokens_total", "counted", "1"] == 7 + 3
+    assert MetricFamily.shown["vllm:request_success_total", "counted", "1", "stop"] == 1 + 1
+    assert MetricFamily.shown["vllm:num_requests_running", "counted", "1"] == 3
+
+
 def test_the_configuration_is_completed(backend: Any) -> None:
     """With the names and types of Triton's vLLM back end. What a file says already stays."""
     own = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}
@@ -391,6 +404,25 @@ def test_our_own_server_reads_the_same_folder() -> None:
     found = read_repository(TRITON / "models")
     assert list(found.models) == ["llm"]
     assert found.engine == json.loads((TRITON / "models" / "llm" / "1" / "model.json").read_text())
+
+
+def test_an_engine_that_dies_ends_its_requests_and_another_takes_its_place(model: Any, llm: LLM) -> None:
+    [engine] = model._server.api.client.engines
+    request = Request("x =", {**GREEDY, "max_tokens": 480}, stream=True)
+    with forking():
+        model.execute([request])
+        until = time.monotonic() + PATIENCE
+        while not request.pieces:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(engine.facts.process_id, signal.SIGKILL)
+        assert request.error.code == TritonError.UNAVAILABLE
+        while (again := answered(model, Request(PROMPTS[0], GREEDY))[0]).pieces[-1].error is not None:
+            assert again.error.code == TritonError.UNAVAILABLE
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    [expected] = llm.generate(PROMPTS[0], params(llm), use_tqdm=False)
+    assert again.text == PROMPTS[0] + expected.outputs[0].text
 
 
 # ---- inside a real tritonserver --------------------------------------------------------------------------------------

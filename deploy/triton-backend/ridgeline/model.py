@@ -1,6 +1,6 @@
 """Ridgeline as a back end of Triton Inference Server, with the tensors of Triton's vLLM back end.
 
-    pip install 'ridgeline[serve]'                                  # into the Python that Triton runs
+    pip install '.[serve]'                          # in a clone, into the Python that Triton runs
     cp -r deploy/triton-backend/ridgeline /opt/tritonserver/backends/
     tritonserver --model-repository deploy/triton-backend/models
 
@@ -149,7 +149,7 @@ class Sender:
                     due = now + ASKED_EVERY
                     self._ask()
             except Exception:  # of one request, which must not end the others'
-                logger.exception("Triton took no response")
+                logger.exception("a call of Triton failed")
 
     def _next(self, due: float) -> Callable[[], None] | None:
         try:
