@@ -35,6 +35,7 @@ from ridgeline_bench.scripts.small_models import held_out_tokens, losses, new_de
 from ridgeline_bench.svg import Panel, picture
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "scaling-laws.svg"
+HELD_OUT = 384  # channels of the narrowest model that is predicted, and not fitted
 
 
 def config_of(width: int) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def drawing(lines: list[dict[str, Any]], held_out: int) -> str:
 def main() -> None:
     a = asked(
         __doc__, widths=[64, 128, 192, 256, 384], lengths=([4.0, 8.0, 16.0, 32.0], "million tokens of training"),
-        held_out=(384, "the narrowest width that is predicted"), length=(1024, "tokens of a sequence"),
+        held_out=(HELD_OUT, "the narrowest width that is predicted"), length=(1024, "tokens of a sequence"),
         batch=(32, "sequences of a step"), scored=(128, "sequences"), megabytes=(48.0, "of text"),
         device="cuda" if torch.cuda.is_available() else "cpu", output=Path, fit=(Path, "fit this file's runs"),
         quick=(False, "narrow models and few tokens"), draw=(False, "draw docs/images/scaling-laws.svg too"),

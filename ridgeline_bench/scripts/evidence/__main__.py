@@ -40,7 +40,7 @@ def main() -> None:
     for told in found:
         print(told)
     if found:
-        raise SystemExit(f"{len(found)} statements are not so.")
+        raise SystemExit(f"{len(found)} of these {'is' if len(found) == 1 else 'are'} not so.")
     print(f"{', '.join(a.only)}: all is so.")
 
 

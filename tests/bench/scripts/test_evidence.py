@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ridgeline_bench.scripts.evidence import __main__ as command
 from ridgeline_bench.scripts.evidence import pages, pictures, stored
 from ridgeline_bench.scripts.evidence.commands import ROOT, Command, commands, problem
 
@@ -147,6 +148,7 @@ def test_a_result_whose_command_is_gone_is_found(results: Callable[..., list[str
     assert "'other'" in told
     (told,) = results(lines, WALK + WALK.replace("walk*", "never"))
     assert told == "commands.toml has an entry that no line fits: never of *"
+    assert results(lines, WALK + WALK.replace("walk*", "never") + "awaited = true\n") == []
     (told,) = results(lines, WALK, "unnamed-anywhere.jsonl")[:1]
     assert told == "no page names unnamed-anywhere.jsonl"
 
@@ -174,4 +176,26 @@ def test_a_picture_of_other_data_or_of_none_is_found(monkeypatch: pytest.MonkeyP
     assert "draw another picture" in (pictures.problem(name) or "")
     changed.unlink()
     assert "is not there" in (pictures.problem(name) or "")
+    monkeypatch.setattr(pictures, "FOLDER", tmp_path)
+    assert pictures.problem(name) is None, "without data there is no picture to draw"
+    shutil.copy(pages.ROOT / name, changed)
+    assert pictures.problem(name) == f"the data of {name} are not stored"
     assert "nothing draws" in (pictures.problem("docs/images/other.svg") or "")
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("found", "said"), [([], None), (["a is not b"], "1 of these is not so"), (["a", "b"], "2 ")])
+def test_the_command_ends_with_an_error_if_anything_is_not_so(
+    found: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(command.CHECKS, "results", lambda: iter(found))  # type: ignore[arg-type]
+    monkeypatch.setattr("sys.argv", ["evidence", "--only", "results"])
+    if said is None:
+        command.main()
+        assert capsys.readouterr().out == "results: all is so.\n"
+        return
+    with pytest.raises(SystemExit, match=said):
+        command.main()
+    assert capsys.readouterr().out.splitlines() == found
