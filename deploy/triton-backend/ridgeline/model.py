@@ -32,6 +32,7 @@ from ridgeline.core.errors import InvalidConfig
 from ridgeline.serving.errors import Aborted
 from ridgeline.serving.processes.hosted import HostedServer
 from ridgeline.serving.processes.logs import set_up_logging
+from ridgeline.serving.processes.placement import VISIBLE
 from ridgeline.serving.repository.folder import engine_settings
 from ridgeline.serving.requests.bodies import CompletionBody
 from ridgeline.serving.requests.validation import completion_requests, parse
@@ -191,17 +192,21 @@ async def started(args: Mapping[str, str], config: Mapping[str, Any]) -> HostedS
     settings, lines = of_model_json(engine_settings(Path(folder), args["model_version"], parameters), folder)
     for line in lines:
         logger.warning("%s: %s", folder, line)
-    environment = dict(os.environ)
-    kind, gpu = args["model_instance_kind"], args["model_instance_device_id"]
+    kind = args["model_instance_kind"]
     if kind == "CPU":
         settings.setdefault("device", "cpu")
     serve_config, engine = config_of(settings, source=folder)
-    if kind == "GPU":
-        if engine.ranks > 1:
-            divided = " and ".join(engine.divided_by)
-            raise InvalidConfig(f"{folder}: an instance of KIND_GPU has one GPU; for {divided} use KIND_MODEL.")
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    environment = seeing(args["model_instance_device_id"]) if kind == "GPU" else os.environ
+    if kind == "GPU" and engine.ranks > 1:
+        divided = " and ".join(engine.divided_by)
+        raise InvalidConfig(f"{folder}: an instance of KIND_GPU has one GPU; for {divided} use KIND_MODEL.")
     own, model = one_model(serve_config)
     server = HostedServer(own, model, f"triton-{uuid.uuid4().hex[:12]}", environment)
     await server.start()
     return server
+
+
+def seeing(gpu: str) -> Mapping[str, str]:
+    """Return the environment of a process that has this GPU alone. Triton numbers those that it sees itself."""
+    names = os.environ.get(VISIBLE)
+    return {**os.environ, VISIBLE: names.split(",")[int(gpu)] if names else gpu}
