@@ -69,7 +69,7 @@ def _words(text: str) -> list[str]:
 
 
 def problem(command: Command, *, whole: bool) -> str | None:
-    """Return what the command's own parser has against it, or None.
+    """Return the complaint of the command's own parser, or None.
 
     A command that is not `whole` is one that a sentence names: arguments and values of options may be missing.
     """

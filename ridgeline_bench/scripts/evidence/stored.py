@@ -42,7 +42,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Registry:
-    """What commands.toml says. lacks: by file, the fields that some of its lines lack, and why."""
+    """The content of commands.toml. lacks: by file, the fields that some of its lines lack, and why."""
 
     made: Sequence[Made]
     lacks: Mapping[str, tuple[Sequence[str], str]]
